@@ -38,7 +38,7 @@ class StreamBins(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int
 
 
-class RoundTrips(msgspec.Struct, frozen=True, kw_only=True):
+class TripTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Times there and back, in order of sending, without those that were lost."""
 
     trips_ns: list[int]
@@ -111,7 +111,7 @@ def echo(address: str, port: int) -> None:
                 stream.sendall(received)
 
 
-def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> RoundTrips:
+def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> TripTimes:
     """Send a probe over TCP, wait for its echo, and keep the pace."""
     trips_ns: list[int] = []
     with socket.create_connection((address, port), STALL_TIMEOUT_S) as sending:
@@ -126,7 +126,7 @@ def round_trips(address: str, port: int, *, count: int, gap_ns: int) -> RoundTri
                 while HEADER.unpack_from(sending.recv(HEADER.size))[0] != number:
                     pass
                 trips_ns.append(time.monotonic_ns() - sent_ns)
-    return RoundTrips(trips_ns=trips_ns)
+    return TripTimes(trips_ns=trips_ns)
 
 
 def receive_stream(address: str, port: int) -> StreamBins:

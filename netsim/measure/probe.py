@@ -16,7 +16,7 @@ from hypergpu.units import Microseconds
 from netsim.link import Way
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import NS_PER_S, Arrivals
-from netsim.measure.ends import RoundTrips, StreamBins
+from netsim.measure.ends import StreamBins, TripTimes
 from netsim.measure.lateness import ALWAYS_VALID, Lateness, LatenessVerdict
 
 Command = Callable[[Sequence[str]], list[str]]
@@ -98,12 +98,12 @@ class ProbedLink:
         count = round(for_s * NS_PER_S / gap_ns)
         return await self._arrivals(way, count=count, gap_ns=gap_ns, payload_bytes=payload_bytes)
 
-    async def round_trips(self, *, count: int, gap_us: Microseconds) -> RoundTrips:
+    async def round_trips(self, *, count: int, gap_us: Microseconds) -> TripTimes:
         """Let the coordinator echo small probes of the node over TCP."""
         path, limit_s = self._paths["up"], count * gap_us / 1e6 + _GRACE_S
         async with _receiving(path, "echo"):
             arguments = {"count": count, "gap_ns": gap_us * 1000}
-            return await _send(path, "round_trips", arguments, limit_s, RoundTrips)
+            return await _send(path, "round_trips", arguments, limit_s, TripTimes)
 
     async def stream(self, way: Way, *, for_s: float, congestion_control: str = "") -> StreamBins:
         """Fill one TCP connection."""

@@ -57,11 +57,11 @@ class WorldCourse:
     def all_changes(self, until_us: int) -> Iterator[tuple[int, str, LinkState]]:
         """The changes of all nodes in order of time; nodes of one moment in order of name."""
 
-        def named(node: NodeDescription) -> Iterator[tuple[int, str, LinkState]]:
+        def changes_of(node: NodeDescription) -> Iterator[tuple[int, str, LinkState]]:
             for at_us, state in self.changes(node.name, until_us):
                 yield at_us, node.name, state
 
-        streams = [named(node) for node in self._world.nodes]
+        streams = [changes_of(node) for node in self._world.nodes]
         return heapq.merge(*streams, key=lambda change: change[:2])
 
     def absences(self, node: str, until_us: int) -> Iterator[Absence]:

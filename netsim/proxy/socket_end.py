@@ -173,7 +173,9 @@ class SocketEnd(asyncio.Protocol):
                 self._incoming.note_written(len(payload))
         has_written_all = self._stream_end is not None and not self._unwritten
         if has_written_all and self._transport is not None and not self.is_closed:
-            self._transport.write_eof()
+            # The peer may have reset the connection already.
+            with contextlib.suppress(OSError):
+                self._transport.write_eof()
             self._close_if_done()
 
     def _close_if_done(self) -> None:

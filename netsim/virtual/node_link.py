@@ -50,10 +50,10 @@ class CoordinatorLine:
             TransferWay.DOWN: SharedLink(agenda, link.up.bits_per_s),
         }
 
-    def beyond(self, link: Link) -> Link:
-        """A node's whole way: its own link and this one, with the node's own bottleneck."""
+    def joined_link(self, link: Link) -> Link:
+        """Return a node's link and this one as one, with the node's own bottleneck."""
         return msgspec.structs.replace(
-            link, up=_joined(link.up, self.link.down), down=_joined(link.down, self.link.up)
+            link, up=_join(link.up, self.link.down), down=_join(link.down, self.link.up)
         )
 
 
@@ -79,7 +79,7 @@ class NodeLink:
         self._dice = dice
         self._line = line
         self._from_us, self._until_us = 0, -1
-        self._link = line.beyond(course.at(0))
+        self._link = line.joined_link(course.at(0))
         self._paths: dict[TransferWay, Path] = {}
         self._delays: dict[TransferWay, _Delay] = {}
         self._last_ms = {TransferWay.UP: 0, TransferWay.DOWN: 0}
@@ -156,14 +156,14 @@ class NodeLink:
         shared = self._line.shared[way]
         own_ms = Milliseconds(wait_ms + self.transfer_ms(way, size_bytes, connections))
 
-        def moved() -> None:
+        def finish() -> None:
             self._moves.pop(move, None)
             # Nothing points in circles then, and the collector has nothing to look for.
             move.deed = _nothing
             self._moved_ms = self._agenda.now_ms
             deed(self._agenda.now_ms - begun_ms)
 
-        move = SharedTransfer(moved)
+        move = SharedTransfer(finish)
         self._moves[move] = shared
         shared.begin(move, size_bytes, own_ms)
 
@@ -221,7 +221,7 @@ class NodeLink:
         """Bring the link up to date."""
         if self._from_us <= now_us < self._until_us:
             return
-        link = self._link = self._line.beyond(self._course.at(now_us))
+        link = self._link = self._line.joined_link(self._course.at(now_us))
         self._from_us = now_us
         self._until_us = self._course.next_change_us(now_us)
         self._paths = {
@@ -251,7 +251,7 @@ def path_of(link: Link, direction: LinkDirection) -> Path:
     return path if direction.bits_per_s == STALLED_BITS_PER_S else round_path(path)
 
 
-def _joined(own: LinkDirection, line: LinkDirection) -> LinkDirection:
+def _join(own: LinkDirection, line: LinkDirection) -> LinkDirection:
     if not (line.delay_us or line.jitter_us or line.loss):
         return own
     return msgspec.structs.replace(

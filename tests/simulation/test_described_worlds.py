@@ -57,7 +57,7 @@ def world(description: WorldDescription, model_bytes: int = 400_000) -> Simulate
     return replace(described_world(description, sizes), limit_ms=Milliseconds(86_400_000))
 
 
-def finished(description: WorldDescription, model_bytes: int = 400_000) -> WorldOutcome:
+def run_to_end(description: WorldDescription, model_bytes: int = 400_000) -> WorldOutcome:
     outcome = Simulation(world(description, model_bytes)).run()
     assert outcome.violations == ()
     return outcome
@@ -68,7 +68,7 @@ CRASH = CrashFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
 
 
 def test_every_profile_finishes_a_job_and_tells_what_its_transfers_took() -> None:
-    outcome = finished(MIXED)
+    outcome = run_to_end(MIXED)
     assert len(outcome.round_ms[JOB]) == SPEC.training.rounds
     downloads = {
         name: median(outcome.transfers[NodeId(name)].downloads_ms) for name in ("lan", "home-dsl")
@@ -86,7 +86,7 @@ def test_twenty_runs_of_a_world_with_everything_in_it_give_one_journal() -> None
         CorruptFault(nodes="home-dsl", at_ms=AT, lasts_ms=LASTS, percent=50.0),
     )
     full = replace(MIXED, nodes=(churning, *MIXED.nodes[1:]), faults=faults)
-    outcomes = [finished(full) for _ in range(20)]
+    outcomes = [run_to_end(full) for _ in range(20)]
     assert all(outcome == outcomes[0] for outcome in outcomes)
 
 
@@ -111,25 +111,27 @@ def test_the_order_of_hashes_changes_nothing(seed: int) -> None:
 
 
 def test_another_seed_moves_other_dice() -> None:
-    assert finished(MIXED).journals != finished(replace(MIXED, seed=6)).journals
+    assert run_to_end(MIXED).journals != run_to_end(replace(MIXED, seed=6)).journals
 
 
 def test_a_new_node_does_not_move_the_dice_of_others() -> None:
     more = replace(MIXED, nodes=(*MIXED.nodes, node("late", "lan")), coordinator=UNLIMITED)
     fewer = replace(MIXED, coordinator=UNLIMITED)
-    first = [finished(each).transfers[NodeId("wifi-bad")].downloads_ms[0] for each in (more, fewer)]
+    first = [
+        run_to_end(each).transfers[NodeId("wifi-bad")].downloads_ms[0] for each in (more, fewer)
+    ]
     assert first[0] == first[1]
 
 
 def test_a_slower_device_makes_longer_rounds() -> None:
     slow = replace(TWO, nodes=(replace(TWO.nodes[0], step_floor_ms=250.5), TWO.nodes[1]))
-    extra_ms = mean(finished(slow).round_ms[JOB]) - mean(finished(TWO).round_ms[JOB])
+    extra_ms = mean(run_to_end(slow).round_ms[JOB]) - mean(run_to_end(TWO).round_ms[JOB])
     assert 2_000 < extra_ms < 2_600
 
 
 def test_a_device_is_slow_for_as_long_as_the_script_says() -> None:
     slow = SlowDeviceFault(nodes="a", at_ms=AT, lasts_ms=LASTS, factor=10.0)
-    struck, calm = finished(replace(TWO, faults=(slow,))), finished(TWO)
+    struck, calm = run_to_end(replace(TWO, faults=(slow,))), run_to_end(TWO)
     assert max(struck.round_ms[JOB]) > 2 * max(calm.round_ms[JOB])
     assert struck.round_ms[JOB][-1] == pytest.approx(calm.round_ms[JOB][-1], rel=0.2)
 
@@ -150,7 +152,7 @@ def test_a_second_transfer_goes_on_with_the_window_of_the_first() -> None:
     direction = replace(OPEN, delay_us=Microseconds(100_000))
     far = replace(far, shape=Shape(link=Link(up=direction, down=direction)))
     spec = replace(SPEC, training=replace(SPEC.training, nodes=1))
-    outcome = finished(replace(TWO, job=spec, nodes=(far,), coordinator=UNLIMITED))
+    outcome = run_to_end(replace(TWO, job=spec, nodes=(far,), coordinator=UNLIMITED))
     first, second, *_ = outcome.transfers[NodeId("far")].downloads_ms
     assert second <= first - 200
 
@@ -159,7 +161,7 @@ def test_the_coordinators_own_line_is_shared() -> None:
     narrow = replace(COORDINATOR_LINK.down, bits_per_s=2_000_000)
     shared = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=narrow, down=narrow))
     # Two models of 400 kB over 2 Mbit/s take 3.3 s, two updates 0.8 s.
-    assert mean(finished(shared).round_ms[JOB]) > 4_000 > mean(finished(TWO).round_ms[JOB])
+    assert mean(run_to_end(shared).round_ms[JOB]) > 4_000 > mean(run_to_end(TWO).round_ms[JOB])
 
 
 def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
@@ -167,7 +169,7 @@ def test_the_delay_of_the_coordinators_line_is_on_everybodys_way() -> None:
     distant = replace(TWO, coordinator=replace(COORDINATOR_LINK, up=far, down=far))
     for name in ("a", "b"):
         near_ms, far_ms = (
-            median(finished(each).transfers[NodeId(name)].downloads_ms) for each in (TWO, distant)
+            median(run_to_end(each).transfers[NodeId(name)].downloads_ms) for each in (TWO, distant)
         )
         assert far_ms > near_ms + 400
 
@@ -177,7 +179,7 @@ def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     first = replace(TWO.nodes[0], shape=Shape(link=TWO.nodes[0].link, variation=halves))
     varying = replace(TWO, nodes=(first, TWO.nodes[1]))
     varying = replace(varying, job=replace(SPEC, training=replace(SPEC.training, rounds=20)))
-    times_ms = finished(varying, 4_000_000).transfers[NodeId("a")].downloads_ms
+    times_ms = run_to_end(varying, 4_000_000).transfers[NodeId("a")].downloads_ms
     assert max(times_ms) > 3 * min(times_ms)
 
 
@@ -192,46 +194,46 @@ def test_a_rate_that_drops_makes_the_transfers_longer_while_it_lasts() -> None:
     ids=lambda fault: str(fault.kind),
 )
 def test_a_fault_that_heals_delays_the_job_and_changes_no_model(trouble: WorldFault) -> None:
-    struck = finished(replace(TWO, faults=(trouble,)))
-    calm = finished(TWO)
+    struck = run_to_end(replace(TWO, faults=(trouble,)))
+    calm = run_to_end(TWO)
     assert struck.virtual_ms > calm.virtual_ms
     assert struck.models == calm.models
 
 
 def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
-    struck = finished(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
-    assert struck.models == finished(TWO).models
+    struck = run_to_end(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
+    assert struck.models == run_to_end(TWO).models
     assert max(struck.round_ms[JOB]) > 6_000
 
 
 def test_a_clock_that_jumps_changes_nothing() -> None:
     jump = ClockJumpFault(nodes="a", at_ms=AT, by_s=-3_600)
-    assert finished(replace(TWO, faults=(jump,))).journals == finished(TWO).journals
+    assert run_to_end(replace(TWO, faults=(jump,))).journals == run_to_end(TWO).journals
 
 
 def test_damaged_updates_are_refused_counted_and_sent_again() -> None:
     corrupt = CorruptFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
-    struck = finished(replace(TWO, faults=(corrupt,)))
+    struck = run_to_end(replace(TWO, faults=(corrupt,)))
     assert struck.refused[JOB] > 0
-    assert struck.models == finished(TWO).models
+    assert struck.models == run_to_end(TWO).models
 
 
 def test_a_lie_makes_another_model() -> None:
     lie = LieFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
-    struck = finished(replace(TWO, faults=(lie,)))
-    assert struck.models != finished(TWO).models
+    struck = run_to_end(replace(TWO, faults=(lie,)))
+    assert struck.models != run_to_end(TWO).models
 
 
 def test_a_node_that_never_comes_back_is_done_without() -> None:
     gone = replace(CRASH, lasts_ms=None)
-    assert finished(replace(TWO, faults=(gone,))).rounds == SPEC.training.rounds
+    assert run_to_end(replace(TWO, faults=(gone,))).rounds == SPEC.training.rounds
 
 
 def test_churn_takes_nodes_away_and_brings_them_back() -> None:
     spans = (SpanDistribution(kind=SpanKind.EXPONENTIAL, scale_s=scale_s) for scale_s in (4.0, 2.0))
     churning = replace(TWO, nodes=(replace(TWO.nodes[0], churn=Churn(*spans)), TWO.nodes[1]))
-    outcome = finished(churning)
-    assert outcome.journals != finished(TWO).journals
+    outcome = run_to_end(churning)
+    assert outcome.journals != run_to_end(TWO).journals
     assert outcome.transfers[NodeId("a")].uploads_ms
 
 

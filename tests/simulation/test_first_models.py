@@ -11,7 +11,7 @@ SIZES = TransferSizes(model=510_000, update=510_000, whole=4_000_000)
 JOB = JobId("job-0")
 
 
-def finished(rounds: int) -> WorldOutcome:
+def run_to_end(rounds: int) -> WorldOutcome:
     spec = JobSpec(
         workload="digits-softmax",
         training=TrainingSettings(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
@@ -24,8 +24,8 @@ def finished(rounds: int) -> WorldOutcome:
 
 
 def test_nobody_downloads_anything_in_round_0() -> None:
-    assert [each.downloads_ms for each in finished(1).transfers.values()] == [()] * 3
+    assert [each.downloads_ms for each in run_to_end(1).transfers.values()] == [()] * 3
 
 
 def test_from_round_1_on_every_node_downloads_what_came_after() -> None:
-    assert [len(each.downloads_ms) for each in finished(4).transfers.values()] == [3] * 3
+    assert [len(each.downloads_ms) for each in run_to_end(4).transfers.values()] == [3] * 3

@@ -35,7 +35,7 @@ def job(strategy: str, overlap: str) -> JobSpec:
     return with_strategy(eager, strategy)
 
 
-def finished(described: SimulatedWorld) -> WorldOutcome:
+def run_to_end(described: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(described).run()
     assert outcome.violations == ()
     assert outcome.phases == {JOB: Phase.FINISHED}
@@ -59,8 +59,8 @@ def alike(spec: JobSpec) -> SimulatedWorld:
 
 
 def test_stated_rounds_are_shorter_by_the_half_that_was_begun_early() -> None:
-    waiting = finished(alike(job("diloco", "none"))).round_ms[JOB]
-    eager = finished(alike(job("diloco", "eager"))).round_ms[JOB]
+    waiting = run_to_end(alike(job("diloco", "none"))).round_ms[JOB]
+    eager = run_to_end(alike(job("diloco", "eager"))).round_ms[JOB]
     # The first round begins with nothing, and in the second all lines are as they stay.
     assert [before - after for before, after in zip(waiting, eager, strict=True)][1:] == (
         [10 * 100] * 19
@@ -68,26 +68,26 @@ def test_stated_rounds_are_shorter_by_the_half_that_was_begun_early() -> None:
 
 
 def test_planned_rounds_that_overlap_wait_less() -> None:
-    waiting, eager = (finished(alike(job("aware", overlap))) for overlap in ("none", "eager"))
+    waiting, eager = (run_to_end(alike(job("aware", overlap))) for overlap in ("none", "eager"))
     assert eager.virtual_ms < 0.85 * waiting.virtual_ms
 
 
 @BOTH
 def test_the_same_seed_gives_the_same_rounds(strategy: str) -> None:
     spec = job(strategy, "eager")
-    assert finished(world(spec, 5)) == finished(world(spec, 5))
+    assert run_to_end(world(spec, 5)) == run_to_end(world(spec, 5))
 
 
 @BOTH
 @pytest.mark.parametrize("seed", range(4))
 def test_crashes_and_cuts_while_rounds_overlap_end_the_job(strategy: str, seed: int) -> None:
-    finished(replace(world(job(strategy, "eager"), seed), faults=FAULTS))
+    run_to_end(replace(world(job(strategy, "eager"), seed), faults=FAULTS))
 
 
 def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() -> None:
     spec = job("diloco", "eager")
-    undisturbed = finished(alike(spec))
-    killed = finished(
+    undisturbed = run_to_end(alike(spec))
+    killed = run_to_end(
         replace(alike(spec), faults=DrawnFaults(coordinator_crash_ms=3_000, away_ms=500))
     )
     assert killed.models == undisturbed.models

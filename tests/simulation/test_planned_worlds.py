@@ -43,7 +43,7 @@ def world(spec: JobSpec, seed: int) -> SimulatedWorld:
     )
 
 
-def finished(described: SimulatedWorld) -> WorldOutcome:
+def run_to_end(described: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(described).run()
     assert outcome.violations == ()
     assert outcome.phases == {JOB: Phase.FINISHED}
@@ -52,13 +52,13 @@ def finished(described: SimulatedWorld) -> WorldOutcome:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planned_job_does_the_same_work_much_sooner_where_nodes_differ(seed: int) -> None:
-    stated, plan_round_now = finished(world(STATED, seed)), finished(world(AWARE, seed))
+    stated, plan_round_now = run_to_end(world(STATED, seed)), run_to_end(world(AWARE, seed))
     assert plan_round_now.virtual_ms < 0.75 * stated.virtual_ms
 
 
 def test_the_same_seed_gives_the_same_plans() -> None:
-    assert finished(world(AWARE, 5)) == finished(world(AWARE, 5))
-    assert finished(world(AWARE, 5)).journals != finished(world(AWARE, 6)).journals
+    assert run_to_end(world(AWARE, 5)) == run_to_end(world(AWARE, 5))
+    assert run_to_end(world(AWARE, 5)).journals != run_to_end(world(AWARE, 6)).journals
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,22 +66,22 @@ def test_a_coordinator_that_forgets_its_measurements_again_and_again_ends_the_jo
     seed: int,
 ) -> None:
     faults = DrawnFaults(coordinator_crash_ms=5_000, node_crash_ms=40_000, away_ms=4_000)
-    finished(replace(world(AWARE, seed), faults=faults))
+    run_to_end(replace(world(AWARE, seed), faults=faults))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nodes_that_are_killed_again_and_again_and_start_slowly_end_the_job(seed: int) -> None:
     faults = DrawnFaults(node_crash_ms=20_000, away_ms=3_000, starting_ms=8_000)
-    slowly = finished(replace(world(AWARE, seed), faults=faults))
-    at_once = finished(replace(world(AWARE, seed), faults=replace(faults, starting_ms=0)))
-    assert finished(replace(world(AWARE, seed), faults=faults)) == slowly
+    slowly = run_to_end(replace(world(AWARE, seed), faults=faults))
+    at_once = run_to_end(replace(world(AWARE, seed), faults=replace(faults, starting_ms=0)))
+    assert run_to_end(replace(world(AWARE, seed), faults=faults)) == slowly
     assert slowly.journals != at_once.journals
 
 
 def test_the_strategies_differ_in_what_they_move_and_wait_for() -> None:
     short = replace(STATED, training=replace(STATED.training, rounds=4))
     took_ms = {
-        strategy: finished(world(with_strategy(short, strategy), 1)).virtual_ms
+        strategy: run_to_end(world(with_strategy(short, strategy), 1)).virtual_ms
         for strategy in ("fedavg", "diloco")
     }
     assert took_ms["fedavg"] > took_ms["diloco"]
@@ -111,7 +111,7 @@ def one_slow(spec: JobSpec) -> SimulatedWorld:
 
 def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
     aware = replace(with_strategy(EACH_STEP, "aware"), aware=Aware(inner_steps_max=1))
-    stated, plan_round_now = finished(one_slow(EACH_STEP)), finished(one_slow(aware))
+    stated, plan_round_now = run_to_end(one_slow(EACH_STEP)), run_to_end(one_slow(aware))
     stated_ms, planned_ms = (median(each.round_ms[JOB]) for each in (stated, plan_round_now))
     # Everybody had a part in every round, and all batches together are as many samples as stated.
     assert plan_round_now.rounds == pytest.approx(stated.rounds, rel=0.1)

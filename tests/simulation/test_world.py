@@ -16,7 +16,7 @@ SPEC = JobSpec(
 STEADY = SimulatedWorld(seed=3, nodes=4, jobs=(SPEC,))
 
 
-def finished(world: SimulatedWorld) -> WorldOutcome:
+def run_to_end(world: SimulatedWorld) -> WorldOutcome:
     outcome = Simulation(world).run()
     assert outcome.violations == ()
     return outcome
@@ -24,29 +24,29 @@ def finished(world: SimulatedWorld) -> WorldOutcome:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_world_full_of_faults_ends_every_job_without_breaking_an_invariant(seed: int) -> None:
-    finished(random_world(seed))
+    run_to_end(random_world(seed))
 
 
 def test_the_same_seed_gives_the_same_journal() -> None:
-    first, second = finished(random_world(11)), finished(random_world(11))
+    first, second = run_to_end(random_world(11)), run_to_end(random_world(11))
     assert first == second
-    assert first.journals != finished(random_world(12)).journals
+    assert first.journals != run_to_end(random_world(12)).journals
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int) -> None:
-    undisturbed = finished(replace(STEADY, seed=seed))
+    undisturbed = run_to_end(replace(STEADY, seed=seed))
     faults = DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000)
-    disturbed = finished(replace(STEADY, seed=seed, faults=faults))
+    disturbed = run_to_end(replace(STEADY, seed=seed, faults=faults))
     assert disturbed.journals != undisturbed.journals
     assert disturbed.models == undisturbed.models
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_killed_and_back_in_time_end_with_the_same_model(seed: int) -> None:
-    undisturbed = finished(replace(STEADY, seed=seed))
+    undisturbed = run_to_end(replace(STEADY, seed=seed))
     faults = DrawnFaults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
-    disturbed = finished(replace(STEADY, seed=seed, faults=faults))
+    disturbed = run_to_end(replace(STEADY, seed=seed, faults=faults))
     assert disturbed.virtual_ms != undisturbed.virtual_ms
     assert disturbed.models == undisturbed.models
 
@@ -66,4 +66,4 @@ def test_the_checker_sees_a_sample_that_was_dropped() -> None:
 
 
 def test_a_hundred_nodes_share_a_job() -> None:
-    assert finished(calm_world(seed=1, nodes=100, rounds=3)).rounds == 3
+    assert run_to_end(calm_world(seed=1, nodes=100, rounds=3)).rounds == 3

@@ -1,59 +1,84 @@
-"""What one backend brings to the fidelity table."""
+"""The rows and metrics that one backend adds to the fidelity table."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
+from hypergpu.units import Microseconds
+from netsim.link import CongestionControl, Link, LinkDirection
 
-Row = tuple[str, str, str, str]
-"""What, asked, measured, error."""
+MBIT = 1_000_000
 TRIES = 3
 Found = TypeVar("Found")
+Row = tuple[str, str, str, str]
+"""Figure, configured, measured, error."""
 
 
-class Judged(NamedTuple, Generic[Found]):
-    """What was found, and whether the backend kept its times meanwhile."""
+class Measurement(NamedTuple, Generic[Found]):
+    """A measured value, and whether the backend kept its times meanwhile."""
 
     found: Found
     is_valid: bool
 
 
-class Repeats:
-    """Measures again what a backend itself calls INVALID, three times at most, and counts that."""
+class BackendFigures:
+    """Rows for people and metrics for checks. A row that does not count says so."""
 
-    def __init__(self) -> None:
-        self.again = 0
-        self.invalid: list[str] = []
+    def __init__(self, backend: str, *notes: str) -> None:
+        self.rows: list[Row] = []
+        self.metrics: dict[str, float] = {}
+        self.repeats = 0
+        self._backend = backend
+        self._notes = notes
+        self._invalid: list[str] = []
 
-    async def measured(self, measure: Callable[[], Awaitable[Judged[Found]]]) -> Judged[Found]:
-        """Measure until it counts, or for the last time."""
+    async def measure(
+        self, measure: Callable[[], Awaitable[Measurement[Found]]]
+    ) -> Measurement[Found]:
+        """Measure until the result is valid, three times at most."""
         for _ in range(TRIES - 1):
-            measured = await measure()
-            if measured.is_valid:
-                return measured
-            self.again += 1
+            measurement = await measure()
+            if measurement.is_valid:
+                return measurement
+            self.repeats += 1
         return await measure()
 
-    def judged(self, row: Row, *, is_valid: bool) -> Row:
-        """The row; one that does not count says so."""
-        if is_valid:
-            return row
-        self.invalid.append(row[0])
-        return (f"{row[0]} (INVALID)", *row[1:])
+    def add(
+        self, name: str, configured: float, measured: float, error: str, *, valid: bool
+    ) -> None:
+        """Add a row."""
+        name = f"{self._backend}: {name}"
+        if not valid:
+            self._invalid.append(name)
+            name = f"{name} (INVALID)"
+        self.rows.append((name, f"{configured:.4g}", f"{measured:.4g}", error))
+
+    def finish(self) -> None:
+        """Count the invalid rows among the metrics."""
+        self.metrics[f"{self._backend}_invalid_rows"] = float(len(self._invalid))
 
     def notes(self) -> list[str]:
-        """For the reader."""
-        notes = []
-        if self.again:
-            notes.append(f"The backend was late: measured again {self.again} times.")
-        if self.invalid:
-            notes.append(f"Still late or too slow; these do not count: {', '.join(self.invalid)}")
+        """Return the notes for the reader of the table."""
+        notes = list(self._notes)
+        if self.repeats:
+            notes.append(f"The {self._backend} was late: measured again {self.repeats} times.")
+        if self._invalid:
+            notes.append(f"Still late or too slow; these do not count: {', '.join(self._invalid)}")
         return notes
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows for people, metrics for whoever checks."""
-
-    rows: Sequence[Row]
-    metrics: Mapping[str, float]
-    notes: Sequence[str] = ()
+def symmetric_link(
+    delay_ms: float = 0,
+    mbit_s: float = 0,
+    control: CongestionControl = CongestionControl.CUBIC,
+    *,
+    loss: float = 0,
+    burst: float = 1,
+) -> Link:
+    """Return a link that is the same both ways."""
+    way = LinkDirection(
+        delay_us=Microseconds(round(delay_ms * 1000)),
+        bits_per_s=round(mbit_s * MBIT),
+        loss=loss,
+        burst_packets=burst,
+    )
+    return Link(up=way, down=way, congestion_control=control)

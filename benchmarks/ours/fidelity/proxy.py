@@ -10,11 +10,10 @@ from functools import partial
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.figures import Figures, Judged, Repeats, Row
-from benchmarks.ours.fidelity.transfers import Pulled
-from hypergpu.units import Microseconds, Milliseconds
+from benchmarks.ours.fidelity.figures import MBIT, BackendFigures, Measurement, symmetric_link
+from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import COORDINATOR
-from netsim.link import CongestionControl, Link, LinkDirection, Shape
+from netsim.link import CongestionControl, Link, Shape
 from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan
@@ -22,16 +21,16 @@ from netsim.proxy.process import ProxyProcess, probed_proxy
 from netsim.tunnel.device import require_tunnel
 from netsim.tunnel.tunnel import Tunnel
 
-MBIT = 1_000_000
 MIB = 1 << 20
-ON_THE_WIRE = 1500 / 1448
+WIRE_BYTES_A_BYTE = 1500 / 1448
 RTTS_MS = (10, 50, 100, 300)
 RUNS = 3
 RATES_MBIT_S = (1, 20, 100, 500)
 PROGRAM = [sys.executable, "-m", "benchmarks.ours.fidelity.transfers"]
+BBR = CongestionControl.BBR
 
 
-class LinkTransfers(msgspec.Struct, frozen=True, kw_only=True):
+class LinkTransfers(msgspec.Struct, frozen=True):
     """gRPC over one link."""
 
     name: str
@@ -39,146 +38,122 @@ class LinkTransfers(msgspec.Struct, frozen=True, kw_only=True):
     sizes_mib: tuple[int, ...]
 
 
-def both(
-    delay_ms: float = 0,
-    mbit_s: float = 0,
-    control: CongestionControl = CongestionControl.CUBIC,
-    *,
-    loss: float = 0,
-) -> Link:
-    """Return a link that is the same both ways."""
-    way = LinkDirection(
-        delay_us=Microseconds(round(delay_ms * 1000)),
-        bits_per_s=round(mbit_s * MBIT),
-        queue_ms=Milliseconds(100),
-        loss=loss,
-    )
-    return Link(up=way, down=way, congestion_control=control)
-
-
 TRANSFERS = (
-    LinkTransfers(name="RTT 100", link=both(50), sizes_mib=(4, 100)),
-    LinkTransfers(name="RTT 100, BBR", link=both(50, 0, CongestionControl.BBR), sizes_mib=(4,)),
-    LinkTransfers(name="RTT 100, 20 Mbit/s", link=both(50, 20), sizes_mib=(4, 100)),
-    LinkTransfers(name="RTT 50, 100 Mbit/s", link=both(25, 100), sizes_mib=(4, 100)),
-    LinkTransfers(name="RTT 100, 1 %", link=both(50, loss=0.01), sizes_mib=(4,)),
-    LinkTransfers(
-        name="RTT 100, 1 %, BBR",
-        link=both(50, 0, CongestionControl.BBR, loss=0.01),
-        sizes_mib=(4,),
-    ),
+    LinkTransfers("RTT 100", symmetric_link(50), (4, 100)),
+    LinkTransfers("RTT 100, BBR", symmetric_link(50, 0, BBR), (4,)),
+    LinkTransfers("RTT 100, 20 Mbit/s", symmetric_link(50, 20), (4, 100)),
+    LinkTransfers("RTT 50, 100 Mbit/s", symmetric_link(25, 100), (4, 100)),
+    LinkTransfers("RTT 100, 1 %", symmetric_link(50, loss=0.01), (4,)),
+    LinkTransfers("RTT 100, 1 %, BBR", symmetric_link(50, 0, BBR, loss=0.01), (4,)),
 )
 
 
-async def proxy_figures(is_quick: bool) -> Figures:
+async def proxy_figures(is_quick: bool) -> BackendFigures:
     """Measure everything; the comparison needs a machine that can build a tunnel."""
-    rows: list[Row] = []
-    repeats = Repeats()
-    metrics = {
-        "proxy_rtt_error_ms": await _round_trips(rows, repeats, count=15 if is_quick else 40),
-        "proxy_rate_error": await _rates(rows, repeats, for_s=3.0 if is_quick else 8.0),
-    }
-    notes = ["Proxy: TCP round trips; rates over one stream, headers counted."]
+    runs = 1 if is_quick else RUNS
+    transfers = f"gRPC: medians of {runs} of each. With losses times are heavy-tailed."
     try:
         require_tunnel()
     except NetsimError as refused:
-        notes.append(f"No gRPC transfers beside the tunnel: {refused.detail}.")
-    else:
-        runs = 1 if is_quick else RUNS
-        chosen = TRANSFERS[:2] if is_quick else TRANSFERS
-        metrics |= await _transfers(rows, repeats, chosen, runs=runs)
-        notes.append(f"gRPC: medians of {runs} of each. With losses times are heavy-tailed.")
-    metrics["proxy_invalid_rows"] = float(len(repeats.invalid))
-    return Figures(rows=rows, metrics=metrics, notes=[*notes, *repeats.notes()])
+        runs, transfers = 0, f"No gRPC transfers beside the tunnel: {refused.detail}."
+    figures = BackendFigures(
+        "proxy", "Proxy: TCP round trips; rates over one stream, headers counted.", transfers
+    )
+    await _round_trips(figures, count=15 if is_quick else 40)
+    await _rates(figures, for_s=3.0 if is_quick else 8.0)
+    if runs:
+        await _transfers(figures, TRANSFERS[:2] if is_quick else TRANSFERS, runs=runs)
+    figures.finish()
+    return figures
 
 
-async def _round_trips(rows: list[Row], repeats: Repeats, count: int) -> float:
+async def _round_trips(figures: BackendFigures, count: int) -> None:
     errors_ms = [0.0]
     for rtt_ms in RTTS_MS:
 
-        async def trips(*, rtt_ms: int = rtt_ms) -> Judged[float]:
-            async with _network(both(rtt_ms / 2)) as network:
+        async def median_ms(*, rtt_ms: int = rtt_ms) -> Measurement[float]:
+            async with _proxied(symmetric_link(rtt_ms / 2)) as network:
                 gap_us = Microseconds(1000 * rtt_ms + 20_000)
                 trips = await network.round_trips(count=count, gap_us=gap_us)
                 is_valid = (await network.verdict()).is_valid
             # The first one waits for the handshake.
-            return Judged(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)
+            return Measurement(statistics.median(trips.trips_ns[1:]) / 1e6, is_valid)
 
-        middle_ms, is_valid = await repeats.measured(trips)
+        found_ms, is_valid = await figures.measure(median_ms)
         if is_valid:
-            errors_ms.append(abs(middle_ms - rtt_ms))
-        row = _row("proxy: RTT, ms", rtt_ms, middle_ms, f"{middle_ms - rtt_ms:+.2f} ms")
-        rows.append(repeats.judged(row, is_valid=is_valid))
-    return max(errors_ms)
+            errors_ms.append(abs(found_ms - rtt_ms))
+        error = f"{found_ms - rtt_ms:+.2f} ms"
+        figures.add("RTT, ms", rtt_ms, found_ms, error, valid=is_valid)
+    figures.metrics["proxy_rtt_error_ms"] = max(errors_ms)
 
 
-async def _rates(rows: list[Row], repeats: Repeats, for_s: float) -> float:
+async def _rates(figures: BackendFigures, for_s: float) -> None:
     errors = [0.0]
     for rate in RATES_MBIT_S:
 
-        async def carried(*, rate: int = rate) -> Judged[float]:
-            async with _network(both(5, rate)) as network:
+        async def steady_rate(*, rate: int = rate) -> Measurement[float]:
+            async with _proxied(symmetric_link(5, rate)) as network:
                 arrived = await network.stream("up", for_s=for_s)
                 is_valid = (await network.verdict()).is_valid
             # Without the first second, in which the window grows, and the last tenth, a part.
             steady = arrived.bytes_in_bin[10:-1]
-            return Judged(sum(steady) * 80 * ON_THE_WIRE / MBIT / len(steady), is_valid)
+            return Measurement(sum(steady) * 80 * WIRE_BYTES_A_BYTE / MBIT / len(steady), is_valid)
 
-        probed_proxy, is_valid = await repeats.measured(carried)
+        found, is_valid = await figures.measure(steady_rate)
         if is_valid:
-            errors.append(abs(probed_proxy / rate - 1))
-        row = _row("proxy: rate, Mbit/s", rate, probed_proxy, f"{probed_proxy / rate - 1:+.2%}")
-        rows.append(repeats.judged(row, is_valid=is_valid))
-    return max(errors)
+            errors.append(abs(found / rate - 1))
+        figures.add("rate, Mbit/s", rate, found, f"{found / rate - 1:+.2%}", valid=is_valid)
+    figures.metrics["proxy_rate_error"] = max(errors)
 
 
 async def _transfers(
-    rows: list[Row], repeats: Repeats, chosen: Sequence[LinkTransfers], *, runs: int
-) -> dict[str, float]:
+    figures: BackendFigures, chosen: Sequence[LinkTransfers], *, runs: int
+) -> None:
     errors = [0.0]
     lossy = [0.0]
     for each in chosen:
-        again = [partial(_through_tunnel, each), partial(_through_proxy, each)]
-        real, modelled = [[await repeats.measured(run) for _ in range(runs)] for run in again]
-        is_valid = all(probed_proxy.is_valid for probed_proxy in (*real, *modelled))
+        backends = [partial(_pull_over_tunnel, each), partial(_pull_over_proxy, each)]
+        real, modelled = [[await figures.measure(pull) for _ in range(runs)] for pull in backends]
+        is_valid = all(measurement.is_valid for measurement in (*real, *modelled))
         for place, size_mib in enumerate(each.sizes_mib):
             expected_s, seconds = (
-                statistics.median(probed_proxy.found.pull_s[place] for probed_proxy in measurements)
+                statistics.median(measurement.found[place] for measurement in measurements)
                 for measurements in (real, modelled)
             )
             error = seconds / expected_s - 1
             if is_valid:
                 (lossy if each.link.down.loss else errors).append(abs(error))
-            what = f"proxy: gRPC {size_mib} MiB, {each.name}, s (asked: tunnel)"
-            row = _row(what, expected_s, seconds, f"{error:+.1%}")
-            rows.append(repeats.judged(row, is_valid=is_valid))
-    return {"proxy_transfer_error": max(errors), "proxy_lossy_transfer_error": max(lossy)}
+            name = f"gRPC {size_mib} MiB, {each.name}, s (asked: tunnel)"
+            figures.add(name, expected_s, seconds, f"{error:+.1%}", valid=is_valid)
+    figures.metrics["proxy_transfer_error"] = max(errors)
+    figures.metrics["proxy_lossy_transfer_error"] = max(lossy)
 
 
-async def _through_proxy(asked: LinkTransfers) -> Judged[Pulled]:
+async def _pull_over_proxy(transfers: LinkTransfers) -> Measurement[list[float]]:
     async with _serving([], f"{LOOPBACK}:0") as port:
         node = ProxiedNode(
-            name="node", shape=Shape(link=asked.link), forwards=(Forward(target_port=port),)
+            name="node", shape=Shape(link=transfers.link), forwards=(Forward(target_port=port),)
         )
-        async with ProxyProcess(ProxyPlan(nodes=(node,), coordinator=both())) as proxies:
+        plan = ProxyPlan(nodes=(node,), coordinator=symmetric_link())
+        async with ProxyProcess(plan) as proxies:
             host, dialled = proxies.address("node")
-            pulled = await _pulled([], f"{host}:{dialled}", asked)
-            return Judged(pulled, (await proxies.statistics()).lateness.is_valid)
+            seconds = await _pull([], f"{host}:{dialled}", transfers)
+            return Measurement(seconds, (await proxies.statistics()).lateness.is_valid)
 
 
-async def _through_tunnel(asked: LinkTransfers) -> Judged[Pulled]:
-    async with Tunnel({"node": asked.link}, both()) as tunnel:
-        inside = tunnel.host(COORDINATOR).command([])
-        async with _serving(inside, "0.0.0.0:0") as port:
-            address = f"{tunnel.host(COORDINATOR).address}:{port}"
-            pulled = await _pulled(tunnel.host("node").command([]), address, asked)
-            return Judged(pulled, (await tunnel.statistics()).lateness.is_valid)
+async def _pull_over_tunnel(transfers: LinkTransfers) -> Measurement[list[float]]:
+    async with Tunnel({"node": transfers.link}, symmetric_link()) as tunnel:
+        coordinator, node = tunnel.host(COORDINATOR), tunnel.host("node")
+        async with _serving(coordinator.command([]), "0.0.0.0:0") as port:
+            address = f"{coordinator.address}:{port}"
+            seconds = await _pull(node.command([]), address, transfers)
+            return Measurement(seconds, (await tunnel.statistics()).lateness.is_valid)
 
 
 @asynccontextmanager
-async def _serving(before: Sequence[str], address: str) -> AsyncIterator[int]:
+async def _serving(prefix: Sequence[str], address: str) -> AsyncIterator[int]:
     pipe = asyncio.subprocess.PIPE
-    command = (*before, *PROGRAM, "serve", address)
+    command = (*prefix, *PROGRAM, "serve", address)
     child = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     if child.stdin is None or child.stdout is None:
         raise AssertionError("the child was started with pipes")
@@ -189,21 +164,17 @@ async def _serving(before: Sequence[str], address: str) -> AsyncIterator[int]:
         await child.wait()
 
 
-async def _pulled(before: Sequence[str], address: str, asked: LinkTransfers) -> Pulled:
-    sizes = [str(size_mib * MIB) for size_mib in asked.sizes_mib]
-    command = (*before, *PROGRAM, "pull", address, *sizes)
+async def _pull(prefix: Sequence[str], address: str, transfers: LinkTransfers) -> list[float]:
+    sizes = [str(size_mib * MIB) for size_mib in transfers.sizes_mib]
+    command = (*prefix, *PROGRAM, "pull", address, *sizes)
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await child.communicate()
     if child.returncode:
-        raise BenchmarkError(f"a transfer over {asked.name} failed")
-    return msgspec.json.decode(out, type=Pulled)
+        raise BenchmarkError(f"a transfer over {transfers.name} failed")
+    return msgspec.json.decode(out, type=list[float])
 
 
 @asynccontextmanager
-async def _network(link: Link) -> AsyncIterator[ProbedLink]:
-    async with probed_proxy(Shape(link=link), coordinator=both()) as network:
+async def _proxied(link: Link) -> AsyncIterator[ProbedLink]:
+    async with probed_proxy(Shape(link=link), coordinator=symmetric_link()) as network:
         yield network
-
-
-def _row(what: str, asked: float, got: float, error: str) -> Row:
-    return (what, f"{asked:.4g}", f"{got:.4g}", error)

@@ -1,4 +1,4 @@
-"""A gRPC service that streams bytes, and who pulls them; both are run as programs."""
+"""A gRPC service that streams bytes, and its client; both are run as programs."""
 
 import sys
 import time
@@ -10,7 +10,6 @@ import grpc
 import msgspec
 
 CHUNK = bytes(512 << 10)
-ECHOES = 20
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.use_local_subchannel_pool", 1),
@@ -19,22 +18,10 @@ OPTIONS = (
 TIMEOUT_S = 600.0
 
 
-class Pulled(msgspec.Struct, frozen=True):
-    """What one client saw over one connection, in this order."""
-
-    echo_ms: float
-    """Median of small calls."""
-    pull_s: list[float]
-    """Seconds for each size."""
-
-
 def serve(address: str) -> None:
     """Serve until standard input ends; the first line printed is the port."""
     server = grpc.server(futures.ThreadPoolExecutor(4), options=OPTIONS)
-    methods: dict[str, Any] = {
-        "Pull": grpc.unary_stream_rpc_method_handler(_chunks),
-        "Echo": grpc.unary_unary_rpc_method_handler(lambda request, _context: request),
-    }
+    methods: dict[str, Any] = {"Pull": grpc.unary_stream_rpc_method_handler(_chunks)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bytes", methods),))
     port = server.add_insecure_port(address)
     server.start()
@@ -51,31 +38,18 @@ def _chunks(request: bytes, _context: Any) -> Iterator[bytes]:
         left_bytes -= len(CHUNK)
 
 
-def pull(address: str, sizes_bytes: list[int]) -> Pulled:
-    """Small calls first, then one stream of each size."""
+def pull(address: str, sizes: list[str]) -> list[float]:
+    """Pull one stream of each size in bytes over one connection; return the seconds of each."""
+    seconds = []
     with grpc.insecure_channel(address, options=OPTIONS) as channel:
-        echo: Any = channel.unary_unary("/Bytes/Echo")
         stream: Any = channel.unary_stream("/Bytes/Pull")
-        echo(b"", timeout=TIMEOUT_S, wait_for_ready=True)
-        echoes_ms = sorted(1000 * _timed(echo, b"x" * 100) for _ in range(ECHOES))
-        return Pulled(
-            echo_ms=echoes_ms[ECHOES // 2],
-            pull_s=[
-                _timed(lambda size: _drain(stream(size, timeout=TIMEOUT_S)), str(size).encode())
-                for size in sizes_bytes
-            ],
-        )
-
-
-def _drain(stream: Any) -> None:
-    for _ in stream:
-        pass
-
-
-def _timed(call: Any, request: bytes) -> float:
-    started_s = time.monotonic()
-    call(request)
-    return time.monotonic() - started_s
+        grpc.channel_ready_future(channel).result(TIMEOUT_S)
+        for size in sizes:
+            started_s = time.monotonic()
+            for _ in stream(size.encode(), timeout=TIMEOUT_S):
+                pass
+            seconds.append(time.monotonic() - started_s)
+    return seconds
 
 
 def main() -> None:
@@ -83,8 +57,8 @@ def main() -> None:
     end, address, *sizes = sys.argv[1:]
     if end == "serve":
         serve(address)
-        return
-    sys.stdout.write(msgspec.json.encode(pull(address, [int(each) for each in sizes])).decode())
+    else:
+        sys.stdout.write(msgspec.json.encode(pull(address, sizes)).decode())
 
 
 if __name__ == "__main__":

@@ -9,17 +9,17 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.figures import Figures, Judged, Repeats, Row
+from benchmarks.ours.fidelity.figures import BackendFigures, Measurement
 from netsim.link.error import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.device import require_tunnel
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedWorld(msgspec.Struct, frozen=True, kw_only=True):
     """One world that is run both ways."""
 
     name: str
-    said: str
+    title: str
     """For the table."""
     text: str
     """Its world file, the number of rounds left out."""
@@ -44,9 +44,9 @@ def _nodes(*rows: str) -> str:
     return "".join(f"[[nodes]]\ncount = 2\n{row}\n" for row in rows)
 
 
-HOMES = Compared(
+HOMES = ComparedWorld(
     name="homes",
-    said="8 homes, 500 k parameters in int4",
+    title="8 homes, 500 k parameters in int4",
     text=_JOB.format(parameters=500_000, codec="int4")
     + _nodes(
         'name = "near"\nrtt_ms = 20\nup_mbit_s = 20\ndown_mbit_s = 100\nstep_floor_ms = 20',
@@ -55,9 +55,9 @@ HOMES = Compared(
         'name = "slow"\nrtt_ms = 60\nup_mbit_s = 2\ndown_mbit_s = 10\nstep_floor_ms = 20',
     ),
 )
-FAR = Compared(
+FAR = ComparedWorld(
     name="far",
-    said="8 far homes, 250 k parameters in fp32",
+    title="8 far homes, 250 k parameters in fp32",
     text=_JOB.format(parameters=250_000, codec="fp32")
     + _nodes(
         'name = "ocean"\nrtt_ms = 150\nup_mbit_s = 50\ndown_mbit_s = 100\nstep_floor_ms = 30',
@@ -68,9 +68,9 @@ FAR = Compared(
         'name = "dsl"\nrtt_ms = 50\nup_mbit_s = 10\ndown_mbit_s = 40\nstep_floor_ms = 100',
     ),
 )
-LOSSY = Compared(
+LOSSY = ComparedWorld(
     name="lossy",
-    said="8 homes with losses, 250 k parameters in fp32",
+    title="8 homes with losses, 250 k parameters in fp32",
     text=_JOB.format(parameters=250_000, codec="fp32")
     + _nodes(
         'name = "ocean"\nrtt_ms = 150\nup_mbit_s = 50\ndown_mbit_s = 100\nstep_floor_ms = 30',
@@ -89,34 +89,33 @@ round. There the mean is what counts.
 """
 
 
-async def world_figures(is_quick: bool) -> Figures:
+async def world_figures(is_quick: bool) -> BackendFigures:
     """Run every world both ways; the real way needs a machine that can build a tunnel."""
     try:
         require_tunnel()
     except NetsimError as refused:
-        return Figures(rows=(), metrics={}, notes=[f"No real rounds: {refused.detail}."])
-    rows: list[Row] = []
-    repeats = Repeats()
-    metrics: dict[str, float] = {}
-    for each in WORLDS if is_quick else (*WORLDS, LOSSY):
-        rounds = 8 if is_quick else 15
-
-        async def run(*, world: Compared = each, rounds: int = rounds) -> Judged[RunReport]:
-            report = await _run(world, "tunnel", rounds)
-            return Judged(report, report.verdict.is_valid)
-
-        real, is_valid = await repeats.measured(run)
-        simulated = await _run(each, "world", rounds)
-        error = metrics[f"world_{each.name}_round_time_mae"] = round_time_error(simulated, real)
-        rows.append(repeats.judged(_row(each, simulated, real, error), is_valid=is_valid))
-        if each is LOSSY:
-            mean_error = abs(_mean_s(simulated) / _mean_s(real) - 1)
-            metrics["world_lossy_mean_error"] = mean_error
-    errors = (metrics[f"world_{each.name}_round_time_mae"] for each in WORLDS)
-    metrics["world_round_time_mae"] = max(errors)
-    metrics["world_invalid_rows"] = float(len(repeats.invalid))
+        return BackendFigures("world", f"No real rounds: {refused.detail}.")
     note = "World: asked is the tunnel; seconds are means, the error is that of single rounds."
-    return Figures(rows=rows, metrics=metrics, notes=[note, *repeats.notes()])
+    figures = BackendFigures("world", note)
+    rounds = 8 if is_quick else 15
+    for world in WORLDS if is_quick else (*WORLDS, LOSSY):
+
+        async def run(*, world: ComparedWorld = world) -> Measurement[RunReport]:
+            report = await _run(world, "tunnel", rounds)
+            return Measurement(report, report.verdict.is_valid)
+
+        real, is_valid = await figures.measure(run)
+        simulated = await _run(world, "world", rounds)
+        error = round_time_error(simulated, real)
+        figures.metrics[f"world_{world.name}_round_time_mae"] = error
+        name, real_s, simulated_s = f"{world.title}, s a round", _mean_s(real), _mean_s(simulated)
+        figures.add(name, real_s, simulated_s, f"{error:.1%} of a round", valid=is_valid)
+        if world is LOSSY:
+            figures.metrics["world_lossy_mean_error"] = abs(simulated_s / real_s - 1)
+    errors = (figures.metrics[f"world_{world.name}_round_time_mae"] for world in WORLDS)
+    figures.metrics["world_round_time_mae"] = max(errors)
+    figures.finish()
+    return figures
 
 
 def round_time_error(simulated: RunReport, real: RunReport) -> float:
@@ -125,12 +124,12 @@ def round_time_error(simulated: RunReport, real: RunReport) -> float:
     return statistics.fmean(abs(s.duration_ms / r.duration_ms - 1) for s, r in pairs)
 
 
-async def _run(world: Compared, backend: str, rounds: int) -> RunReport:
+async def _run(world: ComparedWorld, backend: str, rounds: int) -> RunReport:
     with TemporaryDirectory() as folder:
         return await _run_in(Path(folder), world, backend, rounds=rounds)
 
 
-async def _run_in(folder: Path, world: Compared, backend: str, *, rounds: int) -> RunReport:
+async def _run_in(folder: Path, world: ComparedWorld, backend: str, *, rounds: int) -> RunReport:
     file = folder / f"{world.name}.toml"
     file.write_text(world.text.replace("ROUNDS", str(rounds)), encoding="utf-8")
     command = [sys.executable, "-m", "netsim", "run", str(file), "--backend", backend, "--json"]
@@ -146,12 +145,3 @@ async def _run_in(folder: Path, world: Compared, backend: str, *, rounds: int) -
 
 def _mean_s(report: RunReport) -> float:
     return statistics.fmean(each.duration_ms for each in report.rounds) / 1000
-
-
-def _row(world: Compared, simulated: RunReport, real: RunReport, error: float) -> Row:
-    return (
-        f"world: {world.said}, s a round",
-        f"{_mean_s(real):.2f}",
-        f"{_mean_s(simulated):.2f}",
-        f"{error:.1%} of a round",
-    )

@@ -54,7 +54,7 @@ def present(ending: str = f"-{OURS}") -> set[str]:
     return {each.name for each in namespaces.FOLDER.glob(f"*{ending}")}
 
 
-def recorded() -> str:
+def read_records() -> str:
     """What all runs have written down as theirs."""
     records = []
     for path in namespaces.RECORDS.glob("*.json"):
@@ -63,7 +63,7 @@ def recorded() -> str:
     return "\n".join(records)
 
 
-async def said(control: TrafficControl, host: str, *command: str) -> str:
+async def output_of(control: TrafficControl, host: str, *command: str) -> str:
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*control.host(host).command(command), stdout=pipe)
     out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
@@ -112,9 +112,11 @@ async def test_a_frame_is_one_packet_even_in_a_stream() -> None:
 async def test_hosts_run_the_congestion_control_of_their_links() -> None:
     links = {"a": FREE, "b": link(control=CongestionControl.RENO)}
     async with TrafficControl(links, FREE) as control:
-        assert "congctl cubic" in await said(control, "a", "ip", "route")
-        assert "congctl reno" in await said(control, "b", "ip", "route")
-        back = await said(control, "coordinator", "ip", "route", "get", control.host("b").address)
+        assert "congctl cubic" in await output_of(control, "a", "ip", "route")
+        assert "congctl reno" in await output_of(control, "b", "ip", "route")
+        back = await output_of(
+            control, "coordinator", "ip", "route", "get", control.host("b").address
+        )
         assert "congctl reno" in back
 
 
@@ -127,7 +129,7 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
         )
         # A host that answered would refuse the port at once.
         cut_off = program.format(control.host("coordinator").address)
-        assert await said(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
+        assert await output_of(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
         assert (await probe(control, "b")).loss() == 0
         await control.obey(SetCondition("a", Condition.OPEN))
         assert (await probe(control, "a")).loss() == 0
@@ -163,7 +165,7 @@ async def test_a_delay_is_delivered_or_refused_with_what_the_kernel_lacks() -> N
 
 def test_what_was_tried_leaves_nothing_behind() -> None:
     assert {lack.part for lack in kernel_lacks()} <= {"netem"}
-    seen, known = present(".scratch"), recorded()
+    seen, known = present(".scratch"), read_records()
     # Another run may be trying the kernel just now, and have removed its own by then.
     assert not {name for name in seen if name not in known} & present(".scratch")
 
@@ -191,13 +193,13 @@ async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
 
 
 async def test_nothing_is_left_after_an_error_inside() -> None:
-    async def broken() -> None:
+    async def fail() -> None:
         async with TrafficControl({OURS: FREE}, FREE) as control:
             assert present() == {control.host(OURS).namespace}
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await broken()
+        await fail()
     assert_nothing_left()
 
 
@@ -229,7 +231,7 @@ asyncio.run(main())
 
 def assert_nothing_left() -> None:
     assert present() == set()
-    assert OURS not in recorded()
+    assert OURS not in read_records()
 
 
 @pytest.fixture
@@ -245,18 +247,18 @@ def owner() -> Iterator["subprocess.Popen[str]"]:
     child.stdout.close()
 
 
-def guarded(owner: "subprocess.Popen[str]") -> psutil.Process:
+def wait_for_guard(owner: "subprocess.Popen[str]") -> psutil.Process:
     """Wait for its network, whose namespaces are there and written down; return its guard."""
     assert owner.stdout is not None
     name = owner.stdout.readline().strip()
     assert present() == {name}
-    assert name in recorded()
+    assert name in read_records()
     (guard,) = psutil.Process(owner.pid).children()
     return guard
 
 
 def test_a_network_whose_owner_was_killed_is_removed(owner: "subprocess.Popen[str]") -> None:
-    guard = guarded(owner)
+    guard = wait_for_guard(owner)
     owner.kill()
     guard.wait(TIMEOUT_S)
     assert_nothing_left()
@@ -265,7 +267,7 @@ def test_a_network_whose_owner_was_killed_is_removed(owner: "subprocess.Popen[st
 def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
     owner: "subprocess.Popen[str]",
 ) -> None:
-    guard = guarded(owner)
+    guard = wait_for_guard(owner)
     os.kill(guard.pid, signal.SIGSTOP)
     owner.kill()
     os.kill(guard.pid, signal.SIGKILL)
@@ -278,7 +280,7 @@ def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:
     with pytest.raises(NetsimError, match="the link of a varies by itself"):
-        await BACKENDS[Backend.TC].open(grounded(VARYING)).__aenter__()
+        await BACKENDS[Backend.TC].open(links_of(VARYING)).__aenter__()
 
 
 async def test_programs_are_told_where_they_run() -> None:
@@ -297,22 +299,22 @@ async def test_programs_are_told_where_they_run() -> None:
 VARYING = Shape(link=FREE, variation=Variation(delay_step_ms=1.0))
 
 
-def grounded(shape: Shape) -> Links:
+def links_of(shape: Shape) -> Links:
     return Links(nodes={"a": shape}, coordinator=Shape(link=FREE))
 
 
 def test_links_that_the_kernel_can_do_stay_where_they_were_asked_for() -> None:
-    found = choose_backend(Backend.TC, grounded(Shape(link=link(5, 5))), Fallback.TUNNEL)
+    found = choose_backend(Backend.TC, links_of(Shape(link=link(5, 5))), Fallback.TUNNEL)
     assert found == (Backend.TC, "")
 
 
 def test_links_that_vary_by_themselves_fall_to_the_tunnel_with_the_reason() -> None:
-    backend, reason = choose_backend(Backend.TC, grounded(VARYING), Fallback.TUNNEL)
+    backend, reason = choose_backend(Backend.TC, links_of(VARYING), Fallback.TUNNEL)
     assert backend is Backend.TUNNEL
     assert reason.startswith("the link of a varies by itself")
 
 
 def test_without_the_wish_to_fall_back_they_are_refused_with_the_option() -> None:
     with pytest.raises(NetsimError, match="varies by itself") as refused:
-        choose_backend(Backend.TC, grounded(VARYING), Fallback.REFUSE)
+        choose_backend(Backend.TC, links_of(VARYING), Fallback.REFUSE)
     assert "--fallback tunnel" in refused.value.fix

@@ -35,7 +35,7 @@ def present() -> set[str]:
     return {each.name for each in namespaces.FOLDER.glob(f"*-{OURS}")}
 
 
-async def said(tunnel: Tunnel, host: str, *command: str) -> str:
+async def output_of(tunnel: Tunnel, host: str, *command: str) -> str:
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*tunnel.host(host).command(command), stdout=pipe)
     out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
@@ -50,9 +50,11 @@ async def arrives(network: ProbedLink) -> float:
 async def test_hosts_run_the_congestion_control_of_their_links() -> None:
     links = {"a": link(), "b": link(control=CongestionControl.RENO)}
     async with Tunnel(links, link()) as tunnel:
-        assert "congctl cubic" in await said(tunnel, "a", "ip", "route")
-        assert "congctl reno" in await said(tunnel, "b", "ip", "route")
-        back = await said(tunnel, "coordinator", "ip", "route", "get", tunnel.host("b").address)
+        assert "congctl cubic" in await output_of(tunnel, "a", "ip", "route")
+        assert "congctl reno" in await output_of(tunnel, "b", "ip", "route")
+        back = await output_of(
+            tunnel, "coordinator", "ip", "route", "get", tunnel.host("b").address
+        )
         assert "congctl reno" in back
 
 
@@ -62,7 +64,7 @@ async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
         sent = "import socket; print(socket.socket(type=2).sendto(b'x', ('{}', 9)))"
         for host, target in [("a", "coordinator"), ("coordinator", "a")]:
             program = sent.format(tunnel.host(target).address)
-            assert await said(tunnel, host, sys.executable, "-c", program) == "1\n"
+            assert await output_of(tunnel, host, sys.executable, "-c", program) == "1\n"
         ports = (await tunnel.statistics()).ports
         assert ports["a"].is_cut
         assert ports["a"].up.offered == ports["a"].down.offered == 0
@@ -133,7 +135,7 @@ async def test_nothing_is_left_after_an_error_inside() -> None:
     child: list[asyncio.subprocess.Process] = []
     pipe = asyncio.subprocess.PIPE
 
-    async def broken() -> None:
+    async def fail() -> None:
         async with Tunnel({OURS: link()}, link()) as tunnel:
             sleeping = tunnel.host(OURS).command(["sh", "-c", "echo inside; exec sleep 1000"])
             child.append(await asyncio.create_subprocess_exec(*sleeping, stdout=pipe))
@@ -142,7 +144,7 @@ async def test_nothing_is_left_after_an_error_inside() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await broken()
+        await fail()
     assert present() == set()
     assert await asyncio.wait_for(child[0].wait(), TIMEOUT_S) == -signal.SIGKILL
 
@@ -190,13 +192,13 @@ def owner() -> Iterator["subprocess.Popen[str]"]:
     child.stdout.close()
 
 
-def heard(owner: "subprocess.Popen[str]") -> tuple[str, int, int]:
+def wait_for_network(owner: "subprocess.Popen[str]") -> tuple[str, int, int]:
     assert owner.stdout is not None
     namespace, router_pid, inside_pid = json.loads(owner.stdout.readline())
     return namespace, router_pid, inside_pid
 
 
-def gone(pid: int) -> None:
+def wait_for_end(pid: int) -> None:
     """Wait until a process that may not be ours is no more."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
@@ -208,36 +210,36 @@ def gone(pid: int) -> None:
 def test_a_router_whose_owner_was_killed_removes_everything(
     owner: "subprocess.Popen[str]",
 ) -> None:
-    namespace, router_pid, inside_pid = heard(owner)
+    namespace, router_pid, inside_pid = wait_for_network(owner)
     assert namespace in present()
     owner.kill()
-    gone(router_pid)
-    gone(inside_pid)
+    wait_for_end(router_pid)
+    wait_for_end(inside_pid)
     assert namespace not in present()
 
 
 def test_a_run_removes_what_one_left_that_was_killed_with_its_router(
     owner: "subprocess.Popen[str]",
 ) -> None:
-    namespace, router_pid, inside_pid = heard(owner)
+    namespace, router_pid, inside_pid = wait_for_network(owner)
     assert namespace in present()
     os.kill(router_pid, signal.SIGSTOP)
     owner.kill()
     os.kill(router_pid, signal.SIGKILL)
-    gone(router_pid)
+    wait_for_end(router_pid)
     # Any other run may have cleaned up in between.
     namespaces.remove_leftovers()
-    gone(inside_pid)
+    wait_for_end(inside_pid)
     assert namespace not in present()
     assert namespace not in namespaces.remove_leftovers()
 
 
 def test_a_run_that_goes_on_is_not_cleaned_away(owner: "subprocess.Popen[str]") -> None:
-    namespace, router_pid, _ = heard(owner)
+    namespace, router_pid, _ = wait_for_network(owner)
     namespaces.remove_leftovers()
     assert namespace in present()
     owner.kill()
-    gone(router_pid)
+    wait_for_end(router_pid)
 
 
 async def test_a_namespace_that_is_not_ours_is_refused_and_left_alone() -> None:

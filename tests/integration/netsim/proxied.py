@@ -73,12 +73,12 @@ class Dialled:
         with suppress(ConnectionError):
             await self.writer.wait_closed()
 
-    async def asked(self, payload: bytes) -> bytes:
+    async def exchange(self, payload: bytes) -> bytes:
         """Send, and hear as much."""
         self.writer.write(payload)
-        return await self.heard(len(payload))
+        return await self.receive(len(payload))
 
-    async def heard(self, size_bytes: int) -> bytes:
+    async def receive(self, size_bytes: int) -> bytes:
         return await asyncio.wait_for(self.reader.readexactly(size_bytes), TIMEOUT_S)
 
     async def is_silent_for(self, seconds: float) -> bool:

@@ -49,7 +49,7 @@ async def lan(backend: str = Backend.PROXY) -> AsyncIterator[Sites]:
         yield sites
 
 
-async def dialled(sites: Sites, port: int, within_s: float) -> str:
+async def dial(sites: Sites, port: int, within_s: float) -> str:
     (site,) = sites.nodes.values()
     words = [sys.executable, "-c", DIAL, site.dials, str(port), str(within_s)]
     pipe = asyncio.subprocess.PIPE
@@ -68,11 +68,11 @@ async def test_a_cut_link_is_silent_until_it_is_healed(backend: str) -> None:
         server = await asyncio.create_subprocess_exec(*command, stdout=pipe)
         assert server.stdout is not None
         assert await server.stdout.readline() == b"serving\n"
-        assert await dialled(sites, port, LONG_S) == "heard"
+        assert await dial(sites, port, LONG_S) == "heard"
         await control.ask_links(sites.control, SetCondition("lan", Condition.CUT))
-        assert await dialled(sites, port, SHORT_S) == "silent"
+        assert await dial(sites, port, SHORT_S) == "silent"
         await control.ask_links(sites.control, SetCondition("lan", Condition.OPEN))
-        assert await dialled(sites, port, LONG_S) == "heard"
+        assert await dial(sites, port, LONG_S) == "heard"
         assert "VALID" in (await control.read_verdict(sites.control)).sentence
         server.kill()
         await server.wait()

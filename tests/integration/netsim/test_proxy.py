@@ -34,9 +34,9 @@ async def test_an_answer_takes_both_delays() -> None:
         Proxies(plan(port, a=link(25))) as proxies,
         Dialled(*proxies.address("a")) as dialled,
     ):
-        await dialled.asked(b"hands are shaken")
+        await dialled.exchange(b"hands are shaken")
         started_s = time.monotonic()
-        await dialled.asked(b"hello")
+        await dialled.exchange(b"hello")
         assert time.monotonic() - started_s >= 0.0499
 
 
@@ -138,8 +138,8 @@ async def test_a_slow_link_holds_up_no_other() -> None:
         loop = asyncio.get_running_loop()
         filling = [asyncio.create_task(loop.sock_sendall(each, b"x" * 8 * MIB)) for each in slow]
         async with Dialled(*proxies.address("fast")) as dialled:
-            assert await dialled.asked(b"y") == b"y"
-            assert len(await dialled.asked(bytes(4 * MIB))) == 4 * MIB
+            assert await dialled.exchange(b"y") == b"y"
+            assert len(await dialled.exchange(bytes(4 * MIB))) == 4 * MIB
         assert not any(each.done() for each in filling)
         for task in filling:
             task.cancel()
@@ -154,14 +154,14 @@ async def test_a_cut_says_nothing_and_what_it_lost_arrives_after_it_is_healed() 
         Proxies(plan(port, a=link(), b=link())) as proxies,
         Dialled(*proxies.address("a")) as dialled,
     ):
-        await dialled.asked(b"before")
+        await dialled.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.CUT))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.3)
         async with Dialled(*proxies.address("b")) as other:
-            assert await other.asked(b"unharmed") == b"unharmed"
+            assert await other.exchange(b"unharmed") == b"unharmed"
         await proxies.obey(SetCondition("a", Condition.OPEN))
-        assert await dialled.heard(5) == b"while"
+        assert await dialled.receive(5) == b"while"
 
 
 async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed() -> None:
@@ -171,7 +171,7 @@ async def test_who_dials_while_the_link_is_cut_gets_through_after_it_is_healed()
             dialled.writer.write(b"hello")
             assert await dialled.is_silent_for(0.1)
             await proxies.obey(SetCondition("a", Condition.OPEN))
-            assert await dialled.heard(5) == b"hello"
+            assert await dialled.receive(5) == b"hello"
 
 
 async def test_a_stalled_link_goes_on_where_it_stood() -> None:
@@ -180,12 +180,12 @@ async def test_a_stalled_link_goes_on_where_it_stood() -> None:
         Proxies(plan(port, a=link())) as proxies,
         Dialled(*proxies.address("a")) as dialled,
     ):
-        await dialled.asked(b"before")
+        await dialled.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.STALLED))
         dialled.writer.write(b"while")
         assert await dialled.is_silent_for(0.2)
         await proxies.obey(SetCondition("a", Condition.OPEN))
-        assert await dialled.heard(5) == b"while"
+        assert await dialled.receive(5) == b"while"
 
 
 async def test_a_half_open_link_accepts_and_never_answers() -> None:
@@ -194,7 +194,7 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
         Proxies(plan(port, a=link())) as proxies,
         Dialled(*proxies.address("a")) as before,
     ):
-        await before.asked(b"before")
+        await before.exchange(b"before")
         await proxies.obey(SetCondition("a", Condition.HALF_OPEN))
         async with Dialled(*proxies.address("a")) as during:
             for each in (before, during):
@@ -205,7 +205,7 @@ async def test_a_half_open_link_accepts_and_never_answers() -> None:
             assert await before.is_silent_for(0.1)
             assert await during.is_silent_for(0.1)
             async with Dialled(*proxies.address("a")) as after:
-                assert await after.asked(b"yes") == b"yes"
+                assert await after.exchange(b"yes") == b"yes"
 
 
 async def test_a_connection_that_nobody_answered_is_gone_when_its_program_has_gone() -> None:
@@ -222,17 +222,17 @@ async def test_a_disconnected_node_is_reset_and_refused_and_comes_back_at_the_sa
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         address = proxies.address("a")
         async with Dialled(*address) as dialled:
-            await dialled.asked(b"before")
+            await dialled.exchange(b"before")
             await proxies.obey(SetCondition("a", Condition.DISCONNECTED))
             with pytest.raises(ConnectionResetError):
-                await dialled.heard(1)
+                await dialled.receive(1)
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection(*address)
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
             await proxies.obey(SetCondition("a", Condition.OPEN))
             assert proxies.address("a") == address
             async with Dialled(*address) as again:
-                assert await again.asked(b"back") == b"back"
+                assert await again.exchange(b"back") == b"back"
 
 
 async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() -> None:
@@ -245,18 +245,18 @@ async def test_a_node_whose_port_was_taken_comes_back_when_it_is_free_again() ->
             assert proxies.statistics().nodes["a"].condition is Condition.DISCONNECTED
         await proxies.obey(SetCondition("a", Condition.OPEN))
         async with Dialled(*address) as dialled:
-            assert await dialled.asked(b"back") == b"back"
+            assert await dialled.exchange(b"back") == b"back"
 
 
 async def test_a_reset_breaks_off_what_is_there_and_welcomes_what_comes() -> None:
     async with target() as port, Proxies(plan(port, a=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
-            await dialled.asked(b"before")
+            await dialled.exchange(b"before")
             await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
-                await dialled.heard(1)
+                await dialled.receive(1)
         async with Dialled(*proxies.address("a")) as again:
-            assert await again.asked(b"after") == b"after"
+            assert await again.exchange(b"after") == b"after"
 
 
 async def test_a_link_changes_under_a_connection() -> None:
@@ -265,10 +265,10 @@ async def test_a_link_changes_under_a_connection() -> None:
         Proxies(plan(port, a=link(1))) as proxies,
         Dialled(*proxies.address("a")) as dialled,
     ):
-        await dialled.asked(b"near")
+        await dialled.exchange(b"near")
         await proxies.obey(SetShape("a", Shape(link=link(80))))
         started_s = time.monotonic()
-        await dialled.asked(b"far")
+        await dialled.exchange(b"far")
         assert time.monotonic() - started_s >= 0.159
 
 
@@ -293,7 +293,7 @@ async def test_nodes_at_addresses_of_their_own_share_port_numbers_and_are_told_a
             for node in nodes:
                 assert proxies.address(node.name) == (node.name, port)
                 async with Dialled(node.name, port) as dialled:
-                    await dialled.heard(1)
+                    await dialled.receive(1)
     assert seen == ["127.77.9.1", "127.77.9.2"]
 
 
@@ -308,13 +308,13 @@ async def test_datagrams_are_really_lost_and_really_doubled() -> None:
             for number in range(2000):
                 sender.sendto(number.to_bytes(4), proxies.address("a"))
                 if number % 50 == 49:
-                    await _settled(proxies, number + 1)
+                    await _wait_for_datagrams(proxies, number + 1)
             up = proxies.statistics().nodes["a"].datagrams_up
         assert up.offered == 2000
         assert up.lost == pytest.approx(400, abs=80)
         assert up.duplicated == pytest.approx(160, abs=50)
         assert up.delivered == up.offered - up.lost + up.duplicated
-        assert len(_received(receiver)) == up.delivered
+        assert len(_receive_all(receiver)) == up.delivered
 
 
 async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
@@ -364,7 +364,7 @@ def _datagrams() -> socket.socket:
     return bound
 
 
-async def _settled(proxies: Proxies, count: int) -> None:
+async def _wait_for_datagrams(proxies: Proxies, count: int) -> None:
     """Wait until so many datagrams were sent and each has met its fate."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
@@ -382,7 +382,7 @@ async def _all_closed(proxies: Proxies) -> None:
             await asyncio.sleep(0)
 
 
-def _received(receiver: socket.socket) -> list[bytes]:
+def _receive_all(receiver: socket.socket) -> list[bytes]:
     received = []
     try:
         while True:

@@ -29,17 +29,17 @@ PROGRAM = [sys.executable, "-P", "-m", "netsim.proxy"]
 async def test_a_process_of_proxies_does_what_it_is_told() -> None:
     async with target() as port, ProxyProcess(plan(port, a=link(), b=link())) as proxies:
         async with Dialled(*proxies.address("a")) as dialled:
-            assert await dialled.asked(b"hello") == b"hello"
+            assert await dialled.exchange(b"hello") == b"hello"
             await proxies.obey(SetCondition("a", Condition.CUT))
             dialled.writer.write(b"while")
             assert await dialled.is_silent_for(0.1)
             await proxies.obey(SetCondition("a", Condition.OPEN))
-            assert await dialled.heard(5) == b"while"
+            assert await dialled.receive(5) == b"while"
             await proxies.obey(SetShape("a", Shape(link=link(2, 10))))
-            assert await dialled.asked(b"slower") == b"slower"
+            assert await dialled.exchange(b"slower") == b"slower"
             await proxies.obey(Reset("a"))
             with pytest.raises(ConnectionResetError):
-                await dialled.heard(1)
+                await dialled.receive(1)
         statistics = await proxies.statistics()
         assert statistics.nodes["a"].up_bytes == 16
         assert statistics.lateness.packets > 0
@@ -51,7 +51,7 @@ async def test_a_refusal_comes_back_in_words() -> None:
         with pytest.raises(NetsimError, match=r"no proxy for 'z'. Fix: name one of a"):
             await proxies.obey(SetCondition("z", Condition.CUT))
         async with Dialled(*proxies.address("a")) as dialled:
-            assert await dialled.asked(b"still here") == b"still here"
+            assert await dialled.exchange(b"still here") == b"still here"
 
 
 async def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
@@ -82,7 +82,7 @@ async def test_a_link_follows_its_trace() -> None:
             ProxyProcess(ProxyPlan(nodes=(node,), coordinator=FREE)) as proxies,
             Dialled(*proxies.address("a")) as dialled,
         ):
-            assert await dialled.asked(b"through the gap") == b"through the gap"
+            assert await dialled.exchange(b"through the gap") == b"through the gap"
         assert loop.time() - before_s >= 0.3
 
 
@@ -132,7 +132,7 @@ async def test_who_finds_no_file_left_waits_until_there_is_one() -> None:
             dialled.writer.write(b"hello")
             assert await dialled.is_silent_for(0.3)
             resource.prlimit(proxies.pid, resource.RLIMIT_NOFILE, limits)
-            assert await dialled.heard(5) == b"hello"
+            assert await dialled.receive(5) == b"hello"
 
 
 @pytest.mark.parametrize(("limit", "says"), [("-n", b"open files"), ("-Sn", b"opened")])

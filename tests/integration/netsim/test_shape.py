@@ -73,25 +73,25 @@ def shape(folder: Path, backend: str, *command: str) -> "subprocess.Popen[str]":
     )
 
 
-def ended(holder: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def wait_for_end(holder: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, err = holder.communicate(timeout=END_WITHIN_S)
     return holder.returncode, out, err
 
 
-def left(folder: Path) -> list[str]:
+def leftovers(folder: Path) -> list[str]:
     sockets = [each.name for each in folder.iterdir() if each.suffix != ".toml"]
     return [*sockets, *namespaces_left()]
 
 
 @pytest.mark.parametrize("backend", OPENABLE)
 def test_a_program_finds_its_sites_and_its_status_is_passed_on(backend: str, folder: Path) -> None:
-    status, out, err = ended(shape(folder, backend, sys.executable, "-c", SERVE_AND_DIAL))
+    status, out, err = wait_for_end(shape(folder, backend, sys.executable, "-c", SERVE_AND_DIAL))
     assert status == 7, err
     assert f"2 links are open ({backend})" in err
     assert re.search(r"^(IN)?VALID: ", err, re.MULTILINE)
     # Connecting takes one round trip and the answer another.
     assert json.loads(out)["far"] >= 2 * FAR_RTT_MS / 1000
-    assert left(folder) == []
+    assert leftovers(folder) == []
 
 
 @pytest.mark.parametrize("backend", OPENABLE)
@@ -101,10 +101,10 @@ def test_a_signal_reaches_the_program_and_nothing_is_left(backend: str, folder: 
     assert holder.stdout.readline() == "inside\n"
     started = descendants(holder.pid)
     holder.send_signal(signal.SIGTERM)
-    status, _, err = ended(holder)
+    status, _, err = wait_for_end(holder)
     assert status == 128 + signal.SIGTERM, err
     assert still_alive(started) == []
-    assert left(folder) == []
+    assert leftovers(folder) == []
 
 
 @pytest.mark.parametrize("backend", OPENABLE)
@@ -115,12 +115,12 @@ def test_after_a_kill_the_next_run_finds_nothing_left(backend: str, folder: Path
     started = descendants(holder.pid)
     assert len(started) >= 2  # the program, and the proxies or the router
     holder.kill()
-    ended(holder)
+    wait_for_end(holder)
     assert still_alive(started) == []
     assert namespaces_left() == []
-    status, _, err = ended(shape(folder, backend, "true"))
+    status, _, err = wait_for_end(shape(folder, backend, "true"))
     assert status == 0, err
-    assert left(folder) == []
+    assert leftovers(folder) == []
 
 
 def test_links_without_a_program_stay_open_until_they_are_to_close(folder: Path) -> None:
@@ -133,15 +133,15 @@ def test_links_without_a_program_stay_open_until_they_are_to_close(folder: Path)
     assert sites is not None
     assert Path(sites.control).is_socket()
     holder.send_signal(signal.SIGINT)
-    status, _, err = ended(holder)
-    assert (status, left(folder)) == (0, []), err
+    status, _, err = wait_for_end(holder)
+    assert (status, leftovers(folder)) == (0, []), err
 
 
 def test_a_program_that_there_is_not_is_said_and_nothing_is_left(folder: Path) -> None:
-    status, _, err = ended(shape(folder, "proxy", "no-such-program"))
+    status, _, err = wait_for_end(shape(folder, "proxy", "no-such-program"))
     assert status == 127
     assert "no-such-program cannot be started" in err
-    assert left(folder) == []
+    assert leftovers(folder) == []
 
 
 UNPRIVILEGED = """

@@ -17,7 +17,7 @@ HOME = '[[nodes]]\nname = "attic"\nprofile = "home-cable"\n'
 PAIR = '[[nodes]]\nname = "pair"\nprofile = "home-fibre"\ncount = 2\n'
 
 
-def parsed(text: str) -> WorldDescription:
+def world_of(text: str) -> WorldDescription:
     return parse_world(text, source="w.toml")
 
 
@@ -36,7 +36,7 @@ def test_examples_have_the_sizes_that_they_promise() -> None:
 
 
 def test_smallest_world_takes_every_default() -> None:
-    world = parsed('[[nodes]]\nprofile = "B"\n')
+    world = world_of('[[nodes]]\nprofile = "B"\n')
     (node,) = world.nodes
     assert (node.name, node.group, node.link) == ("b", "b", PROFILES["B"].shape.link)
     assert (world.seed, world.job, world.faults, node.churn) == (0, None, (), None)
@@ -44,12 +44,12 @@ def test_smallest_world_takes_every_default() -> None:
 
 
 def test_group_becomes_numbered_nodes() -> None:
-    assert [node.name for node in parsed(HOME + PAIR).nodes] == ["attic", "pair-1", "pair-2"]
+    assert [node.name for node in world_of(HOME + PAIR).nodes] == ["attic", "pair-1", "pair-2"]
 
 
 def test_profile_is_adjusted_key_by_key() -> None:
     keys = "loss_percent = 3\nup_mbit_s = 5\nrate = { variation = 0.5, every = '2s' }\n"
-    (node,) = parsed(f"{HOME}{keys}down = {{ delay_ms = 80, loss_percent = 0 }}\n").nodes
+    (node,) = world_of(f"{HOME}{keys}down = {{ delay_ms = 80, loss_percent = 0 }}\n").nodes
     base = PROFILES["home-cable"].shape.link
     assert (node.link.up.loss, node.link.up.bits_per_s) == (0.03, 5_000_000)
     assert (node.link.down.loss, node.link.down.delay_us) == (0.0, 80_000)
@@ -58,14 +58,14 @@ def test_profile_is_adjusted_key_by_key() -> None:
 
 
 def test_link_of_ones_own_needs_no_profile() -> None:
-    (node,) = parsed("[[nodes]]\nrtt_ms = 60\nup_mbit_s = 1\ndown_mbit_s = 2\n").nodes
+    (node,) = world_of("[[nodes]]\nrtt_ms = 60\nup_mbit_s = 1\ndown_mbit_s = 2\n").nodes
     assert node.link.rtt_us == 60_000
 
 
 def test_churn_is_a_class_the_profiles_or_ones_own() -> None:
     own = 'churn = { session = { scale = "5m" }, absence = { scale = "10s" } }\n'
     text = f'churn = "profile"\n{HOME}{PAIR}churn = "c3"\n[[nodes]]\nprofile = "A"\n{own}'
-    attic, pair, _, other = parsed(text).nodes
+    attic, pair, _, other = world_of(text).nodes
     assert (attic.churn, pair.churn) == (churn_class("c1"), churn_class("c3"))
     assert other.churn is not None
     assert other.churn.session.scale_s == 300
@@ -87,7 +87,7 @@ def test_faults_reach_nodes_groups_and_everybody_until_they_heal() -> None:
         at = "5s"
         for = "1s"
     """
-    faults = parsed(text).faults
+    faults = world_of(text).faults
     assert [(each.target, each.at_us, each.until_us) for each in faults] == [
         ("pair-2", 5_000_000, 6_000_000),
         ("coordinator", 5_000_000, 6_000_000),
@@ -150,7 +150,7 @@ def test_each_kind_of_fault_knows_its_numbers() -> None:
 )
 def test_wrong_file_is_refused_with_place_and_fix(text: str, said: str) -> None:
     with pytest.raises(NetsimError, match=said):
-        parsed(text)
+        world_of(text)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_wrong_file_is_refused_with_place_and_fix(text: str, said: str) -> None:
 )
 def test_wrong_fault_is_refused_with_place_and_fix(fault: str, said: str) -> None:
     with pytest.raises(NetsimError, match=said):
-        parsed(f"{HOME}[[faults]]\n{fault}\n")
+        world_of(f"{HOME}[[faults]]\n{fault}\n")
 
 
 def test_files_are_found_beside_the_world(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from netsim.measure.lateness import (
 )
 
 
-def counted(late_us: list[int], limit_us: int = 1000) -> Lateness:
+def reading_of(late_us: list[int], limit_us: int = 1000) -> Lateness:
     counter = LatenessCounter()
     for each in late_us:
         counter.add(each, limit_us)
@@ -23,9 +23,9 @@ def test_a_packet_may_be_late_by_a_millisecond_or_two_percent(delay_us: int, all
 
 
 def test_a_run_is_invalid_when_more_than_one_packet_in_a_hundred_is_too_late() -> None:
-    assert counted([10] * 99 + [1001]).is_valid
-    assert not counted([10] * 98 + [1001] * 2).is_valid
-    assert counted([10] * 98 + [1001] * 2).verdict().sentence.startswith("INVALID: ")
+    assert reading_of([10] * 99 + [1001]).is_valid
+    assert not reading_of([10] * 98 + [1001] * 2).is_valid
+    assert reading_of([10] * 98 + [1001] * 2).verdict().sentence.startswith("INVALID: ")
 
 
 def test_a_percentile_is_at_most_an_eighth_too_high_and_never_too_low() -> None:
@@ -35,8 +35,8 @@ def test_a_percentile_is_at_most_an_eighth_too_high_and_never_too_low() -> None:
 
 
 def test_the_percentile_of_many_is_the_one_of_the_sorted_list() -> None:
-    assert counted(list(range(1, 101)), 1000).percentile_us(0.5) == pytest.approx(50, rel=0.125)
-    assert counted([5] * 99 + [700]).percentile_us(0.99) == 5
+    assert reading_of(list(range(1, 101)), 1000).percentile_us(0.5) == pytest.approx(50, rel=0.125)
+    assert reading_of([5] * 99 + [700]).percentile_us(0.99) == 5
 
 
 def test_a_reading_since_an_earlier_one_holds_only_what_came_after() -> None:

@@ -26,27 +26,27 @@ def fault(kind: str, nodes: str, at: str, more: str = "") -> str:
     return f'[[faults]]\nkind = "{kind}"\nnodes = "{nodes}"\nat = "{at}"\n{more}\n'
 
 
-def done(described: WorldDescription, until_s: float = 60) -> list[tuple[float, str, str]]:
+def actions(described: WorldDescription, until_s: float = 60) -> list[tuple[float, str, str]]:
     found = timeline(described, round(until_s * SECOND_US))
     return [(action.at_us / SECOND_US, action.kind, action.target) for action in found]
 
 
 def test_links_that_vary_by_themselves_are_no_actions() -> None:
-    assert done(world("")) == []
+    assert actions(world("")) == []
 
 
 def test_a_crash_is_a_kill_and_a_start() -> None:
     crash = fault("crash", "a", "2s", 'for = "3s"')
-    assert done(world(crash)) == [(2, "kill", "a"), (5, "start", "a")]
+    assert actions(world(crash)) == [(2, "kill", "a"), (5, "start", "a")]
 
 
 def test_a_crash_for_good_is_never_started_again() -> None:
-    assert done(world(fault("crash", "coordinator", "2s"))) == [(2, "kill", "coordinator")]
+    assert actions(world(fault("crash", "coordinator", "2s"))) == [(2, "kill", "coordinator")]
 
 
 def test_a_partition_is_a_cut_and_a_heal() -> None:
     partition = fault("partition", "all", "0s", 'for = "1s"')
-    assert done(world(partition)) == [
+    assert actions(world(partition)) == [
         (0, "cut", "a"),
         (0, "cut", "b"),
         (1, "heal", "a"),
@@ -56,7 +56,7 @@ def test_a_partition_is_a_cut_and_a_heal() -> None:
 
 def test_a_flap_is_cut_for_half_of_each_turn() -> None:
     flap = fault("flap", "b", "1s", 'every = "4s"\nfor = "8s"')
-    assert done(world(flap)) == [
+    assert actions(world(flap)) == [
         (1, "cut", "b"),
         (3, "heal", "b"),
         (5, "cut", "b"),
@@ -67,7 +67,7 @@ def test_a_flap_is_cut_for_half_of_each_turn() -> None:
 def test_a_slow_device_is_slow_and_then_as_before() -> None:
     slow = fault("slow_device", "c", "2s", 'for = "3s"\nfactor = 3')
     described = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
-    assert done(described) == [(2, "impair", "c"), (5, "repair", "c")]
+    assert actions(described) == [(2, "impair", "c"), (5, "repair", "c")]
     factors = {each.slowness for each in timeline(described, 60 * SECOND_US)}
     assert factors == {3.0}
 
@@ -81,7 +81,7 @@ def test_a_device_without_a_step_floor_cannot_become_slow() -> None:
 def test_actions_of_all_faults_come_in_order_of_time() -> None:
     crash = fault("crash", "a", "2s", 'for = "10s"')
     partition = fault("partition", "b", "1s", 'for = "4s"')
-    assert done(world(crash + partition)) == [
+    assert actions(world(crash + partition)) == [
         (1, "cut", "b"),
         (2, "kill", "a"),
         (5, "heal", "b"),
@@ -90,11 +90,11 @@ def test_actions_of_all_faults_come_in_order_of_time() -> None:
 
 
 def test_nothing_is_done_after_the_end() -> None:
-    assert done(world(fault("crash", "a", "2s", 'for = "3s"')), until_s=5) == [(2, "kill", "a")]
+    assert actions(world(fault("crash", "a", "2s", 'for = "3s"')), until_s=5) == [(2, "kill", "a")]
 
 
 def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
-    found = done(world("", 'churn = "stress"\nchurn_speed = 60'), until_s=600)
+    found = actions(world("", 'churn = "stress"\nchurn_speed = 60'), until_s=600)
     assert found == sorted(found, key=lambda action: action[0])
     for name in ("a", "b"):
         kinds = [kind for _, kind, whose in found if whose == name]
@@ -104,7 +104,7 @@ def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
 
 def test_equal_worlds_have_equal_actions() -> None:
     churned = 'churn = "stress"\nchurn_speed = 60'
-    assert done(world("", churned), 600) == done(world("", churned), 600)
+    assert actions(world("", churned), 600) == actions(world("", churned), 600)
 
 
 @pytest.mark.parametrize(

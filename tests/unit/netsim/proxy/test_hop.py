@@ -6,7 +6,7 @@ from netsim.proxy.hop import Hop
 from tests.unit.netsim.proxy.one_stream import InstantClock, direction, hop
 
 
-def carried(through: Hop, clock: InstantClock, sizes: list[int]) -> list[int]:
+def exit_times(through: Hop, clock: InstantClock, sizes: list[int]) -> list[int]:
     """Carry parcels all at once; when each came out."""
     out: list[int] = []
     for size in sizes:
@@ -18,18 +18,18 @@ def carried(through: Hop, clock: InstantClock, sizes: list[int]) -> list[int]:
 def test_a_parcel_takes_its_serialisation_and_the_delay() -> None:
     clock = InstantClock()
     # 1,250 bytes at 1 Mbit/s: 10 ms.
-    assert carried(hop(direction(50, 1), clock), clock, [1250, 1250]) == [60_000, 70_000]
+    assert exit_times(hop(direction(50, 1), clock), clock, [1250, 1250]) == [60_000, 70_000]
 
 
 def test_without_a_rate_only_the_delay_is_left() -> None:
     clock = InstantClock()
-    assert carried(hop(direction(50), clock), clock, [60_000, 60_000]) == [50_000, 50_000]
+    assert exit_times(hop(direction(50), clock), clock, [60_000, 60_000]) == [50_000, 50_000]
 
 
 def test_fractions_of_a_microsecond_do_not_add_up() -> None:
     clock = InstantClock()
     # 100 bytes at 300 Mbit/s: 2.67 us each.
-    out = carried(hop(direction(0, 300), clock), clock, [100] * 30_000)
+    out = exit_times(hop(direction(0, 300), clock), clock, [100] * 30_000)
     assert out[-1] == pytest.approx(80_000, abs=1)
 
 
@@ -40,7 +40,7 @@ def test_the_rate_is_that_of_the_moment_of_service() -> None:
     faster = msgspec.structs.replace(asked, bits_per_s=10_000_000)
     clock.at(15_000, lambda: through.change(faster, lambda _now_us: 0))
     # The second parcel is half served when the rate grows tenfold: 5 ms become 0.5.
-    assert carried(through, clock, [1250] * 3) == [10_000, 15_500, 16_500]
+    assert exit_times(through, clock, [1250] * 3) == [10_000, 15_500, 16_500]
 
 
 def test_a_shorter_delay_lets_nothing_overtake() -> None:
@@ -96,4 +96,4 @@ def test_a_link_that_stands_still_loses_nothing() -> None:
 def test_jitter_comes_on_top_at_the_moment_of_leaving() -> None:
     clock = InstantClock()
     through = Hop(direction(0, 1), lambda now_us: 3 * Microseconds(now_us), clock)
-    assert carried(through, clock, [1250, 1250]) == [40_000, 80_000]
+    assert exit_times(through, clock, [1250, 1250]) == [40_000, 80_000]

@@ -35,9 +35,9 @@ class Hosts:
             )
             for name, link in links.items()
         ]
-        self.router = Router(TunnelPlan(seed=1, ports=tuple(ports)), self._opened)
+        self.router = Router(TunnelPlan(seed=1, ports=tuple(ports)), self._open_device)
 
-    def _opened(self, port: TunnelPort) -> int:
+    def _open_device(self, port: TunnelPort) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ours.setblocking(False)
         self.ends[port.namespace] = ours
@@ -56,7 +56,7 @@ class Hosts:
     def set_clock(self, at_ns: int) -> None:
         self.router.start_ns = time.monotonic_ns() - at_ns
 
-    def received(self, name: str) -> int:
+    def read_packets(self, name: str) -> int:
         count = 0
         try:
             while self.ends[name].recv(2048):
@@ -81,9 +81,9 @@ def hosts() -> Iterator[Hosts]:
 def test_packets_cross_after_their_delay(hosts: Hosts, source: str, target: str) -> None:
     hosts.send(source, target, 0)
     hosts.reach(10 * S_NS)
-    assert hosts.received(target) == 0
+    assert hosts.read_packets(target) == 0
     hosts.reach(11 * S_NS)
-    assert hosts.received(target) == 1
+    assert hosts.read_packets(target) == 1
 
 
 @pytest.mark.parametrize(("source", "target"), [("a", "b"), ("b", "a")])
@@ -97,7 +97,7 @@ def test_a_cut_loses_what_is_under_way_though_it_is_healed_at_once(
     hosts.router.obey(SetCondition("a", Condition.OPEN))
     hosts.send(source, target, S_NS)
     hosts.reach(30 * S_NS)
-    assert hosts.received(target) == 1
+    assert hosts.read_packets(target) == 1
 
 
 def test_a_cut_loses_nothing_of_others(hosts: Hosts) -> None:
@@ -106,11 +106,11 @@ def test_a_cut_loses_nothing_of_others(hosts: Hosts) -> None:
     hosts.router.obey(SetCondition("b", Condition.CUT))
     hosts.router.obey(SetCondition("b", Condition.OPEN))
     hosts.reach(30 * S_NS)
-    assert hosts.received("b") == 1
+    assert hosts.read_packets("b") == 1
 
 
 def test_what_was_due_before_a_request_is_done_before_it(hosts: Hosts) -> None:
     hosts.send("b", "a", 0)
     hosts.set_clock(30 * S_NS)
     hosts.router.obey(SetShape("a", Shape(link=Link(up=SLOW, down=SLOW))))
-    assert hosts.received("a") == 1
+    assert hosts.read_packets("a") == 1

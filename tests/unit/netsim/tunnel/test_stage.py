@@ -9,7 +9,7 @@ MS_NS = 10**6
 FULL = bytes(1500)
 
 
-class Path:
+class StagePath:
     """A stage with its calendar, and what came out of it when."""
 
     def __init__(
@@ -48,7 +48,7 @@ def direction(delay_ms: float = 0, bits_per_s: int = 0, **others: float) -> Link
 
 
 def test_a_packet_takes_its_time_at_the_bottleneck_and_then_its_delay() -> None:
-    path = Path(direction(25, 12_000_000))
+    path = StagePath(direction(25, 12_000_000))
     path.offer(2)
     path.drain()
     assert [at_ns for at_ns, _ in path.out] == [26 * MS_NS, 27 * MS_NS]
@@ -56,7 +56,7 @@ def test_a_packet_takes_its_time_at_the_bottleneck_and_then_its_delay() -> None:
 
 @pytest.mark.parametrize("bits_per_s", [1_000_000, 5_000_000, 77_000_000, 200_000_000])
 def test_a_full_queue_drains_at_exactly_the_rate(bits_per_s: int) -> None:
-    path = Path(direction(10, bits_per_s))
+    path = StagePath(direction(10, bits_per_s))
     path.offer(1001)
     path.drain()
     taken_ns = path.out[-1][0] - path.out[0][0]
@@ -64,7 +64,7 @@ def test_a_full_queue_drains_at_exactly_the_rate(bits_per_s: int) -> None:
 
 
 def test_what_waits_drains_at_the_rate_that_holds_when_it_leaves() -> None:
-    path = Path(direction(0, 12_000_000))
+    path = StagePath(direction(0, 12_000_000))
     path.offer(3000)
     for second in range(1, 5):
         path.calendar.run_until(second * SECOND_NS)
@@ -78,7 +78,7 @@ def test_what_waits_drains_at_the_rate_that_holds_when_it_leaves() -> None:
 
 
 def test_a_gap_holds_back_even_the_packet_that_is_being_sent() -> None:
-    path = Path(direction(0, 12_000_000))
+    path = StagePath(direction(0, 12_000_000))
     path.offer(3)
     path.calendar.run_until(MS_NS // 2)
     path.stage.change(MS_NS // 2, direction(0, STALLED_BITS_PER_S))
@@ -90,7 +90,7 @@ def test_a_gap_holds_back_even_the_packet_that_is_being_sent() -> None:
 
 
 def test_what_waits_goes_at_once_when_the_limit_is_lifted() -> None:
-    path = Path(direction(0, 12_000))
+    path = StagePath(direction(0, 12_000))
     path.offer(3)
     path.stage.change(MS_NS, direction(0, 0))
     path.drain()
@@ -98,7 +98,7 @@ def test_what_waits_goes_at_once_when_the_limit_is_lifted() -> None:
 
 
 def test_a_packet_that_was_due_before_a_change_leaves_with_it_and_not_earlier() -> None:
-    path = Path(direction(0, 12_000_000))
+    path = StagePath(direction(0, 12_000_000))
     path.offer(2)
     path.stage.change(5 * MS_NS, direction(0, 1_200_000))
     path.drain()
@@ -106,7 +106,7 @@ def test_a_packet_that_was_due_before_a_change_leaves_with_it_and_not_earlier() 
 
 
 def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
-    path = Path(direction(0, 12_000_000), room_bytes=4 * 1500)
+    path = StagePath(direction(0, 12_000_000), room_bytes=4 * 1500)
     path.offer(10)
     path.drain()
     assert path.numbers() == [0, 1, 2, 3, 4]
@@ -114,7 +114,7 @@ def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
 
 
 def test_jitter_keeps_the_order() -> None:
-    path = Path(direction(50, jitter_us=20_000, jitter_memory_ms=20))
+    path = StagePath(direction(50, jitter_us=20_000, jitter_memory_ms=20))
     path.offer(5000, gap_ns=MS_NS // 5)
     path.drain()
     assert path.numbers() == list(range(5000))
@@ -122,7 +122,7 @@ def test_jitter_keeps_the_order() -> None:
 
 
 def test_a_share_of_packets_overtakes_where_that_is_asked_for() -> None:
-    path = Path(direction(50, reordering=0.1))
+    path = StagePath(direction(50, reordering=0.1))
     path.offer(5000, gap_ns=MS_NS)
     path.drain()
     assert sorted(path.numbers()) == list(range(5000))
@@ -130,7 +130,7 @@ def test_a_share_of_packets_overtakes_where_that_is_asked_for() -> None:
 
 
 def test_a_share_of_packets_arrives_twice_where_that_is_asked_for() -> None:
-    path = Path(direction(1, duplication=0.05))
+    path = StagePath(direction(1, duplication=0.05))
     path.offer(5000, gap_ns=MS_NS)
     path.drain()
     assert path.stage.count().duplicated == len(path.out) - 5000 == pytest.approx(250, abs=80)
@@ -138,7 +138,7 @@ def test_a_share_of_packets_arrives_twice_where_that_is_asked_for() -> None:
 
 def test_the_same_key_decides_the_same_about_every_packet() -> None:
     def survivors(key: str) -> list[int]:
-        path = Path(direction(1, loss=0.05, burst_packets=3), key=key)
+        path = StagePath(direction(1, loss=0.05, burst_packets=3), key=key)
         path.offer(5000, gap_ns=MS_NS)
         path.drain()
         return path.numbers()
@@ -147,7 +147,7 @@ def test_the_same_key_decides_the_same_about_every_packet() -> None:
 
 
 def test_a_change_of_delay_does_not_let_later_packets_overtake() -> None:
-    path = Path(direction(100))
+    path = StagePath(direction(100))
     path.offer(10)
     path.stage.change(MS_NS, direction(1))
     path.offer(10, from_ns=2 * MS_NS)
