@@ -36,7 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateOffer(msgspec.Struct, frozen=True, kw_only=True):
     """An update that a node wants to send, as its header has it but for where the bytes begin."""
 
     job_id: JobId
@@ -49,7 +49,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     signature: bytes
 
 
-class Advance(msgspec.Struct, frozen=True):
+class NodeProgress(msgspec.Struct, frozen=True):
     """How far a participant is, for people. Only the newest is kept."""
 
     job_id: JobId
@@ -71,13 +71,13 @@ def release_message(job_id: JobId, reason: str) -> node_pb2.ControlResponse:
     return node_pb2.ControlResponse(release=node_pb2.Release(job_id=job_id, reason=reason))
 
 
-def offer_value(header: node_pb2.UpdateHeader, node: NodeId) -> Offer:
+def offer_value(header: node_pb2.UpdateHeader, node: NodeId) -> UpdateOffer:
     """What a node wants to send.
 
     Raises:
         HyperGPUError: REQUEST_INVALID, the digest is not 32 bytes.
     """
-    return Offer(
+    return UpdateOffer(
         job_id=JobId(header.lease.job_id),
         round=header.lease.round,
         node=node,
@@ -131,9 +131,9 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
     )
 
 
-def advance_value(message: node_pb2.Progress) -> Advance:
+def progress_value(message: node_pb2.Progress) -> NodeProgress:
     """How far a participant says it is."""
-    return Advance(
+    return NodeProgress(
         job_id=JobId(message.lease.job_id),
         round=message.lease.round,
         lease=message.lease.number,
@@ -188,7 +188,7 @@ def resting_summary(job_id: JobId, why: str) -> job_pb2.JobSummary:
 
 
 def participant_summary(
-    node: NodeId, participant: Participant, advance: Advance | None
+    node: NodeId, participant: Participant, progress: NodeProgress | None
 ) -> job_pb2.ParticipantSummary:
     """One line about a participant, with its progress when that belongs to its lease."""
     message = job_pb2.ParticipantSummary(
@@ -203,9 +203,9 @@ def participant_summary(
         message.steps_done = participant.inner_steps
         loss = participant.update.loss_last if participant.update else None
         message.loss = math.nan if loss is None else loss
-    elif advance is not None and advance.lease == participant.lease:
-        message.steps_done = advance.steps_done
-        message.loss = advance.loss
+    elif progress is not None and progress.lease == participant.lease:
+        message.steps_done = progress.steps_done
+        message.loss = progress.loss
     return message
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -29,8 +29,8 @@ def blobs(tmp_path: Path, space: Space) -> BlobStore:
 
 
 @pytest.fixture
-def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> Quarantine:
-    return Quarantine(tmp_path, blobs, space)
+def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> UploadStore:
+    return UploadStore(tmp_path, blobs, space)
 
 
 def whole(blobs: BlobStore, blob: BlobRef) -> bytes:
@@ -181,7 +181,7 @@ def test_many_threads_store_the_same_and_other_blobs(blobs: BlobStore) -> None:
     assert blobs.space.used_bytes == 10 + 2 * 10
 
 
-def test_an_upload_becomes_a_blob(blobs: BlobStore, quarantine: Quarantine) -> None:
+def test_an_upload_becomes_a_blob(blobs: BlobStore, quarantine: UploadStore) -> None:
     upload = quarantine.open(KEY, BLOB)
     assert upload.append(0, CONTENT[:120]) == 120
     assert upload.append(120, CONTENT[120:]) == 200
@@ -192,10 +192,10 @@ def test_an_upload_becomes_a_blob(blobs: BlobStore, quarantine: Quarantine) -> N
 
 
 def test_an_upload_goes_on_after_a_restart(
-    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
     quarantine.open(KEY, BLOB).append(0, CONTENT[:120])
-    again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
+    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert again.committed_offset(KEY) == 120
     seen: list[bytes | memoryview] = []
     upload = again.open(KEY, BLOB, seen.append)
@@ -206,7 +206,7 @@ def test_an_upload_goes_on_after_a_restart(
 
 
 @pytest.mark.parametrize("offset", [0, 49, 51])
-def test_a_gap_or_an_overlap_is_refused(quarantine: Quarantine, offset: int) -> None:
+def test_a_gap_or_an_overlap_is_refused(quarantine: UploadStore, offset: int) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT[:50])
     with refusal(Reason.OFFSET_MISMATCH):
@@ -214,14 +214,14 @@ def test_a_gap_or_an_overlap_is_refused(quarantine: Quarantine, offset: int) -> 
     assert upload.append(50, CONTENT[50:60]) == 60
 
 
-def test_more_than_was_declared_is_refused(quarantine: Quarantine) -> None:
+def test_more_than_was_declared_is_refused(quarantine: UploadStore) -> None:
     upload = quarantine.open(KEY, BLOB)
     with refusal(Reason.UPDATE_TOO_LARGE):
         upload.append(0, CONTENT + b"!")
     assert upload.committed_offset == 0
 
 
-def test_an_unfinished_upload_is_no_blob(blobs: BlobStore, quarantine: Quarantine) -> None:
+def test_an_unfinished_upload_is_no_blob(blobs: BlobStore, quarantine: UploadStore) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT[:-1])
     with refusal(Reason.OFFSET_MISMATCH):
@@ -231,7 +231,7 @@ def test_an_unfinished_upload_is_no_blob(blobs: BlobStore, quarantine: Quarantin
     assert upload.finish() == BLOB
 
 
-def test_wrong_bytes_are_thrown_away(blobs: BlobStore, quarantine: Quarantine) -> None:
+def test_wrong_bytes_are_thrown_away(blobs: BlobStore, quarantine: UploadStore) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, bytes(200))
     with refusal(Reason.DIGEST_MISMATCH):
@@ -240,7 +240,7 @@ def test_wrong_bytes_are_thrown_away(blobs: BlobStore, quarantine: Quarantine) -
     assert blobs.space.used_bytes == 0
 
 
-def test_a_newer_attempt_cuts_the_older_one_off(quarantine: Quarantine) -> None:
+def test_a_newer_attempt_cuts_the_older_one_off(quarantine: UploadStore) -> None:
     older = quarantine.open(KEY, BLOB)
     older.append(0, CONTENT[:10])
     newer = quarantine.open(KEY, BLOB)
@@ -252,7 +252,7 @@ def test_a_newer_attempt_cuts_the_older_one_off(quarantine: Quarantine) -> None:
 
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
@@ -261,7 +261,7 @@ def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
 
 
 def test_an_attempt_that_ended_holds_only_what_it_stored(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT[:50])
@@ -271,7 +271,7 @@ def test_an_attempt_that_ended_holds_only_what_it_stored(
 
 
 def test_a_full_quota_at_the_end_keeps_the_upload(
-    blobs: BlobStore, quarantine: Quarantine, space: Space
+    blobs: BlobStore, quarantine: UploadStore, space: Space
 ) -> None:
     upload = quarantine.open(KEY, BLOB)
     upload.append(0, CONTENT)
@@ -285,7 +285,7 @@ def test_a_full_quota_at_the_end_keeps_the_upload(
 
 
 def test_abandoned_uploads_expire_and_open_ones_do_not(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     abandoned = quarantine.open("abandoned", BLOB)
     abandoned.append(0, CONTENT[:50])
@@ -300,7 +300,7 @@ def test_abandoned_uploads_expire_and_open_ones_do_not(
     assert blobs.space.used_bytes == 200
 
 
-def test_an_owner_has_one_upload_at_a_time(blobs: BlobStore, quarantine: Quarantine) -> None:
+def test_an_owner_has_one_upload_at_a_time(blobs: BlobStore, quarantine: UploadStore) -> None:
     first = quarantine.open("first", BLOB, owner="node")
     first.append(0, CONTENT[:120])
     second = quarantine.open(KEY, BLOB, owner="node")
@@ -316,20 +316,20 @@ def test_an_owner_has_one_upload_at_a_time(blobs: BlobStore, quarantine: Quarant
 
 
 def test_an_owners_upload_is_known_after_a_restart(
-    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
     quarantine.open("first", BLOB, owner="node").append(0, CONTENT[:120])
-    again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
+    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert again.committed_offset("first", owner="node") == 120
     again.open(KEY, BLOB, owner="node")
     assert again.committed_offset("first", owner="node") == 0
 
 
-def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: Quarantine) -> None:
+def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: UploadStore) -> None:
     kept = quarantine.open(KEY, BLOB, owner="kept")
     unowned = quarantine.open(KEY, BLOB)
     quarantine.open(KEY, BLOB, owner="void").append(0, CONTENT[:50])
-    owned = quarantine.owned()
+    owned = quarantine.owned_uploads()
     later = quarantine.open(KEY, BLOB, owner="later")
     assert quarantine.forget(owned, keeps={"kept"}) == 1
     for upload in (kept, unowned, later):
@@ -338,11 +338,11 @@ def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: Quar
 
 
 def test_a_forgotten_upload_is_gone_with_its_attempt(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     upload = quarantine.open(KEY, BLOB, owner="node")
     upload.append(0, CONTENT[:50])
-    assert quarantine.forget(quarantine.owned(), keeps=()) == 1
+    assert quarantine.forget(quarantine.owned_uploads(), keeps=()) == 1
     with refusal(Reason.OFFSET_MISMATCH):
         upload.append(50, CONTENT[50:])
     assert blobs.space.used_bytes == 0

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.stripes import StripeUpload
+from coordinator.shell.blobs.upload_store import UploadStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -33,8 +33,8 @@ def blobs(tmp_path: Path, space: Space) -> BlobStore:
 
 
 @pytest.fixture
-def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> Quarantine:
-    return Quarantine(tmp_path, blobs, space)
+def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> UploadStore:
+    return UploadStore(tmp_path, blobs, space)
 
 
 def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
@@ -48,7 +48,7 @@ def whole(blobs: BlobStore, blob: BlobRef = BLOB) -> bytes:
     return content
 
 
-def begun(quarantine: Quarantine) -> list[StripeUpload]:
+def begun(quarantine: UploadStore) -> list[StripeUpload]:
     return [quarantine.open_stripe(KEY, BLOB, stripe, owner="node") for stripe in STRIPES]
 
 
@@ -57,11 +57,11 @@ def bring(upload: StripeUpload, content: bytes = CONTENT) -> None:
     upload.append(start, content[start:end])
 
 
-def committed(quarantine: Quarantine) -> list[int]:
+def committed(quarantine: UploadStore) -> list[int]:
     return [int(quarantine.committed_stripe(KEY, BLOB, stripe, owner="node")) for stripe in STRIPES]
 
 
-def test_stripes_begin_where_the_one_before_ends(quarantine: Quarantine) -> None:
+def test_stripes_begin_where_the_one_before_ends(quarantine: UploadStore) -> None:
     assert [(each.start(200), each.end(200)) for each in STRIPES] == [
         (0, 66),
         (66, 133),
@@ -72,7 +72,7 @@ def test_stripes_begin_where_the_one_before_ends(quarantine: Quarantine) -> None
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_an_upload_is_whole_with_its_last_stripe(
-    blobs: BlobStore, quarantine: Quarantine, order: tuple[int, ...]
+    blobs: BlobStore, quarantine: UploadStore, order: tuple[int, ...]
 ) -> None:
     uploads = begun(quarantine)
     for number in order[:2]:
@@ -87,7 +87,7 @@ def test_an_upload_is_whole_with_its_last_stripe(
 
 
 def test_of_stripes_that_end_together_one_is_told_to_finish(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     uploads = begun(quarantine)
     with ThreadPoolExecutor(3) as pool:
@@ -98,7 +98,7 @@ def test_of_stripes_that_end_together_one_is_told_to_finish(
     assert whole(blobs) == CONTENT
 
 
-def test_the_whole_is_shown_once_and_in_order(quarantine: Quarantine) -> None:
+def test_the_whole_is_shown_once_and_in_order(quarantine: UploadStore) -> None:
     seen: list[bytes | memoryview] = []
     for stripe in reversed(STRIPES):
         upload = quarantine.open_stripe(KEY, BLOB, stripe, seen.append)
@@ -108,12 +108,12 @@ def test_the_whole_is_shown_once_and_in_order(quarantine: Quarantine) -> None:
 
 
 def test_every_stripe_goes_on_where_it_ended_after_a_restart(
-    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
     first, second, _ = begun(quarantine)
     bring(first)
     second.append(66, CONTENT[66:100])
-    again = Quarantine(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
+    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
     assert committed(again) == [66, 100, 133]
     uploads = begun(again)
     for upload in uploads[1:]:
@@ -125,7 +125,7 @@ def test_every_stripe_goes_on_where_it_ended_after_a_restart(
 
 
 def test_stripes_that_were_left_go_on_without_a_restart(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     for upload in begun(quarantine):
         bring(upload)
@@ -140,7 +140,7 @@ def test_stripes_that_were_left_go_on_without_a_restart(
 
 @pytest.mark.parametrize("offset", [0, 65, 67])
 def test_a_gap_or_an_overlap_within_a_stripe_is_refused(
-    quarantine: Quarantine, offset: int
+    quarantine: UploadStore, offset: int
 ) -> None:
     second = begun(quarantine)[1]
     with refusal(Reason.OFFSET_MISMATCH):
@@ -148,7 +148,7 @@ def test_a_gap_or_an_overlap_within_a_stripe_is_refused(
     assert second.append(66, b"x") == 67
 
 
-def test_more_than_the_stripe_is_refused(quarantine: Quarantine) -> None:
+def test_more_than_the_stripe_is_refused(quarantine: UploadStore) -> None:
     second = begun(quarantine)[1]
     with refusal(Reason.UPDATE_TOO_LARGE):
         second.append(66, CONTENT[66:134])
@@ -156,7 +156,7 @@ def test_more_than_the_stripe_is_refused(quarantine: Quarantine) -> None:
 
 
 def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     uploads = begun(quarantine)
     newer = quarantine.open_stripe(KEY, BLOB, STRIPES[1], owner="node")
@@ -170,7 +170,7 @@ def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
     assert whole(blobs) == CONTENT
 
 
-def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: Quarantine) -> None:
+def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: UploadStore) -> None:
     uploads = begun(quarantine)
     for upload in uploads:
         bring(upload)
@@ -180,7 +180,7 @@ def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: Quarantine)
 
 
 def test_wrong_bytes_are_thrown_away_with_every_stripe(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     uploads = begun(quarantine)
     for upload in uploads:
@@ -193,7 +193,7 @@ def test_wrong_bytes_are_thrown_away_with_every_stripe(
 
 
 def test_a_discarded_upload_is_gone_for_its_other_stripes(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     uploads = begun(quarantine)
     bring(uploads[0])
@@ -204,7 +204,7 @@ def test_a_discarded_upload_is_gone_for_its_other_stripes(
 
 
 def test_a_full_quota_at_the_end_keeps_every_stripe(
-    blobs: BlobStore, quarantine: Quarantine, space: Space
+    blobs: BlobStore, quarantine: UploadStore, space: Space
 ) -> None:
     uploads = begun(quarantine)
     for upload in uploads:
@@ -223,7 +223,7 @@ def test_a_full_quota_at_the_end_keeps_every_stripe(
 
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
@@ -232,17 +232,17 @@ def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
 
 
 def test_the_space_of_every_stripe_is_counted_before_it_comes(
-    blobs: BlobStore, quarantine: Quarantine, tmp_path: Path
+    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
     begun(quarantine)[0].append(0, b"x")
     assert blobs.space.used_bytes == len(CONTENT) + COUNTS_BYTES
     after_restart = Space(tmp_path, QUOTA_BYTES)
-    Quarantine(tmp_path, blobs, after_restart)
+    UploadStore(tmp_path, blobs, after_restart)
     assert after_restart.used_bytes == len(CONTENT) + COUNTS_BYTES
 
 
 def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     bring(begun(quarantine)[0])
     quarantine.open_stripe(KEY, BLOB, Stripe(0, 2), owner="node")
@@ -255,7 +255,7 @@ def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
 
 
 def test_abandoned_stripes_expire_and_open_ones_do_not(
-    blobs: BlobStore, quarantine: Quarantine
+    blobs: BlobStore, quarantine: UploadStore
 ) -> None:
     uploads = begun(quarantine)
     os.utime(uploads[0].path, (1, 1))
@@ -269,7 +269,7 @@ def test_abandoned_stripes_expire_and_open_ones_do_not(
 
 @pytest.mark.parametrize("damage", [b"", b"short", CONTENT + bytes(5), bytes(200 + 99)])
 def test_a_file_that_is_no_such_upload_begins_anew(
-    blobs: BlobStore, quarantine: Quarantine, damage: bytes
+    blobs: BlobStore, quarantine: UploadStore, damage: bytes
 ) -> None:
     uploads = begun(quarantine)
     bring(uploads[0])

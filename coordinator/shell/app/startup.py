@@ -22,9 +22,9 @@ from coordinator.shell.app.listeners import (
     joined_address,
 )
 from coordinator.shell.app.payments import PaymentsHost, load_payments
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.commands.datasets import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members
 from coordinator.shell.commands.recovery import take_up
@@ -51,7 +51,7 @@ from coordinator.shell.runtime.services import DATASETS, Pins, Services
 from coordinator.shell.runtime.upload_nonces import UploadNonces
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.health import HealthServicer
-from coordinator.shell.servicers.node.joining import Joins
+from coordinator.shell.servicers.node.enrolment import Enrolment
 from coordinator.shell.servicers.node.servicer import NodeServicer
 from coordinator.shell.servicers.user.job import JobServicer
 from coordinator.shell.servicers.user.operator import OperatorServicer
@@ -165,13 +165,13 @@ class Coordinator:
     async def _serve(self, hosts: tuple[str, ...]) -> None:
         addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
         gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext)
-        joins = Joins(
+        enrolment = Enrolment(
             authority=self._authority,
             tokens=self._tokens,
             nodes=self._nodes,
             guesses=self._guesses,
         )
-        joins.node_port = self._listeners.node_port
+        enrolment.node_port = self._listeners.node_port
         operator = OperatorServicer(
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
@@ -180,7 +180,7 @@ class Coordinator:
             health=self._health,
             jobs=JobServicer(self._services),
             operator=operator,
-            nodes=NodeServicer(self._services, gate, joins),
+            nodes=NodeServicer(self._services, gate, enrolment),
             node_gate=gate,
             payments=self._services.job_terms.payments,
         )
@@ -314,7 +314,7 @@ def _open_services(settings: Settings) -> Services:
         settings=settings,
         journal=journal,
         blobs=blobs,
-        quarantine=Quarantine(settings.data_dir, blobs, space),
+        uploads=UploadStore(settings.data_dir, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
         nodes=nodes,

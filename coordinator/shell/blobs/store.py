@@ -23,7 +23,7 @@ import structlog
 
 from coordinator.shell.blobs.files import sync_file, sync_folder, write_whole
 from coordinator.shell.blobs.space import KEEP_S, Space, reject_when_full
-from coordinator.shell.blobs.spares import Spares
+from coordinator.shell.blobs.spare_files import Spares
 from hypergpu.digest import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

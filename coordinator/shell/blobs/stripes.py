@@ -99,7 +99,7 @@ class StripedFile:
         return self.is_open and self._attempts.get(attempt.stripe.index) is attempt
 
     def append(self, attempt: "StripeUpload", offset: int, piece: bytes | memoryview) -> Bytes:
-        """Store the next piece of a stripe; see `Upload.append`."""
+        """Store the next piece of a stripe; see `WholeUpload.append`."""
         index, end = attempt.stripe.index, attempt.stripe.end(self.blob.size_bytes)
         with self._lock:
             self._check(attempt)
@@ -178,7 +178,7 @@ class StripedFile:
 
 
 class StripeUpload:
-    """One attempt to go on with a stripe, used like an `Upload`. Offsets count within the whole."""
+    """One attempt to go on with a stripe, like a `WholeUpload`. Offsets count within the whole."""
 
     def __init__(self, file: StripedFile, stripe: Stripe, observe: Observer | None) -> None:
         self.stripe = stripe
@@ -201,7 +201,7 @@ class StripeUpload:
         return self._file.is_current(self)
 
     def append(self, offset: int, piece: bytes | memoryview) -> Bytes:
-        """Store the next piece; see `Upload.append`."""
+        """Store the next piece; see `WholeUpload.append`."""
         return self._file.append(self, offset, piece)
 
     def gather(self) -> bool:
@@ -217,7 +217,7 @@ class StripeUpload:
         return self._file.gather(self)
 
     def finish(self, *, keep_s: int = KEEP_S) -> BlobRef:
-        """Make what was gathered a durable blob. Raises what `Upload.finish` raises."""
+        """Make what was gathered a durable blob. Raises what `WholeUpload.finish` raises."""
         self._file.finish(keep_s)
         return self._file.blob
 

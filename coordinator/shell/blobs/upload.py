@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.shell.blobs.files import begin_writeback, write_whole
-from coordinator.shell.blobs.gauge import Gauge
 from coordinator.shell.blobs.keeper import Keeper
 from coordinator.shell.blobs.space import KEEP_S, reject_when_full
+from coordinator.shell.blobs.written_count import Gauge
 from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -21,7 +21,7 @@ Observer = Callable[[bytes | memoryview], None]
 """Sees every byte of an upload once and in order, those of earlier attempts first."""
 
 
-class Upload:
+class WholeUpload:
     """One attempt to go on with an upload. Its methods block; call them one after the other."""
 
     def __init__(

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 
 from coordinator.shell.journal.records import UpdateCount
-from coordinator.shell.translate import Advance, Capabilities
+from coordinator.shell.translate import Capabilities, NodeProgress
 from hypergpu.ids import NodeId
 from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
@@ -47,7 +47,7 @@ class ConnectedNodes:
 
     def __init__(self) -> None:
         self.streams: dict[NodeId, ControlStream] = {}
-        self.progress: dict[NodeId, Advance] = {}
+        self.progress: dict[NodeId, NodeProgress] = {}
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._names: dict[NodeId, str] = {}
@@ -124,9 +124,9 @@ class ConnectedNodes:
         if stream is not None:
             stream.send(message)
 
-    def record_progress(self, node: NodeId, advance: Advance) -> None:
+    def record_progress(self, node: NodeId, progress: NodeProgress) -> None:
         """Keep the newest progress of a node."""
-        self.progress[node] = advance
+        self.progress[node] = progress
 
     def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
         """Add to the node's counts, which the journal gets later."""

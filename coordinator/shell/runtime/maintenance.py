@@ -40,7 +40,7 @@ class BlobCollector:
                 async with asyncio.timeout(_COLLECT_EVERY_S):
                     await self._is_requested.wait()
             except TimeoutError:
-                await asyncio.to_thread(self._services.quarantine.expire)
+                await asyncio.to_thread(self._services.uploads.expire)
             self._is_requested.clear()
             began_s = time.monotonic()
             if not self._services.driver.unreadable:
@@ -50,9 +50,9 @@ class BlobCollector:
 
     async def _discard_void_uploads(self) -> None:
         """Discard uploads under leases that have ended."""
-        quarantine = self._services.quarantine
+        uploads = self._services.uploads
         # Listed before the runtimes are asked: an upload under a newer lease has another file.
-        owned = quarantine.owned()
+        owned = uploads.owned_uploads()
         open_uploads = {
             name
             for runtime in self._services.driver.runtimes.values()
@@ -60,7 +60,7 @@ class BlobCollector:
         }
         if not owned:
             return
-        if count := await asyncio.to_thread(quarantine.forget, owned, keeps=open_uploads):
+        if count := await asyncio.to_thread(uploads.forget, owned, keeps=open_uploads):
             log.debug("uploads under void leases were discarded", uploads=count)
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from coordinator.config import Settings
 from coordinator.core.job.live_blobs import live_blobs
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
@@ -58,7 +58,7 @@ class Services(NamedTuple):
     settings: Settings
     journal: Journal
     blobs: BlobStore
-    quarantine: Quarantine
+    uploads: UploadStore
     evaluator: EvaluatorProcess
     driver: Driver
     nodes: ConnectedNodes

@@ -3,7 +3,7 @@
 import asyncio
 from typing import NamedTuple
 
-from coordinator.shell.translate import Offer
+from coordinator.shell.translate import UpdateOffer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.wire.bulk import Stripe
@@ -12,7 +12,7 @@ from hypergpu.wire.bulk import Stripe
 class UploadAttempt(NamedTuple):
     """The upload under a node's newest nonce."""
 
-    offer: Offer
+    offer: UpdateOffer
     stripes: int
     begun_stripes: set[int]
     is_fresh: "asyncio.Future[bool]"
@@ -38,7 +38,7 @@ class UploadNonces:
         """The mark in the journal, which may have been passed meanwhile."""
         self._marks[node] = max(mark, self._marks.get(node, 0))
 
-    def sibling(self, offer: Offer, stripe: Stripe) -> UploadAttempt | None:
+    def sibling(self, offer: UpdateOffer, stripe: Stripe) -> UploadAttempt | None:
         """The attempt that this stripe belongs to; None when its nonce is a fresh one.
 
         Raises:
@@ -55,7 +55,7 @@ class UploadNonces:
             raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
         raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
 
-    def begin(self, offer: Offer, stripe: Stripe, is_fresh: "asyncio.Future[bool]") -> None:
+    def begin(self, offer: UpdateOffer, stripe: Stripe, is_fresh: "asyncio.Future[bool]") -> None:
         """Use a fresh nonce up."""
         self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
         self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, is_fresh)

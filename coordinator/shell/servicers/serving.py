@@ -25,7 +25,7 @@ _RANGE_READ_BYTES = 4 * PIECE_BYTES
 """A range is small, comes over a slow link, and many may be read at once."""
 
 
-class Span(NamedTuple):
+class BlobRange(NamedTuple):
     """What is wanted of a blob."""
 
     digest: Digest
@@ -57,25 +57,25 @@ class Span(NamedTuple):
             raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
-async def pieces(services: Services, span: Span) -> AsyncIterator[tuple[int, memoryview]]:
+async def pieces(services: Services, wanted: BlobRange) -> AsyncIterator[tuple[int, memoryview]]:
     """A blob, or a range of it, in chunks, each with its own offset.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader, block = await asyncio.to_thread(_open_blob, services, span)
+    reader, block = await asyncio.to_thread(_open_blob, services, wanted)
     ahead: asyncio.Future[bytes] | None = None
-    offset, stop = span.offset, span.end or reader.size_bytes
+    offset, stop = wanted.offset, wanted.end or reader.size_bytes
     try:
         while block:
             end = offset + len(block)
             is_last = end >= stop
-            left = span.read_bytes(end)
+            left = wanted.read_bytes(end)
             ahead = None if is_last else loop.run_in_executor(None, reader.read, left)
             view = memoryview(block)
-            for start in range(0, len(block), span.chunk_bytes):
-                yield offset + start, view[start : start + span.chunk_bytes]
+            for start in range(0, len(block), wanted.chunk_bytes):
+                yield offset + start, view[start : start + wanted.chunk_bytes]
             offset, block = end, await ahead if ahead else b""
     finally:
         # A cancelled stream may leave a read under way in its thread: the file closes after it.
@@ -85,35 +85,35 @@ async def pieces(services: Services, span: Span) -> AsyncIterator[tuple[int, mem
             ahead.add_done_callback(lambda _: reader.close())
 
 
-def _open_blob(services: Services, span: Span) -> tuple[BlobReader, bytes]:
+def _open_blob(services: Services, wanted: BlobRange) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
-    if (size_bytes := services.blobs.size(span.digest)) is not None:
-        span.refuse_beyond(size_bytes)
-    reader = services.blobs.open(span.digest, span.offset)
+    if (size_bytes := services.blobs.size(wanted.digest)) is not None:
+        wanted.refuse_beyond(size_bytes)
+    reader = services.blobs.open(wanted.digest, wanted.offset)
     try:
-        return reader, reader.read(span.read_bytes(span.offset))
+        return reader, reader.read(wanted.read_bytes(wanted.offset))
     except BaseException:
         reader.close()
         raise
 
 
-async def fetch(services: Services, node: NodeId, span: Span) -> AsyncIterator[bytes]:
+async def fetch(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIterator[bytes]:
     """Serve a node a blob of the job that it works for.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
-    runtime, digest = services.allocator.runtime_of(node), span.digest
+    runtime, digest = services.allocator.runtime_of(node), wanted.digest
     if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
-        for answer in _layout_chunks(runtime.layout, span):
+        for answer in _layout_chunks(runtime.layout, wanted):
             yield answer
         return
     if runtime is None or not _may_see(runtime, digest):
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
     is_model = digest in _model_digests(runtime.job)
     try:
-        async for start, payload in pieces(services, span):
+        async for start, payload in pieces(services, wanted):
             yield chunks.encode_fetched(start, payload)
             if is_model:
                 runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
@@ -137,13 +137,13 @@ def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
     return False
 
 
-def _layout_chunks(layout: Layout, span: Span) -> Iterator[bytes]:
+def _layout_chunks(layout: Layout, wanted: BlobRange) -> Iterator[bytes]:
     """The job's layout as a blob: a node's daemon applies deltas by it and cannot build it."""
     text = memoryview(layout.to_json())
-    span.refuse_beyond(len(text))
-    end = span.end or len(text)
-    for start in range(span.offset, end, span.chunk_bytes):
-        yield chunks.encode_fetched(start, text[start : min(end, start + span.chunk_bytes)])
+    wanted.refuse_beyond(len(text))
+    end = wanted.end or len(text)
+    for start in range(wanted.offset, end, wanted.chunk_bytes):
+        yield chunks.encode_fetched(start, text[start : min(end, start + wanted.chunk_bytes)])
 
 
 async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:

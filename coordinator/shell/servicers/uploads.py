@@ -1,14 +1,15 @@
-"""Bytes in: updates of nodes and files of users, through quarantine, resumable where they broke."""
+"""Uploads of nodes and users, stored through quarantine and resumable where they broke."""
 
 import asyncio
 from typing import NamedTuple
 
 from coordinator.shell.blobs.stripes import StripeUpload
-from coordinator.shell.blobs.upload import Upload
+from coordinator.shell.blobs.upload import WholeUpload
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, Piece
+from coordinator.shell.servicers.wire.chunks import CHUNK_BYTES, UploadChunk
 from coordinator.shell.servicers.wire.handlers import Requests
+from coordinator.shell.telemetry.upload_meter import AddBytes
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.process.clock import monotonic_ms
@@ -25,20 +26,22 @@ _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
 
 
-class Intake(NamedTuple):
-    """Where an upload goes and where its bytes come from."""
+class UploadStream(NamedTuple):
+    """An upload, and the stream that its bytes come from."""
 
-    upload: Upload | StripeUpload
+    upload: WholeUpload | StripeUpload
     requests: Requests
-    patience: StallTimeout
+    stall_timeout: StallTimeout
+    add_bytes: AddBytes = lambda _: None
+    """Hears of the bytes of each piece as it comes."""
 
     @property
     def batch_bytes(self) -> int:
         """Stored per hop to a thread; also what a break may cost beyond what is in flight."""
-        return _BATCH_BYTES if isinstance(self.upload, Upload) else _STRIPE_BATCH_BYTES
+        return _BATCH_BYTES if isinstance(self.upload, WholeUpload) else _STRIPE_BATCH_BYTES
 
 
-async def take_in(intake: Intake) -> Bytes:
+async def store_stream(stream: UploadStream) -> Bytes:
     """Store what the stream brings. Storing and receiving overlap.
 
     Returns:
@@ -51,40 +54,41 @@ async def take_in(intake: Intake) -> Bytes:
     storing: asyncio.Future[None] | None = None
     try:
         while True:
-            batch = await _batch(intake)
+            batch = await _batch(stream)
             if storing is not None:
                 await storing
             if not batch:
-                return intake.upload.committed_offset
-            storing = asyncio.ensure_future(asyncio.to_thread(_store, intake.upload, batch))
+                return stream.upload.committed_offset
+            storing = asyncio.ensure_future(asyncio.to_thread(_store, stream.upload, batch))
     finally:
         if storing is not None and not storing.done():
             await asyncio.wait([storing])
 
 
-async def _batch(intake: Intake) -> list[Piece]:
-    batch: list[Piece] = []
+async def _batch(stream: UploadStream) -> list[UploadChunk]:
+    batch: list[UploadChunk] = []
     held_bytes = 0
-    while held_bytes < intake.batch_bytes:
+    while held_bytes < stream.batch_bytes:
         asked_ms = monotonic_ms()
-        piece = await intake.requests.next(round(1000 * intake.patience.limit_s()))
+        piece = await stream.requests.next(round(1000 * stream.stall_timeout.limit_s()))
         if piece is None:
             break
-        intake.patience.note_piece((monotonic_ms() - asked_ms) / 1000)
-        if not isinstance(piece, Piece):
+        stream.stall_timeout.note_piece((monotonic_ms() - asked_ms) / 1000)
+        if not isinstance(piece, UploadChunk):
             raise HyperGPUError(Reason.REQUEST_INVALID, "a header comes first and only once")
+        stream.add_bytes(piece.payload.nbytes)
         batch.append(piece)
         held_bytes += piece.payload.nbytes
     return batch
 
 
-def _store(upload: Upload | StripeUpload, batch: list[Piece]) -> None:
+def _store(upload: WholeUpload | StripeUpload, batch: list[UploadChunk]) -> None:
     for piece in batch:
         upload.append(piece.offset, piece.payload)
     failpoint("upload.appended")
 
 
-def leave(upload: Upload | StripeUpload) -> None:
+def end_attempt(upload: WholeUpload | StripeUpload) -> None:
     """End an attempt without waiting for it: what is stored stays."""
     if not upload.is_open:
         return
@@ -98,24 +102,24 @@ async def receive_data(services: Services, requests: Requests) -> job_pb2.Upload
     if not isinstance(header, job_pb2.DataHeader):
         raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
     blob = blob_value(header.blob)
-    held = await asyncio.to_thread(held_bytes, services, blob)
+    held = await asyncio.to_thread(stored_bytes, services, blob)
     if held == blob.size_bytes:
         return job_pb2.UploadDataResponse(committed_offset=held)
-    upload = await asyncio.to_thread(services.quarantine.open, _data_key(blob), blob)
+    upload = await asyncio.to_thread(services.uploads.open, _data_key(blob), blob)
     try:
-        refuse_other_offset(upload, header.offset)
+        reject_other_offset(upload, header.offset)
         await requests.admit()
-        patience = StallTimeout(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
-        committed = await take_in(Intake(upload, requests, patience))
+        stall_timeout = StallTimeout(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
+        committed = await store_stream(UploadStream(upload, requests, stall_timeout))
         if committed == blob.size_bytes:
             await asyncio.to_thread(upload.finish, keep_s=_KEEP_DATA_S)
     finally:
-        leave(upload)
+        end_attempt(upload)
     return job_pb2.UploadDataResponse(committed_offset=committed)
 
 
-def refuse_other_offset(upload: Upload | StripeUpload, offset: int) -> None:
-    """Refuse a stream that does not start where the stored bytes end.
+def reject_other_offset(upload: WholeUpload | StripeUpload, offset: int) -> None:
+    """Reject a stream that does not start where the stored bytes end.
 
     Raises:
         HyperGPUError: OFFSET_MISMATCH, with the committed offset.
@@ -125,13 +129,13 @@ def refuse_other_offset(upload: Upload | StripeUpload, offset: int) -> None:
         raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
-def held_bytes(services: Services, blob: BlobRef) -> Bytes:
+def stored_bytes(services: Services, blob: BlobRef) -> Bytes:
     """How much of a user's file is here. Blocks. An empty file needs no upload: it is made."""
     if services.blobs.size(blob.digest) == blob.size_bytes:
         return blob.size_bytes
     if blob.size_bytes == 0 and blob.digest == digest_of(b""):
         services.blobs.put(b"", keep_s=_KEEP_DATA_S)
-    return services.quarantine.committed_offset(_data_key(blob))
+    return services.uploads.committed_offset(_data_key(blob))
 
 
 def _data_key(blob: BlobRef) -> str:

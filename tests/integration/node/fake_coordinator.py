@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from coordinator.shell.identity.authority import Authority
-from coordinator.shell.servicers.wire.refusals import abort
+from coordinator.shell.servicers.wire.status import abort
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.channels import open_channel
 from gpu_node.shell.state.paths import StatePaths

@@ -39,7 +39,7 @@ def test_no_bytes_at_all_break_the_parser(raw: bytes) -> None:
         with pytest.raises(DecodeError):
             node_pb2.SubmitUpdateRequest.FromString(raw)
         return
-    if isinstance(parsed, chunks.Piece):
+    if isinstance(parsed, chunks.UploadChunk):
         message = node_pb2.SubmitUpdateRequest.FromString(raw)
         assert (message.chunk.offset, message.chunk.payload) == (
             parsed.offset,

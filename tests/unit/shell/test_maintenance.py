@@ -3,8 +3,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from coordinator.core.job.events import NodeJoined, NodeLost
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
+from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.job_runtime import upload_owner
 from coordinator.shell.runtime.maintenance import BlobCollector, store_node_counts
@@ -20,7 +20,7 @@ OWNER = upload_owner(JOB, NODE)
 NOW = Milliseconds(0)
 
 
-class ToldQuarantine(Quarantine):
+class ObservedUploads(UploadStore):
     """Says how many uploads each look threw away."""
 
     forgotten: "asyncio.Queue[int]"
@@ -51,20 +51,20 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
 
 async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    quarantine = ToldQuarantine(tmp_path, services.blobs, Space(tmp_path, 0))
-    quarantine.forgotten, quarantine.loop = asyncio.Queue(), asyncio.get_running_loop()
-    services = services._replace(quarantine=quarantine)
+    uploads = ObservedUploads(tmp_path, services.blobs, Space(tmp_path, 0))
+    uploads.forgotten, uploads.loop = asyncio.Queue(), asyncio.get_running_loop()
+    services = services._replace(uploads=uploads)
     collector = BlobCollector(services)
     collecting = asyncio.create_task(collector.run())
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)
         assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        quarantine.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
+        uploads.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
         collector.request()
-        assert await quarantine.forgotten.get() == 0
+        assert await uploads.forgotten.get() == 0
 
         assert not await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
         collector.request()
-        assert await quarantine.forgotten.get() == 1
-    assert quarantine.committed_offset("update", owner=OWNER) == 0
+        assert await uploads.forgotten.get() == 1
+    assert uploads.committed_offset("update", owner=OWNER) == 0
     collecting.cancel()

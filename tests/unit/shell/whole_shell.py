@@ -9,9 +9,9 @@ from coordinator.config import Settings
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
 from coordinator.shell.app.payments import PaymentsHost
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
@@ -53,7 +53,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         settings=settings,
         journal=journal,
         blobs=blobs,
-        quarantine=Quarantine(folder, blobs, space),
+        uploads=UploadStore(folder, blobs, space),
         evaluator=EvaluatorProcess(),
         driver=driver,
         nodes=nodes,

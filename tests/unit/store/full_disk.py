@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
@@ -74,7 +74,7 @@ def fill_upload(folder: Path) -> None:
     space = Space(folder)
     blobs = BlobStore(folder, space)
     blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
-    upload = Quarantine(folder, blobs, space).open("key", blob)
+    upload = UploadStore(folder, blobs, space).open("key", blob)
     limit(LIMIT_BYTES)
     upload.append(0, CONTENT[:100_000])
     refused(lambda: upload.append(100_000, CONTENT[100_000:]))

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -92,11 +92,11 @@ def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -
 def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) -> None:
     space = Space(tmp_path)
     blobs = BlobStore(tmp_path, space)
-    upload = Quarantine(tmp_path, blobs, space).open("key", BLOB)
+    upload = UploadStore(tmp_path, blobs, space).open("key", BLOB)
     upload.append(0, CONTENT)
     # The name that a finished upload has between the quarantine and the blobs.
     upload.path.rename(upload.path.with_name(upload.path.name + ".finished"))
-    again = Quarantine(tmp_path, blobs, Space(tmp_path))
+    again = UploadStore(tmp_path, blobs, Space(tmp_path))
     assert again.committed_offset("key") == len(CONTENT)
     assert again.open("key", BLOB).finish() == BLOB
 

@@ -169,7 +169,7 @@ async def _hear_of_work(services: Services, node: NodeId, message: node_pb2.Cont
 
 
 def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
-    services.nodes.record_progress(node, translate.advance_value(progress))
+    services.nodes.record_progress(node, translate.progress_value(progress))
     runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
     if runtime is not None:
         runtime.progress_version += 1

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
-from coordinator.shell.servicers.node import admission, joining
+from coordinator.shell.servicers.node import updates
 from coordinator.shell.servicers.node.control import control
-from coordinator.shell.servicers.node.measured import submit_measured
-from coordinator.shell.servicers.serving import Span, fetch
+from coordinator.shell.servicers.node.enrolment import Enrolment
+from coordinator.shell.servicers.serving import BlobRange, fetch
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import digest_value
@@ -19,18 +19,18 @@ JOIN = frozenset({"Join"})
 class NodeServicer:
     """Both listeners share it; each serves its own methods."""
 
-    def __init__(self, services: Services, gate: NodeGate, joins: joining.Joins) -> None:
+    def __init__(self, services: Services, gate: NodeGate, enrolment: Enrolment) -> None:
         self._services = services
         self._gate = gate
-        self._joins = joins
+        self._enrolment = enrolment
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
-        return await self._joins.join(request, caller)
+        return await self._enrolment.join(request, caller)
 
     async def renew_certificate(
         self, request: node_pb2.RenewCertificateRequest, caller: Caller
     ) -> node_pb2.RenewCertificateResponse:
-        return await self._joins.renew(self._gate.node(caller), request)
+        return await self._enrolment.renew(self._gate.node(caller), request)
 
     def control(
         self, requests: Requests, caller: Caller
@@ -40,16 +40,16 @@ class NodeServicer:
     def fetch_blob(
         self, request: node_pb2.FetchBlobRequest, caller: Caller
     ) -> AsyncIterator[bytes]:
-        span = Span(digest_value(request.digest), request.offset, request.end)
-        return fetch(self._services, self._gate.node(caller), span)
+        wanted = BlobRange(digest_value(request.digest), request.offset, request.end)
+        return fetch(self._services, self._gate.node(caller), wanted)
 
     async def query_upload(
         self, request: node_pb2.QueryUploadRequest, caller: Caller
     ) -> node_pb2.QueryUploadResponse:
-        return await admission.query_upload(self._services, self._gate.node(caller), request)
+        return await updates.query_upload(self._services, self._gate.node(caller), request)
 
     async def submit_update(
         self, requests: Requests, caller: Caller
     ) -> node_pb2.SubmitUpdateResponse:
         node = self._gate.node(caller)
-        return await submit_measured(self._services, node, requests)
+        return await updates.submit_update(self._services, node, requests)

@@ -32,7 +32,8 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.maintenance import collect
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import uploads
-from coordinator.shell.servicers.user import exporting, watching
+from coordinator.shell.servicers.user.export import export_model
+from coordinator.shell.servicers.user.watch import participants, watch_job
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -138,7 +139,7 @@ class JobServicer:
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=watching.participants(self._services.nodes, runtime.job),
+            participants=participants(self._services.nodes, runtime.job),
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
@@ -245,18 +246,18 @@ class JobServicer:
         self, request: job_pb2.QueryDataRequest, caller: Caller
     ) -> job_pb2.QueryDataResponse:
         blob = blob_value(request.blob)
-        offset = await asyncio.to_thread(uploads.held_bytes, self._services, blob)
+        offset = await asyncio.to_thread(uploads.stored_bytes, self._services, blob)
         return job_pb2.QueryDataResponse(committed_offset=offset)
 
     def export_model(
         self, request: job_pb2.ExportModelRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
-        return exporting.export(self._services, self._runtime(request.job_id), request)
+        return export_model(self._services, self._runtime(request.job_id), request)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
-        return watching.watch(self._services, self._runtime(request.job_id), request.from_sequence)
+        return watch_job(self._services, self._runtime(request.job_id), request.from_sequence)
 
     def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
         return translate.job_summary(runtime.job, runtime.now_ms())

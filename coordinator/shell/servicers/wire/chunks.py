@@ -14,7 +14,7 @@ _FIELD_1_BYTES = 0x0A
 _FIELD_2_BYTES = 0x12
 
 
-class Piece(NamedTuple):
+class UploadChunk(NamedTuple):
     """A chunk as it lies in the received message."""
 
     offset: int
@@ -64,7 +64,7 @@ def _read_varint(raw: memoryview, at: int) -> tuple[int, int]:
             raise IndexError
 
 
-def piece(raw: bytes) -> Piece | None:
+def piece(raw: bytes) -> UploadChunk | None:
     """The chunk in field 2 of a stream message; None when it is not laid out in the usual way."""
     view = memoryview(raw)
     try:
@@ -81,13 +81,13 @@ def piece(raw: bytes) -> Piece | None:
         size, at = _read_varint(view, at + 1)
     except IndexError:
         return None
-    return Piece(offset, view[at:]) if at + size == len(view) else None
+    return UploadChunk(offset, view[at:]) if at + size == len(view) else None
 
 
 def upload_parser(
     message: type[node_pb2.SubmitUpdateRequest | job_pb2.UploadDataRequest],
 ) -> Parser:
-    """Parse a stream of one header and then chunks: gives the header's message or a `Piece`."""
+    """Parse a stream of one header and then chunks: gives its message or an `UploadChunk`."""
     slow = parser(message)
 
     def parse(raw: bytes) -> object:
@@ -96,7 +96,7 @@ def upload_parser(
             return quick
         parsed = slow(raw)
         if parsed.HasField("chunk"):
-            return Piece(parsed.chunk.offset, memoryview(parsed.chunk.payload))
+            return UploadChunk(parsed.chunk.offset, memoryview(parsed.chunk.payload))
         return parsed.header
 
     return parse

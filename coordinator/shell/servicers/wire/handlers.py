@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.servicers.wire.refusals import abort
+from coordinator.shell.servicers.wire.status import abort
 from hypergpu.errors import HyperGPUError, Reason
 
 ADMITTED_KEY = "hypergpu-admitted"

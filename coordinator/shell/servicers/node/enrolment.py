@@ -1,4 +1,4 @@
-"""Joins: a token and a signature for a certificate. Nothing is spent before all holds."""
+"""Enrolment: a token and a signature for a certificate. Nothing is spent before all holds."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ _GUESSES = frozenset({Reason.TOKEN_INVALID, Reason.SIGNATURE_INVALID, Reason.REQ
 """What an honest node is never refused for: who keeps at it is slowed down."""
 
 
-class Joins:
+class Enrolment:
     """Admits nodes and renews their certificates; without an authority it issues none."""
 
     def __init__(

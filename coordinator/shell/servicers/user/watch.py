@@ -53,7 +53,7 @@ def _resting(
     )
 
 
-async def watch(
+async def watch_job(
     services: Services, runtime: JobRuntime, from_sequence: int
 ) -> AsyncIterator[job_pb2.WatchJobResponse]:
     """Serve one watcher until it leaves, or the job has ended and everything is told."""

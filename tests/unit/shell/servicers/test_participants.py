@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.events import RoundPlanned
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.servicers.user.watching import participants
+from coordinator.shell.servicers.user.watch import participants
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan
 
 

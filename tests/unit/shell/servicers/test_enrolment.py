@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.shell.identity.guesses import GuessLimiter
 from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.servicers.node.joining import Joins
+from coordinator.shell.servicers.node.enrolment import Enrolment
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import TokenId
@@ -35,7 +35,7 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         journal = FolderJournal(folder)
         self.tokens = IssuedTokens(journal)
-        self.joins = Joins(
+        self.joins = Enrolment(
             authority=None,
             tokens=self.tokens,
             nodes=KnownNodes(journal),

@@ -11,10 +11,9 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from coordinator.shell.blobs.gauge import GAUGE, Gauge, cut_to_gauge
 from coordinator.shell.blobs.keeper import Attempt
 from coordinator.shell.blobs.space import Space, reject_when_full
-from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.spare_files import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.stripes import (
     StripedFile,
@@ -22,7 +21,8 @@ from coordinator.shell.blobs.stripes import (
     committed_of,
     striped_bytes,
 )
-from coordinator.shell.blobs.upload import Observer, Upload
+from coordinator.shell.blobs.upload import Observer, WholeUpload
+from coordinator.shell.blobs.written_count import GAUGE, Gauge, cut_to_gauge
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements.assignment import BlobRef
@@ -35,7 +35,7 @@ _OF_OWNER = "-"
 """Between the owner and the upload in a file's name."""
 
 
-class Quarantine:
+class UploadStore:
     """The uploads under one folder. Their declared sizes count against the space."""
 
     def __init__(self, folder: Path, blobs: BlobStore, space: Space) -> None:
@@ -43,7 +43,7 @@ class Quarantine:
         self._blobs = blobs
         self._space = space
         self._lock = threading.Lock()
-        self._uploads: dict[Path, Upload | StripedFile] = {}
+        self._uploads: dict[Path, WholeUpload | StripedFile] = {}
         self._reserved: dict[Path, int] = {}
         self._owned: dict[str, Path] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ class Quarantine:
 
     def open(
         self, key: str, blob: BlobRef, observe: Observer | None = None, *, owner: str = ""
-    ) -> Upload:
+    ) -> WholeUpload:
         """Begin an upload or go on with it. An older attempt at the same key is cut off.
 
         Args:
@@ -77,7 +77,7 @@ class Quarantine:
                 older.cut_off()
             self._reserve(path, blob.size_bytes)
             with reject_when_full("the upload cannot begin"):
-                upload = Upload(self, path, blob, gauge=self._written_over(path, blob))
+                upload = WholeUpload(self, path, blob, gauge=self._written_over(path, blob))
             self._uploads[path] = upload
         upload.rebuild(observe)
         return upload
@@ -125,7 +125,7 @@ class Quarantine:
         path = self._path(key, owner)
         with self._lock:
             upload = self._uploads.get(path)
-            if isinstance(upload, Upload) and upload.is_open:
+            if isinstance(upload, WholeUpload) and upload.is_open:
                 return upload.committed_offset
         try:
             return Bytes(path.stat().st_size)
@@ -141,7 +141,7 @@ class Quarantine:
                 self._drop(path)
         return len(abandoned)
 
-    def owned(self) -> frozenset[Path]:
+    def owned_uploads(self) -> frozenset[Path]:
         """The uploads that have an owner."""
         with self._lock:
             return frozenset(self._owned.values())

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.quarantine import Quarantine
 from coordinator.shell.blobs.space import Space
-from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.spare_files import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.statements.assignment import BlobRef
@@ -27,14 +27,14 @@ class Store:
         self.folder = folder
         self.space = Space(folder, quota_bytes)
         self.blobs = BlobStore(folder, self.space)
-        self.quarantine = Quarantine(folder, self.blobs, self.space)
+        self.quarantine = UploadStore(folder, self.blobs, self.space)
         self.blobs.put(OLD, keep_s=-1)
         self.blobs.collect(frozenset())
 
-    def restarted(self) -> Quarantine:
+    def restarted(self) -> UploadStore:
         """The quarantine of a process that follows one that was killed."""
         space = Space(self.folder)
-        return Quarantine(self.folder, BlobStore(self.folder, space), space)
+        return UploadStore(self.folder, BlobStore(self.folder, space), space)
 
     def stored(self) -> bytes:
         """The new blob."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from coordinator.core.job.events import JobStopped, NodeJoined
 from coordinator.shell.runtime.connected_nodes import ControlStream
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.servicers.user.watching import participants, watch
+from coordinator.shell.servicers.user.watch import participants, watch_job
 from coordinator.shell.translate import Capabilities
 from hypergpu.units import Milliseconds
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
@@ -21,7 +21,7 @@ async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path:
     services.driver.runtimes.clear()
 
     async with asyncio.timeout(240):
-        assert [message async for message in watch(services, runtime, 1)] == []
+        assert [message async for message in watch_job(services, runtime, 1)] == []
 
 
 async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(

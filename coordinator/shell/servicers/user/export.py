@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from coordinator.core.job.state import Job, Model, Score
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.serving import Span, pieces
+from coordinator.shell.servicers.serving import BlobRange, pieces
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
@@ -13,7 +13,7 @@ from hypergpu.v1 import job_pb2
 from hypergpu.wire.assignment import blob_message, digest_value
 
 
-async def export(
+async def export_model(
     services: Services, runtime: JobRuntime, request: job_pb2.ExportModelRequest
 ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
     """Header, then chunks from the offset that the caller holds of this very model."""
@@ -29,7 +29,7 @@ async def export(
     offset = 0
     if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in pieces(services, Span(model.blob.digest, offset)):
+    async for start, payload in pieces(services, BlobRange(model.blob.digest, offset)):
         yield chunks.encode_exported(start, payload)
 
 
