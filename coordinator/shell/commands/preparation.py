@@ -51,7 +51,11 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
         await asyncio.to_thread(services.blobs.adopt, model_path, blob)
         failpoint("initialise.stored")
         event = ModelInitialised(
-            at_ms=Milliseconds(0), model=Model(0, blob), partition_sizes=made.partition_sizes
+            at_ms=Milliseconds(0),
+            model=Model(0, blob),
+            partition_sizes=made.partition_sizes,
+            layout=runtime.layout.digest,
+            workload_version=made.workload_version,
         )
         await services.driver.report(command.job_id, event)
     finally:
