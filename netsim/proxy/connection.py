@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from coordinator.core.transfer.path import Path
+from coordinator.core.transfer.path import NetworkPath
 from coordinator.core.transfer.window import Window
 from netsim.proxy.clock import LoopClock
 from netsim.proxy.hop_path import HEADER_BYTES, HopPath
@@ -34,7 +34,7 @@ class NodePaths(NamedTuple):
     there: HopPath
     """From the program that dials to its target."""
     back: HopPath
-    models: Callable[[], tuple[Path, Path]]
+    models: Callable[[], tuple[NetworkPath, NetworkPath]]
     """The transfer model's view of both directions now."""
     clock: LoopClock
     note_lateness: NoteLateness

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
 from netsim.proxy.clock import Deed
@@ -40,14 +40,14 @@ class HopPath:
         self.parcel_bytes = most * PACKET_BYTES
         self.delay_us = sum(hop.direction.delay_us for hop in self.hops)
 
-    def model(self, back: "HopPath", control: CongestionControl) -> Path:
+    def model(self, back: "HopPath", control: CongestionControl) -> NetworkPath:
         """What the transfer model is to know of this way."""
         narrowest = self._narrowest()
         lossiest = max((hop.direction for hop in self.hops), key=lambda each: each.loss)
         arrives = 1.0
         for hop in self.hops:
             arrives *= 1 - hop.direction.loss
-        return Path(
+        return NetworkPath(
             rtt_us=Microseconds(self.delay_us + back.delay_us),
             bits_per_s=narrowest.bits_per_s,
             loss=1 - arrives,

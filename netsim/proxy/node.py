@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from coordinator.core.transfer.path import Path
+from coordinator.core.transfer.path import NetworkPath
 from hypergpu.units import Bytes
 from netsim.emulation.requests import Condition, PacketCount
 from netsim.link import (
@@ -215,7 +215,7 @@ class NodeProxy:
         self._shared.lateness.add(max(0, late_us), allowed_us(delay_us))
 
     def _node_paths(self, there: HopPath, back: HopPath) -> NodePaths:
-        def models() -> tuple[Path, Path]:
+        def models() -> tuple[NetworkPath, NetworkPath]:
             control = self._link.congestion_control
             return there.model(back, control), back.model(there, control)
 

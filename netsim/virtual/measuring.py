@@ -8,17 +8,17 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import EvaluateModel, JudgeUpdates
 from coordinator.core.job.events import EvaluationReady, UpdatesJudged
 from coordinator.core.job.state import Job
-from coordinator.core.measure.observing import add_observation
+from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
     Finish,
-    Host,
     NodeReading,
     Observation,
+    PacketTrain,
     RoundTrip,
-    Train,
-    Verdict,
+    SocketReport,
+    UpdateVerdict,
 )
-from coordinator.core.plan.decision import PlanRequest, RoundPlan, Sizes
+from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
 from hypergpu.ids import NodeId
@@ -52,7 +52,7 @@ class Gauges:
     """
 
     def __init__(
-        self, agenda: Agenda, sizes: Sizes, *, seed: int, line_bits_per_s: int = 0
+        self, agenda: Agenda, sizes: ModelSizes, *, seed: int, line_bits_per_s: int = 0
     ) -> None:
         self.is_needed = False
         """Whether any job plans by measurements; without one nothing is kept."""
@@ -78,7 +78,7 @@ class Gauges:
         took_ms = Milliseconds(now_ms - part.assigned_at_ms)
         if part.plan.forecast_ms and took_ms:
             self.note(node, Finish(now_ms, part.plan.forecast_ms, took_ms))
-        self.note(node, Verdict(now_ms, is_accepted=True))
+        self.note(node, UpdateVerdict(now_ms, is_accepted=True))
 
     def forget(self) -> None:
         """The process is gone."""
@@ -105,9 +105,9 @@ class Gauges:
             self.note(node, RoundTrip(now_ms, link.round_trip_us(dice)))
         for _ in range(min(_TRAINS_MOST, 1 + since_ms // _TRAIN_MS)):
             lost, bursts = link.train(dice, _TRAIN_PACKETS)
-            self.note(node, Train(now_ms, _TRAIN_PACKETS, lost, bursts))
+            self.note(node, PacketTrain(now_ms, _TRAIN_PACKETS, lost, bursts))
         congestion_control = link.congestion_control
-        self.note(node, Host(now_ms, congestion_control, False, congestion_control))
+        self.note(node, SocketReport(now_ms, congestion_control, False, congestion_control))
 
 
 def made_up_evaluation(command: EvaluateModel) -> EvaluationReady:

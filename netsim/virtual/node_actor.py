@@ -7,7 +7,13 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.measure.reading import Direction, Observation, Presence, Steps, Transfer
+from coordinator.core.measure.reading import (
+    Observation,
+    Presence,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+)
 from gpu_node.core import commands, events
 from gpu_node.core.commands import NodeCommand
 from gpu_node.core.events import NodeEvent
@@ -263,7 +269,7 @@ class NodeActor:
             if self.connection == connection:
                 self.downloads_ms.append(took_ms)
                 self._report_transfer(
-                    Direction.DOWN, size_bytes, took_ms - wait_ms, connections=lines
+                    TransferDirection.DOWN, size_bytes, took_ms - wait_ms, connections=lines
                 )
                 self._finish_fetch(assignment)
             else:
@@ -277,12 +283,12 @@ class NodeActor:
         self.apply(events.InputsFetched(at_ms=self._agenda.now_ms, lease=lease))
 
     def _report_transfer(
-        self, direction: Direction, size_bytes: Bytes, took_ms: int, *, connections: int
+        self, direction: TransferDirection, size_bytes: Bytes, took_ms: int, *, connections: int
     ) -> None:
         if size_bytes >= SMALLEST_BYTES:
             took_us = Microseconds(1000 * max(1, took_ms))
             now_ms = self._agenda.now_ms
-            seen = Transfer(now_ms, direction, size_bytes, took_us, connections)
+            seen = TransferTime(now_ms, direction, size_bytes, took_us, connections)
             self._upstream.observe(self.node, seen)
 
     def _missing_bytes(self, assignment: Assignment) -> Bytes:
@@ -341,7 +347,7 @@ class NodeActor:
             self._training = None
             now_ms = self._agenda.now_ms
             self._begun = (assignment.prefetch, now_ms)
-            took = Steps(now_ms, assignment.task.full_steps, took_ms)
+            took = StepTime(now_ms, assignment.task.full_steps, took_ms)
             self._say(lambda: self._upstream.observe(self.node, took))
             self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 
@@ -365,7 +371,7 @@ class NodeActor:
                 self._break_upload(lease, "cut off")
                 return
             self._report_transfer(
-                Direction.UP, update.size_bytes, took_ms - wait_ms, connections=lines
+                TransferDirection.UP, update.size_bytes, took_ms - wait_ms, connections=lines
             )
             is_damaged = self._dice.random() < self.ills.corruption
             if is_damaged:

@@ -18,9 +18,9 @@ from coordinator.core.transfer.constants import (
     INITIAL_WINDOW_PACKETS,
     STREAM_WINDOW_PACKETS,
 )
-from coordinator.core.transfer.forecast import forecast, round_path
-from coordinator.core.transfer.path import CongestionControl, Path
-from coordinator.core.transfer.rounds import Carried, Start
+from coordinator.core.transfer.draw import CarriedWindow, ConnectionStart
+from coordinator.core.transfer.forecast import forecast_transfer, round_path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from coordinator.core.transfer.window import stall_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import STALLED_BITS_PER_S, Link, LinkCourse, LinkDirection, most_loss
@@ -80,11 +80,11 @@ class NodeLink:
         self._line = line
         self._from_us, self._until_us = 0, -1
         self._link = line.joined_link(course.at(0))
-        self._paths: dict[TransferWay, Path] = {}
+        self._paths: dict[TransferWay, NetworkPath] = {}
         self._delays: dict[TransferWay, _Delay] = {}
         self._last_ms = {TransferWay.UP: 0, TransferWay.DOWN: 0}
         self._moves: dict[SharedTransfer, SharedLink] = {}
-        self._carried: dict[TransferWay, Carried] = {}
+        self._carried: dict[TransferWay, CarriedWindow] = {}
         """What transfers over the present connection have left."""
         self._moved_ms = 0
 
@@ -194,7 +194,7 @@ class NodeLink:
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
                 own = _shared_out(path, connections)
-                expected = forecast(own, part_bytes, Start.IDLE, carried)
+                expected = forecast_transfer(own, part_bytes, ConnectionStart.IDLE, carried)
                 self._carried[way] = expected.drawn_left(chance)
                 whole_us = expected.drawn_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:
@@ -204,7 +204,7 @@ class NodeLink:
         took_us = now_us - begun_us + round((1 - done) * whole_us)
         return Milliseconds(-(-took_us // 1000))
 
-    def _carried_over(self, way: TransferWay) -> Carried | None:
+    def _carried_over(self, way: TransferWay) -> CarriedWindow | None:
         """What the time without transfers has left of the last one's window; None: it is fresh."""
         if way not in self._carried:
             return None
@@ -215,7 +215,7 @@ class NodeLink:
         if timeouts and path.congestion_control is not CongestionControl.BBR:
             threshold = max(threshold, 0.75 * window)
             window = after_idling(window, timeouts)
-        return Carried(min(_near(window), STREAM_WINDOW_PACKETS), _near(threshold))
+        return CarriedWindow(min(_near(window), STREAM_WINDOW_PACKETS), _near(threshold))
 
     def _look(self, now_us: int) -> None:
         """Bring the link up to date."""
@@ -231,16 +231,16 @@ class NodeLink:
         self._delays = {TransferWay.UP: _Delay.of(link.up), TransferWay.DOWN: _Delay.of(link.down)}
 
 
-def _shared_out(path: Path, connections: int) -> Path:
+def _shared_out(path: NetworkPath, connections: int) -> NetworkPath:
     """What one of several connections has of the path: losses are its own, the rate is not."""
     if connections == 1:
         return path
     return msgspec.structs.replace(path, bits_per_s=path.bits_per_s // connections)
 
 
-def path_of(link: Link, direction: LinkDirection) -> Path:
+def path_of(link: Link, direction: LinkDirection) -> NetworkPath:
     """What the transfer model needs to know of a direction."""
-    path = Path(
+    path = NetworkPath(
         rtt_us=link.rtt_us,
         bits_per_s=direction.bits_per_s,
         loss=direction.loss,

@@ -46,7 +46,7 @@ class TransferSizes(msgspec.Struct, frozen=True):
         deltas = extend_chain(base, Delta(base.blob.digest, difference, down), blob.size_bytes)
         return Model(base.round + 1, blob, deltas=deltas)
 
-    def for_plans(self) -> decision.Sizes:
+    def for_plans(self) -> decision.ModelSizes:
         """What plans are told."""
         moved = {scheme: self.update_bytes(scheme) for scheme in SCHEMES}
-        return decision.Sizes(moved, self.model_bytes)
+        return decision.ModelSizes(moved, self.model_bytes)

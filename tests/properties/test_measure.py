@@ -4,25 +4,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.estimators import followed_rate, laplace_quantile, update_estimate
-from coordinator.core.measure.fleet import typical
-from coordinator.core.measure.forecast import Forecast, Work, finish_forecast
+from coordinator.core.measure.estimators import laplace_quantile, update_estimate, update_rate
+from coordinator.core.measure.fleet import median_reading
+from coordinator.core.measure.forecast import FinishForecast, RoundWork, finish_forecast
 from coordinator.core.measure.line import loss_share, mean_burst
-from coordinator.core.measure.observing import add_observation, availability
+from coordinator.core.measure.observations import add_observation, availability
 from coordinator.core.measure.reading import (
     Conditions,
-    Direction,
     Estimate,
     Finish,
-    Host,
     NodeReading,
     Observation,
+    PacketTrain,
     Presence,
     RoundTrip,
-    Steps,
-    Train,
-    Transfer,
-    Verdict,
+    SocketReport,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+    UpdateVerdict,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
@@ -32,23 +32,23 @@ COUNTS = st.integers(-1, 10**6)
 NAMES = st.sampled_from(("", "cubic", "reno", "bbr", "bbr3", "odd"))
 OBSERVATIONS: st.SearchStrategy[Observation] = st.one_of(
     st.builds(RoundTrip, TIMES, MICROSECONDS),
-    st.builds(Train, TIMES, COUNTS, COUNTS, COUNTS),
+    st.builds(PacketTrain, TIMES, COUNTS, COUNTS, COUNTS),
     st.builds(
-        Transfer,
+        TransferTime,
         TIMES,
-        st.sampled_from(Direction),
+        st.sampled_from(TransferDirection),
         st.integers(-1, 10**11).map(Bytes),
         MICROSECONDS,
         st.integers(-1, 64),
     ),
-    st.builds(Steps, TIMES, COUNTS, TIMES),
+    st.builds(StepTime, TIMES, COUNTS, TIMES),
     st.builds(Finish, TIMES, TIMES, TIMES),
     st.builds(Presence, TIMES, st.booleans()),
-    st.builds(Host, TIMES, NAMES, st.booleans(), NAMES),
-    st.builds(Verdict, TIMES, st.booleans()),
+    st.builds(SocketReport, TIMES, NAMES, st.booleans(), NAMES),
+    st.builds(UpdateVerdict, TIMES, st.booleans()),
 )
 WORKS = st.builds(
-    Work,
+    RoundWork,
     inner_steps=st.integers(0, 1000),
     up_bytes=st.integers(0, 10**9).map(Bytes),
     down_bytes=st.integers(0, 10**9).map(Bytes),
@@ -82,7 +82,7 @@ def lines(draw: st.DrawFn) -> NodeReading:
     )
 
 
-def forecast_of(reading: NodeReading, work: Work) -> Forecast:
+def forecast_of(reading: NodeReading, work: RoundWork) -> FinishForecast:
     found = finish_forecast(reading, work)
     assert found is not None
     return found
@@ -91,7 +91,7 @@ def forecast_of(reading: NodeReading, work: Work) -> Forecast:
 @given(seen=st.lists(OBSERVATIONS, max_size=40), work=WORKS, now_ms=TIMES)
 @settings(deadline=None)
 def test_whatever_is_observed_every_figure_stays_within_its_bounds(
-    seen: list[Observation], work: Work, now_ms: Milliseconds
+    seen: list[Observation], work: RoundWork, now_ms: Milliseconds
 ) -> None:
     reading = NodeReading()
     for observation in seen:
@@ -103,7 +103,7 @@ def test_whatever_is_observed_every_figure_stays_within_its_bounds(
     assert 0 <= (loss_share(reading) or 0.0) <= 1
     assert mean_burst(reading) >= 1
     assert 0 <= availability(reading, now_ms) <= 1
-    found = finish_forecast(reading, work, typical([reading]))
+    found = finish_forecast(reading, work, median_reading([reading]))
     if found is not None:
         assert found.mean_ms >= 0
         assert found.deviation_ms >= 0
@@ -120,7 +120,7 @@ def test_equal_observations_give_equal_readings(seen: list[Observation]) -> None
 @given(reading=lines(), work=WORKS, times=st.floats(1, 50))
 @settings(deadline=None)
 def test_a_longer_round_trip_never_makes_a_node_sooner(
-    reading: NodeReading, work: Work, times: float
+    reading: NodeReading, work: RoundWork, times: float
 ) -> None:
     longer_us = Microseconds(round(reading.least_round_trip_us * times))
     mean = reading.round_trip_us.mean * times
@@ -135,7 +135,7 @@ def test_a_longer_round_trip_never_makes_a_node_sooner(
 @given(reading=lines(), work=WORKS, times=st.floats(1, 50))
 @settings(deadline=None)
 def test_a_faster_line_never_makes_a_node_later(
-    reading: NodeReading, work: Work, times: float
+    reading: NodeReading, work: RoundWork, times: float
 ) -> None:
     faster = replace(
         reading,
@@ -147,7 +147,7 @@ def test_a_faster_line_never_makes_a_node_later(
 
 @given(reading=lines(), work=WORKS, more=st.integers(1, 10**9))
 @settings(deadline=None)
-def test_more_work_never_takes_less_time(reading: NodeReading, work: Work, more: int) -> None:
+def test_more_work_never_takes_less_time(reading: NodeReading, work: RoundWork, more: int) -> None:
     before = forecast_of(reading, work).mean_ms
     assert forecast_of(reading, replace(work, inner_steps=work.inner_steps + 1)).mean_ms >= before
     assert forecast_of(reading, replace(work, up_bytes=Bytes(work.up_bytes + more))).mean_ms >= (
@@ -158,7 +158,7 @@ def test_more_work_never_takes_less_time(reading: NodeReading, work: Work, more:
 @given(reading=lines(), work=WORKS, shares=st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)))
 @settings(deadline=None)
 def test_quantiles_and_chances_grow(
-    reading: NodeReading, work: Work, shares: tuple[float, float]
+    reading: NodeReading, work: RoundWork, shares: tuple[float, float]
 ) -> None:
     found = forecast_of(reading, work)
     low, high = sorted(shares)
@@ -174,7 +174,7 @@ def test_noise_of_five_percent_moves_a_mean_by_less(level: float, seed: int) -> 
     for _ in range(60):
         value = level * dice.uniform(0.95, 1.05)
         time = update_estimate(time, value, Milliseconds(0))
-        rate = followed_rate(rate, value, Milliseconds(0))
+        rate = update_rate(rate, value, Milliseconds(0))
         assert abs(time.mean / level - 1) < 0.0501
         assert abs(rate.mean / level - 1) < 0.0501
     assert abs(time.mean / level - 1) < 0.04

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.plan.codecs import CodecFamily, byte_budget, node_codec
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodeResult,
@@ -13,10 +14,9 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.known import Known, known_nodes
-from coordinator.core.plan.ladder import Family, byte_budget, level
+from coordinator.core.plan.node_steps import StepBounds, own_steps
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.spreading import Bounds, own_steps
+from coordinator.core.plan.speeds import NodeSpeed, node_speeds
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
@@ -317,10 +317,10 @@ def test_equal_requests_have_equal_plans(
     assert plan_round(request, found, SIZES) == plan_round(request, dict(found), SIZES)
 
 
-def _known(truth: Truth) -> Known:
+def _known(truth: Truth) -> NodeSpeed:
     node = NodeId("n0")
     reading = {node: known(truth)}
-    return known_nodes([node], reading, size_bytes=SIZES.update_bytes["int4"], held={})[node]
+    return node_speeds([node], reading, size_bytes=SIZES.update_bytes["int4"], held={})[node]
 
 
 @given(steady, st.floats(1, 50), st.floats(1e4, 1e7), st.sampled_from([0.5, 0.85, 0.95]))
@@ -330,11 +330,11 @@ def test_a_slower_line_never_has_a_finer_codec_and_an_update_keeps_its_budget(
 ) -> None:
     levels = ("int4", "topk256", "topk64")
     slow = replace_up(truth, truth.up_mbit_s / times)
-    family = Family(levels, is_sparse=False)
+    family = CodecFamily(levels, is_sparse=False)
     found = []
     for one in (truth, slow):
         budget = byte_budget(_known(one), computing_us, utilisation)
-        codec, _ = level(family, NodeMemory(""), SIZES, budget)
+        codec, _ = node_codec(family, NodeMemory(""), SIZES, budget)
         assert SIZES.update_bytes[codec] <= budget or codec == levels[-1]
         found.append(levels.index(codec))
     assert found[0] <= found[1]
@@ -345,7 +345,7 @@ def test_a_slower_line_never_has_a_finer_codec_and_an_update_keeps_its_budget(
 def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
     truth: Truth, times: float, span_us: float, codec: str
 ) -> None:
-    limits = Bounds(1, 500)
+    limits = StepBounds(1, 500)
     up, down = SIZES.update_bytes[codec], SIZES.update_bytes["int4"]
     steps = []
     for one in (truth, replace_up(truth, truth.up_mbit_s / times)):

@@ -1,6 +1,6 @@
 """The coordinator's own line in a world: plans know it, and let uploads wait for each other."""
 
-from coordinator.core.measure.reading import Direction, Steps, Transfer
+from coordinator.core.measure.reading import StepTime, TransferDirection, TransferTime
 from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
@@ -19,9 +19,9 @@ def plan(line_bits_per_s: int) -> RoundPlan:
     gauges.is_needed = True
     now_ms = Milliseconds(0)
     for node in NODES:
-        gauges.note(node, Steps(now_ms, 100, Milliseconds(10_000)))
-        for way in Direction:
-            moved = Transfer(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
+        gauges.note(node, StepTime(now_ms, 100, Milliseconds(10_000)))
+        for way in TransferDirection:
+            moved = TransferTime(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
             gauges.note(node, moved)
     work = Samples(1_000_000)
     return gauges.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})

@@ -74,7 +74,7 @@ def update_estimate(
     )
 
 
-def followed_rate(
+def update_rate(
     estimate: Estimate, value: float, at_ms: Milliseconds, *, weight: float = 1.0
 ) -> Estimate:
     """The same for a rate, whose mean is harmonic: what is averaged is the time of one unit."""

@@ -9,7 +9,7 @@ from coordinator.core.measure.reading import Estimate, NodeReading
 from hypergpu.units import Microseconds
 
 
-def typical(readings: Iterable[NodeReading]) -> NodeReading:
+def median_reading(readings: Iterable[NodeReading]) -> NodeReading:
     """The median of each quantity over the nodes that are there and of which it is known."""
     there = [reading for reading in readings if reading.is_present]
     probed = [reading for reading in there if reading.packets_sent > 0]

@@ -20,9 +20,9 @@ from coordinator.core.measure.line import (
     round_trip_us,
     slow_start_us,
 )
-from coordinator.core.measure.reading import Direction, Estimate, NodeReading
-from coordinator.core.transfer.forecast import forecast, round_path
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.measure.reading import Estimate, NodeReading, TransferDirection
+from coordinator.core.transfer.forecast import forecast_transfer, round_path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Milliseconds
 
 UNKNOWN = NodeReading()
@@ -34,7 +34,7 @@ _BURSTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 """Lengths that forecasts tell apart, so that nodes share them."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class RoundWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is to do from its assignment on until its update is in."""
 
     inner_steps: float = 0
@@ -48,14 +48,14 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Round trips of asking and answering: one call down, one up."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class ForecastTime(msgspec.Struct, frozen=True):
     """How long something takes, in microseconds."""
 
     mean_us: float = 0.0
     deviation_us: float = 0.0
 
 
-class Parts(msgspec.Struct, frozen=True):
+class FinishParts(msgspec.Struct, frozen=True):
     """What a forecast's mean is made of, corrected as it is."""
 
     compute_ms: Milliseconds
@@ -70,12 +70,12 @@ class Parts(msgspec.Struct, frozen=True):
         return Milliseconds(self.codec_ms + self.up_ms + self.down_ms + self.round_trips_ms)
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class FinishForecast(msgspec.Struct, frozen=True):
     """Of one node's finish, counted from its assignment."""
 
     mean_ms: Milliseconds
     deviation_ms: Milliseconds
-    parts: Parts
+    parts: FinishParts
     assumed: tuple[str, ...] = ()
     """What is not known of the node itself: ``step time``, ``round trip``, ``uplink``,
     ``downlink``.
@@ -96,8 +96,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def finish_forecast(
-    reading: NodeReading, work: Work, typical: NodeReading = UNKNOWN
-) -> Forecast | None:
+    reading: NodeReading, work: RoundWork, typical: NodeReading = UNKNOWN
+) -> FinishForecast | None:
     """When the node will be done; None: nothing at all is known of it.
 
     Costs tens of microseconds, and a millisecond where losses are new.
@@ -112,16 +112,22 @@ def finish_forecast(
     connections = work.connections
     spans = (
         _computing(reading, work.inner_steps, typical),
-        Span(work.codec_ms * 1000.0, work.codec_ms * 1000.0 * CODEC_SPREAD),
+        ForecastTime(work.codec_ms * 1000.0, work.codec_ms * 1000.0 * CODEC_SPREAD),
         transfer_forecast(
-            reading, Direction.UP, work.up_bytes, connections=connections, typical=typical
+            reading, TransferDirection.UP, work.up_bytes, connections=connections, typical=typical
         ),
         transfer_forecast(
-            reading, Direction.DOWN, work.down_bytes, connections=connections, typical=typical
+            reading,
+            TransferDirection.DOWN,
+            work.down_bytes,
+            connections=connections,
+            typical=typical,
         ),
         _round_trips(_line(reading, typical), work.exchanges),
     )
-    parts = Parts(*(Milliseconds(round(s.mean_us * reading.correction / 1000)) for s in spans))
+    parts = FinishParts(
+        *(Milliseconds(round(s.mean_us * reading.correction / 1000)) for s in spans)
+    )
     mean_ms = parts.compute_ms + parts.moving_ms
     spread_ms = hypot(*(span.deviation_us for span in spans)) * reading.correction / 1000
     assumed = _assumptions(reading, work)
@@ -131,7 +137,7 @@ def finish_forecast(
         # What is assumed is off independently of what was ever compared.
         usual = reading.forecast_error.mean if reading.forecast_error.count else UNCALIBRATED
         spread_ms = hypot(spread_ms, usual * mean_ms)
-    return Forecast(
+    return FinishForecast(
         mean_ms=Milliseconds(mean_ms),
         deviation_ms=Milliseconds(round(spread_ms)),
         parts=parts,
@@ -141,17 +147,17 @@ def finish_forecast(
 
 def transfer_forecast(
     reading: NodeReading,
-    direction: Direction,
+    direction: TransferDirection,
     size_bytes: Bytes,
     *,
     connections: int = 1,
     typical: NodeReading = UNKNOWN,
-) -> Span:
+) -> ForecastTime:
     """To move so many bytes, from the first that arrives to the last; not corrected."""
     if size_bytes <= 0:
-        return Span()
+        return ForecastTime()
     connections = max(1, connections)
-    is_up = direction is Direction.UP
+    is_up = direction is TransferDirection.UP
     usual = typical.up_bits_per_s if is_up else typical.down_bits_per_s
     reading = _line(reading, typical)
     rtt_us = round_trip_us(reading)
@@ -161,10 +167,10 @@ def transfer_forecast(
     jitter = min(1.0, reading.round_trip_us.deviation / rtt_us)
     start_bytes = Bytes(-(-min(size_bytes, LARGE_BYTES) // connections))
     path = _start_path(path_of(reading, direction, rtt_us))
-    start = forecast(path, start_bytes)
+    start = forecast_transfer(path, start_bytes)
     # The first byte's way is that of the path as it is rounded: else a longer one could end sooner.
     start_us = max(0.0, start.median_us - path.rtt_us / 2)
-    return Span(
+    return ForecastTime(
         mean_us=max(moving_us + waiting_us, start_us),
         deviation_us=hypot(
             moving_us * rate.deviation / rate.mean, waiting_us * jitter, start_us * start.spread
@@ -172,7 +178,7 @@ def transfer_forecast(
     )
 
 
-def _start_path(path: Path) -> Path:
+def _start_path(path: NetworkPath) -> NetworkPath:
     """For the first 256 KiB, in steps that nodes share. CUBIC starts as Reno does, whose windows
     move by round trips alone.
     """
@@ -183,19 +189,19 @@ def _start_path(path: Path) -> Path:
     return msgspec.structs.replace(near, burst_packets=bursts[-1], congestion_control=control)
 
 
-def _computing(reading: NodeReading, inner_steps: float, typical: NodeReading) -> Span:
+def _computing(reading: NodeReading, inner_steps: float, typical: NodeReading) -> ForecastTime:
     if reading.step_us.count:
         each = reading.step_us
     else:
         mean = typical.step_us.mean or ASSUMED_STEP_US
         each = Estimate(mean=mean, deviation=mean)
-    return Span(inner_steps * each.mean, inner_steps * each.deviation)
+    return ForecastTime(inner_steps * each.mean, inner_steps * each.deviation)
 
 
-def _round_trips(reading: NodeReading, exchanges: int) -> Span:
+def _round_trips(reading: NodeReading, exchanges: int) -> ForecastTime:
     mean_us = reading.round_trip_us.mean or round_trip_us(reading)
     deviation_us = reading.round_trip_us.deviation if reading.round_trip_us.count else mean_us
-    return Span(exchanges * mean_us, exchanges * deviation_us)
+    return ForecastTime(exchanges * mean_us, exchanges * deviation_us)
 
 
 def _line(reading: NodeReading, typical: NodeReading) -> NodeReading:
@@ -220,7 +226,7 @@ def _is_known(reading: NodeReading) -> bool:
     return any(estimate.count for estimate in estimates)
 
 
-def _assumptions(reading: NodeReading, work: Work) -> tuple[str, ...]:
+def _assumptions(reading: NodeReading, work: RoundWork) -> tuple[str, ...]:
     needed = {
         "step time": reading.step_us if work.inner_steps else None,
         "round trip": reading.round_trip_us,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.measure.reading import Conditions, Direction, Estimate, NodeReading
+from coordinator.core.measure.reading import Conditions, Estimate, NodeReading, TransferDirection
 from coordinator.core.transfer import constants
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from coordinator.core.transfer.steady import steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds
 
@@ -35,7 +35,7 @@ _EXTRAPOLATED = 0.25
 """Spread that a goodput gains by being carried over, for each factor of e."""
 
 
-class Seen(NamedTuple):
+class RateSample(NamedTuple):
     """What one transfer says of its line."""
 
     bits_per_s: float
@@ -82,9 +82,9 @@ def mean_burst(reading: NodeReading) -> float:
     return max(1.0, (reading.packets_lost + 1) / (reading.bursts_lost + 1))
 
 
-def congestion_control_of(reading: NodeReading, direction: Direction) -> CongestionControl:
+def congestion_control_of(reading: NodeReading, direction: TransferDirection) -> CongestionControl:
     """Of the sending end. What is not known heeds losses as CUBIC does, like most hosts."""
-    is_up = direction is Direction.UP
+    is_up = direction is TransferDirection.UP
     name = reading.congestion_control if is_up else reading.coordinator_congestion_control
     if name.startswith("bbr"):
         return CongestionControl.BBR
@@ -101,7 +101,10 @@ def round_trip_us(reading: NodeReading) -> Microseconds:
 
 
 def goodput_of(
-    reading: NodeReading, direction: Direction, connections: int, typical_bits_per_s: float = 0.0
+    reading: NodeReading,
+    direction: TransferDirection,
+    connections: int,
+    typical_bits_per_s: float = 0.0,
 ) -> Estimate:
     """Bit/s of a long transfer over so many connections, from now on.
 
@@ -116,7 +119,7 @@ def goodput_of(
         connections: That share it.
         typical_bits_per_s: Of lines like it; 0: not known.
     """
-    is_up = direction is Direction.UP
+    is_up = direction is TransferDirection.UP
     measured = reading.up_bits_per_s if is_up else reading.down_bits_per_s
     if not measured.count:
         line = typical_bits_per_s or ASSUMED_BITS_PER_S
@@ -125,12 +128,12 @@ def goodput_of(
         return Estimate(mean=mean, deviation=mean)
     then = reading.up_conditions if is_up else reading.down_conditions
     now_us = max(then.round_trip_us, round_trip_us(reading))
-    return carried_over(reading, direction, Conditions(now_us, connections))
+    return goodput_under(reading, direction, Conditions(now_us, connections))
 
 
-def carried_over(reading: NodeReading, direction: Direction, now: Conditions) -> Estimate:
+def goodput_under(reading: NodeReading, direction: TransferDirection, now: Conditions) -> Estimate:
     """The measured goodput under other conditions, its spread wider for it."""
-    is_up = direction is Direction.UP
+    is_up = direction is TransferDirection.UP
     measured = reading.up_bits_per_s if is_up else reading.down_bits_per_s
     then = reading.up_conditions if is_up else reading.down_conditions
     if not measured.count or not then.round_trip_us or not now.round_trip_us or then == now:
@@ -160,16 +163,18 @@ def carried_rate(bits_per_s: float, before: float, after: float) -> float:
 
 
 def limit_bits_per_s(
-    reading: NodeReading, direction: Direction, rtt_us: Microseconds, connections: int
+    reading: NodeReading, direction: TransferDirection, rtt_us: Microseconds, connections: int
 ) -> float:
     """What losses and socket buffers allow so many connections, on a line without end."""
     path = path_of(reading, direction, rtt_us)
     return connections * steady_packets_per_us(path) * _PACKET_BITS * 1e6
 
 
-def path_of(reading: NodeReading, direction: Direction, rtt_us: Microseconds) -> Path:
+def path_of(
+    reading: NodeReading, direction: TransferDirection, rtt_us: Microseconds
+) -> NetworkPath:
     """The line as the transfer model sees it, without a bottleneck: goodput stands for that."""
-    path = Path(
+    path = NetworkPath(
         rtt_us=rtt_us,
         loss=likely_loss(reading),
         burst_packets=mean_burst(reading),
@@ -191,7 +196,7 @@ def loss_of_goodput(bits_per_s: float, rtt_us: Microseconds, connections: int = 
     each = bits_per_s / max(1, connections) / _PACKET_BITS / 1e6
     for _ in range(40):
         loss = (least + most) / 2
-        if steady_packets_per_us(Path(rtt_us=rtt_us, loss=loss)) >= each:
+        if steady_packets_per_us(NetworkPath(rtt_us=rtt_us, loss=loss)) >= each:
             least = loss
         else:
             most = loss
@@ -212,7 +217,7 @@ def slow_start_us(
 
 def seen_rate(
     size_bytes: int, took_us: Microseconds, rtt_us: Microseconds, connections: int
-) -> Seen:
+) -> RateSample:
     """What a transfer says of the line: the rate at which `slow_start_us` explains its time.
 
     The size counts as such only from 256 KiB on; what is smaller weighs less, unless it took a
@@ -233,7 +238,7 @@ def seen_rate(
     shown = max(moving_us / took_us, HIDDEN_SHARE)
     # A least rate is sure of itself, and raising a rate makes no forecast much sooner there.
     weight *= 1.0 if is_least else min(1.0, 2 * shown)
-    return Seen(size_bytes * 8e6 / (took_us * shown), weight, is_least)
+    return RateSample(size_bytes * 8e6 / (took_us * shown), weight, is_least)
 
 
 def _moving_us(size_bytes: int, took_us: int, rtt_us: int, connections: int) -> float:

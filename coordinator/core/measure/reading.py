@@ -26,7 +26,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """The newest observation as it was."""
 
 
-class Direction(Enum):
+class TransferDirection(Enum):
     """Of a transfer, as the node sees it."""
 
     UP = "up"
@@ -40,7 +40,7 @@ class RoundTrip(msgspec.Struct, frozen=True):
     took_us: Microseconds
 
 
-class Train(msgspec.Struct, frozen=True):
+class PacketTrain(msgspec.Struct, frozen=True):
     """A train of datagrams was sent, and what of it was not echoed."""
 
     at_ms: Milliseconds
@@ -49,7 +49,7 @@ class Train(msgspec.Struct, frozen=True):
     bursts: int
 
 
-class Transfer(msgspec.Struct, frozen=True):
+class TransferTime(msgspec.Struct, frozen=True):
     """Bytes that got through, and how long they took once the first was there.
 
     One that broke off counts for the bytes that arrived: it is what a line that has become bad
@@ -57,13 +57,13 @@ class Transfer(msgspec.Struct, frozen=True):
     """
 
     at_ms: Milliseconds
-    direction: Direction
+    direction: TransferDirection
     size_bytes: Bytes
     took_us: Microseconds
     connections: int
 
 
-class Steps(msgspec.Struct, frozen=True):
+class StepTime(msgspec.Struct, frozen=True):
     """Inner steps that were taken, counted in steps of the job's own batch."""
 
     at_ms: Milliseconds
@@ -88,7 +88,7 @@ class Presence(msgspec.Struct, frozen=True):
     """The node is there and its worker is not ready yet."""
 
 
-class Host(msgspec.Struct, frozen=True):
+class SocketReport(msgspec.Struct, frozen=True):
     """What the node says of its own sockets."""
 
     at_ms: Milliseconds
@@ -98,14 +98,23 @@ class Host(msgspec.Struct, frozen=True):
     """Of the coordinator's sockets to nodes, which carry what goes down; empty: not known."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class UpdateVerdict(msgspec.Struct, frozen=True):
     """An update was judged: it went into the aggregate or was refused for what it held."""
 
     at_ms: Milliseconds
     is_accepted: bool
 
 
-Observation = RoundTrip | Train | Transfer | Steps | Finish | Presence | Host | Verdict
+Observation = (
+    RoundTrip
+    | PacketTrain
+    | TransferTime
+    | StepTime
+    | Finish
+    | Presence
+    | SocketReport
+    | UpdateVerdict
+)
 
 
 class Conditions(msgspec.Struct, frozen=True):

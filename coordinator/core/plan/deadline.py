@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coordinator.core.measure.forecast import Forecast, Parts
+from coordinator.core.measure.forecast import FinishForecast, FinishParts
 from hypergpu.units import Milliseconds, Samples
 
 _LEAST_SPREAD = 0.04
@@ -14,13 +14,13 @@ LEAST_MS = 4 * _LEAST_SPREAD_MS
 """No round closes without somebody sooner, however little there is to do: what is as good as
 immediate is hardly ever later than this.
 """
-_NO_PARTS = Parts(*[Milliseconds(0)] * 5)
+_NO_PARTS = FinishParts(*[Milliseconds(0)] * 5)
 _GRACE = 0.25
 _MOMENTS = 64
 """Moments that are compared at most."""
 
 
-class Arrival(NamedTuple):
+class UpdateArrival(NamedTuple):
     """When an update is forecast to be in, after the round's opening."""
 
     mean_ms: Milliseconds
@@ -28,10 +28,10 @@ class Arrival(NamedTuple):
     samples: Samples
 
     @property
-    def forecast(self) -> Forecast:
+    def forecast(self) -> FinishForecast:
         """The same as `measure` has it, never more certain than anything is."""
         spread = max(self.spread_ms, int(_LEAST_SPREAD * self.mean_ms), _LEAST_SPREAD_MS)
-        return Forecast(self.mean_ms, Milliseconds(spread), _NO_PARTS)
+        return FinishForecast(self.mean_ms, Milliseconds(spread), _NO_PARTS)
 
     @property
     def late_ms(self) -> Milliseconds:
@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
         return self.forecast.chance_by(Milliseconds(at_ms))
 
 
-def deadline(arrivals: Sequence[Arrival], quorum: int) -> Milliseconds:
+def deadline(arrivals: Sequence[UpdateArrival], quorum: int) -> Milliseconds:
     """The deadline that makes the most samples a second, and some grace.
 
     It is never before the quorum is likely. The grace is what makes even the latest one safe, up
@@ -73,7 +73,7 @@ def deadline(arrivals: Sequence[Arrival], quorum: int) -> Milliseconds:
     return Milliseconds(max(LEAST_MS, best + grace))
 
 
-def _goodput(arrivals: Sequence[Arrival], at_ms: int) -> float:
+def _goodput(arrivals: Sequence[UpdateArrival], at_ms: int) -> float:
     """Samples a second that are expected if a round always closes then."""
     expected = sum(arrival.samples * arrival.chance_by(at_ms) for arrival in arrivals)
     return expected / max(1, at_ms)

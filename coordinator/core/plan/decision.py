@@ -99,7 +99,7 @@ class PlanMemory(msgspec.Struct, frozen=True):
     stretched_ms: Milliseconds = Milliseconds(0)
     """The same with what it was made longer by for those who need more."""
     dense_ms: Milliseconds = Milliseconds(0)
-    """What a dense update and delta took the middle node to move when H was last changed."""
+    """What a dense update and delta took the median node to move when H was last changed."""
     dense_rounds: int = 0
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""
@@ -157,7 +157,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class ModelSizes(msgspec.Struct, frozen=True):
     """Bytes that move for a model, by codec."""
 
     update_bytes: dict[str, Bytes]

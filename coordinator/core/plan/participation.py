@@ -45,7 +45,7 @@ def work_band(work: float) -> Band:
     return Band.HIGH if work >= _HIGH_FROM else Band.NORMAL
 
 
-class Part(NamedTuple):
+class Participation(NamedTuple):
     """One node's part of the round and what the next plan is to remember of it."""
 
     memory: NodeMemory
@@ -127,13 +127,13 @@ def is_excluded(memory: NodeMemory, number: int) -> bool:
     return memory.rests_until_round > number
 
 
-def parts(
+def participations(
     request: PlanRequest,
     memories: Mapping[NodeId, NodeMemory],
     least_spans: Mapping[NodeId, float],
     works: Mapping[NodeId, float],
     readings: Mapping[NodeId, NodeReading],
-) -> dict[NodeId, Part]:
+) -> dict[NodeId, Participation]:
     """The part and the band of each candidate: the only place that decides them.
 
     Args:
@@ -163,7 +163,7 @@ def parts(
     for node in resting[: max(0, missing)]:
         memory = replace(found[node].memory, rests_until_round=request.round)
         reason = f"{unready.get(node, 'slow')}, needed for the quorum"
-        found[node] = Part(memory, is_taking_part=True, band=Band.POOR, reason=reason)
+        found[node] = Participation(memory, is_taking_part=True, band=Band.POOR, reason=reason)
     return found
 
 
@@ -177,13 +177,13 @@ def _nodes_needed(request: PlanRequest, candidates: int) -> int:
 
 def _part(
     request: PlanRequest, node: NodeId, memory: NodeMemory, *, spans: float, work: float
-) -> Part:
+) -> Participation:
     number, is_fresh = request.round, node in request.results
     if is_excluded(memory, number):
         return _resting(memory, _exclusion(memory))
     if memory.retries and not is_fresh:
         reason = f"on trial after {_times(memory.retries)}"
-        return Part(memory, True, Band.POOR, reason, may_stretch=False)
+        return Participation(memory, True, Band.POOR, reason, may_stretch=False)
     if memory.cut_rounds >= (1 if memory.retries else _CUTS):
         return _resting_part(memory, number, f"no update in time, {memory.cut_rounds} in a row")
     if spans > _excluded_from(request, memory):
@@ -193,11 +193,11 @@ def _part(
         reason = f"every other round: needs {spans:.1f} times as long as the round"
         if is_fresh:
             return _resting(memory, f"{reason}; takes part again in round {number + 1}")
-        return Part(memory, True, Band.POOR, reason)
+        return Participation(memory, True, Band.POOR, reason)
     memory = replace(memory, is_alternating=False, retries=0)
     band = work_band(work)
     reason = "" if band is Band.NORMAL else f"{work:.2g} of the median node's work fits in"
-    return Part(memory, True, band, reason)
+    return Participation(memory, True, band, reason)
 
 
 def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
@@ -206,7 +206,7 @@ def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
     return _RETURN_FROM if memory.retries else _EXCLUDED_FROM
 
 
-def _resting_part(memory: NodeMemory, number: int, why: str) -> Part:
+def _resting_part(memory: NodeMemory, number: int, why: str) -> Participation:
     retries = memory.retries + 1
     until = number + min(_REST_MOST, 1 << retries)
     memory = replace(
@@ -220,8 +220,8 @@ def _exclusion(memory: NodeMemory) -> str:
     return f"{wait}; tries again in round {memory.rests_until_round}"
 
 
-def _resting(memory: NodeMemory, reason: str) -> Part:
-    return Part(memory, False, Band.POOR, reason)
+def _resting(memory: NodeMemory, reason: str) -> Participation:
+    return Participation(memory, False, Band.POOR, reason)
 
 
 def _times(count: int) -> str:

@@ -1,6 +1,6 @@
 """A round's plan: one pure function of what was measured, asked and planned before.
 
-The middle node's work comes first: its codec's family, its inner steps, and with them the span that
+The median node's work comes first: its codec's family, its inner steps, and with them the span that
 the round is made for. Then each node gets the steps that fill that span, whoever cannot keep it
 rests, and the deadline follows from when everybody's update is forecast to be in.
 """
@@ -20,52 +20,52 @@ from coordinator.core.plan.batches import (
     held_batch,
     own_batch,
 )
-from coordinator.core.plan.deadline import Arrival, deadline
+from coordinator.core.plan.codecs import (
+    FINEST,
+    CodecFamily,
+    byte_budget,
+    delta_codec,
+    node_codec,
+    outline_codec,
+    round_family,
+)
+from coordinator.core.plan.deadline import UpdateArrival, deadline
 from coordinator.core.plan.decision import (
+    ModelSizes,
     NodeMemory,
     NodePlan,
     PlanMemory,
     PlanRequest,
     RoundPlan,
-    Sizes,
 )
-from coordinator.core.plan.known import Known, known_nodes
-from coordinator.core.plan.ladder import (
-    FINEST,
-    Family,
-    byte_budget,
-    down_level,
-    family_of,
-    level,
-    outline_level,
-)
-from coordinator.core.plan.middle import (
-    Middle,
+from coordinator.core.plan.median_node import (
+    MedianNode,
     computing_beside,
     computing_for,
-    middle,
     most_inner_steps,
+    plan_median_node,
 )
-from coordinator.core.plan.opening import opening_plan
-from coordinator.core.plan.participation import (
-    Part,
-    absentees,
-    candidate_memories,
-    is_excluded,
-    parts,
-)
-from coordinator.core.plan.spreading import (
-    Bounds,
-    bounds,
+from coordinator.core.plan.node_steps import (
+    StepBounds,
     fit_steps,
-    kept_span_us,
     own_bounds,
     own_steps,
     planned_prefetch,
-    rounds_apart,
+    steady_span_us,
+    step_bounds,
+    strayed_rounds,
 )
-from coordinator.core.plan.transfers import Upload, upload_delays
-from coordinator.core.plan.wording import node_reason, resting_reason, round_reason
+from coordinator.core.plan.participation import (
+    Participation,
+    absentees,
+    candidate_memories,
+    is_excluded,
+    participations,
+)
+from coordinator.core.plan.reasons import node_reason, resting_reason, round_reason
+from coordinator.core.plan.speeds import NodeSpeed, node_speeds
+from coordinator.core.plan.transfers import PlannedUpload, upload_delays
+from coordinator.core.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -83,9 +83,9 @@ _OVERRUN = 1.5
 class Outline(NamedTuple):
     """What holds for all nodes of the round."""
 
-    family: Family
+    family: CodecFamily
     down: str
-    middle: Middle
+    middle: MedianNode
     span_us: float
     """What the round is made to take, before it is stretched for anybody."""
 
@@ -94,9 +94,9 @@ class Frame(NamedTuple):
     """What the plans of all nodes of the round are made of."""
 
     request: PlanRequest
-    sizes: Sizes
+    sizes: ModelSizes
     outline: Outline
-    limits: Bounds
+    limits: StepBounds
 
     @property
     def stated_batch(self) -> int:
@@ -107,7 +107,7 @@ class Frame(NamedTuple):
 class NodeWork(NamedTuple):
     """One node's work while the plan is made."""
 
-    known: Known
+    known: NodeSpeed
     codec: str
     lighter_rounds: int
     moving_us: float
@@ -119,7 +119,7 @@ class NodeWork(NamedTuple):
     """Time of a step with its own batch."""
     prefetched: int
     """Inner steps of this round that it may have taken already."""
-    bounds: Bounds
+    bounds: StepBounds
     is_batch_held: bool
     """Whether its steps before were of the same batch, so that their number may be kept."""
 
@@ -131,7 +131,7 @@ class NodeWork(NamedTuple):
 
 
 def plan_round(
-    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: ModelSizes
 ) -> RoundPlan:
     """The plan of the round ``request.round``.
 
@@ -145,16 +145,16 @@ def plan_round(
         one takes part. Equal arguments give equal plans.
     """
     memories = candidate_memories(request)
-    known = known_nodes(
+    known = node_speeds(
         request.candidates,
         readings,
         size_bytes=sizes.update_bytes[FINEST],
         held={node: memory.connections for node, memory in memories.items()},
     )
     if not known:
-        return opening_plan(request, readings, sizes)
+        return unmeasured_plan(request, readings, sizes)
     outline = _outline(request, known, memories, sizes)
-    limits = bounds(
+    limits = step_bounds(
         outline.middle.inner_steps,
         request.spec.aware.inner_steps_max,
         request.spec.data.sharding,
@@ -162,7 +162,7 @@ def plan_round(
     frame = Frame(request, sizes, outline, limits)
     works = {node: _node_work(frame, node, mine, memories[node]) for node, mine in known.items()}
     steps = outline.middle.inner_steps
-    found = parts(
+    found = participations(
         request,
         memories,
         {node: work.least_us / outline.span_us for node, work in works.items()},
@@ -174,9 +174,9 @@ def plan_round(
 
 def _outline(
     request: PlanRequest,
-    known: Mapping[NodeId, Known],
+    known: Mapping[NodeId, NodeSpeed],
     memories: Mapping[NodeId, NodeMemory],
-    sizes: Sizes,
+    sizes: ModelSizes,
 ) -> Outline:
     """The round as the middle one of those nodes sees it that are not excluded."""
     number, previous = request.round, request.previous
@@ -186,8 +186,8 @@ def _outline(
     step_us = median(mine.step_us for mine in known.values())
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
     held_us = max(comfortable_us, step_us * (previous.inner_steps if previous is not None else 0))
-    family = family_of(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
-    down = down_level(
+    family = round_family(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
+    down = delta_codec(
         family,
         known,
         sizes=sizes,
@@ -196,7 +196,7 @@ def _outline(
     )
     moving_us, computing_us, dense = {}, {}, sizes.update_bytes[FINEST]
     for node, mine in known.items():
-        codec = outline_level(
+        codec = outline_codec(
             family,
             memories[node],
             sizes,
@@ -206,7 +206,7 @@ def _outline(
         up_bytes = sizes.update_bytes[codec]
         moving_us[node] = mine.moving_us(up_bytes, sizes.update_bytes[down])
         computing_us[node] = _computing_us(request.spec, mine, moving_us[node], up_bytes)
-    middle_ = middle(
+    middle_ = plan_median_node(
         request,
         known,
         moving_us=moving_us,
@@ -219,23 +219,23 @@ def _outline(
     if exchanges_each_step(request.spec):
         steps_us = [mine.step_us for mine in known.values()]
         span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
-    span_us = kept_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
+    span_us = steady_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
     return Outline(family, down, middle_, span_us)
 
 
-def _computing_us(spec: JobSpec, mine: Known, moving_us: float, up_bytes: Bytes) -> float:
+def _computing_us(spec: JobSpec, mine: NodeSpeed, moving_us: float, up_bytes: Bytes) -> float:
     utilisation = spec.aware.utilisation
     if spec.round.overlap == "eager":
         return computing_beside(moving_us, utilisation)
     return computing_for(moving_us, mine.cautious_up_us(up_bytes), utilisation)
 
 
-def _node_work(frame: Frame, node: NodeId, known: Known, memory: NodeMemory) -> NodeWork:
+def _node_work(frame: Frame, node: NodeId, known: NodeSpeed, memory: NodeMemory) -> NodeWork:
     """A candidate's codec, batch and least time: the steps follow when it is known who works."""
     request, sizes, outline = frame.request, frame.sizes, frame.outline
     computing_us = _OVERRUN * outline.middle.computing_us
     budget = byte_budget(known, computing_us, request.spec.aware.utilisation)
-    codec, lighter_rounds = level(outline.family, memory, sizes, budget)
+    codec, lighter_rounds = node_codec(outline.family, memory, sizes, budget)
     moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[outline.down])
     stated, prefetched = frame.stated_batch, request.prefetched.get(node, 0)
     held = held_batch(request.spec, memory)
@@ -265,7 +265,7 @@ def _node_work(frame: Frame, node: NodeId, known: Known, memory: NodeMemory) -> 
 
 
 def _assemble_plan(
-    frame: Frame, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Part]
+    frame: Frame, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
 ) -> RoundPlan:
     request, outline = frame.request, frame.outline
     working = {node: work for node, work in works.items() if found[node].is_taking_part}
@@ -320,12 +320,12 @@ def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
     return max(steps, min(work.prefetched, work.bounds.most))
 
 
-def _is_middle_kept(request: PlanRequest, middle_: Middle) -> bool:
+def _is_middle_kept(request: PlanRequest, middle_: MedianNode) -> bool:
     return request.previous is not None and request.previous.inner_steps == middle_.inner_steps
 
 
 def _stretched_us(
-    frame: Frame, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Part]
+    frame: Frame, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
 ) -> float:
     """The round's span with what it is made longer by for those whom it waits for."""
     outline, previous = frame.outline, frame.request.previous
@@ -333,7 +333,7 @@ def _stretched_us(
     span_us = max([outline.span_us, *stretches])
     if previous is None or not _is_middle_kept(frame.request, outline.middle):
         return span_us
-    return max(outline.span_us, kept_span_us(span_us, previous.stretched_ms))
+    return max(outline.span_us, steady_span_us(span_us, previous.stretched_ms))
 
 
 def _node_plans(
@@ -354,7 +354,7 @@ def _node_plans(
             steps = max(0.0, steps - work.hidden_us / work.known.step_us)
         forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
-        uploads[node] = Upload(ready_us, size, work.known.up_bits_per_s)
+        uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
     delays = upload_delays(uploads, frame.request.line_bits_per_s)
     return {
         node: NodePlan(
@@ -380,7 +380,7 @@ def _deadline(
     frame: Frame,
     plans: Mapping[NodeId, NodePlan],
     working: Mapping[NodeId, NodeWork],
-    found: Mapping[NodeId, Part],
+    found: Mapping[NodeId, Participation],
     span_us: float,
 ) -> Milliseconds:
     """When the round closes: it leaves twice the span to nodes that were never seen at work.
@@ -392,7 +392,9 @@ def _deadline(
     awaited = {node for node in plans if found[node].may_stretch}
     awaited = awaited if len(awaited) >= quorum else set(plans)
     arrivals = tuple(
-        Arrival(plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated)))
+        UpdateArrival(
+            plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
+        )
         for node, plan in plans.items()
         if node in awaited and working[node].known.is_measured
     )
@@ -407,7 +409,7 @@ def _deadline(
 def _memory(
     frame: Frame,
     works: Mapping[NodeId, NodeWork],
-    found: Mapping[NodeId, Part],
+    found: Mapping[NodeId, Participation],
     *,
     asked: Mapping[NodeId, int],
     plans: Mapping[NodeId, NodePlan],
@@ -423,7 +425,7 @@ def _memory(
             codec=work.codec,
             lighter_rounds=work.lighter_rounds,
             inner_steps=steps,
-            strayed_rounds=rounds_apart(
+            strayed_rounds=strayed_rounds(
                 work.step_us, work.moving_us, span_us, memory=memory, steps=steps
             ),
             connections=plans[node].connections if node in plans else memory.connections,

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import transfer_forecast
 from coordinator.core.measure.line import congestion_control_of, is_loss_inferred, likely_loss
-from coordinator.core.measure.reading import Direction, NodeReading
+from coordinator.core.measure.reading import NodeReading, TransferDirection
 from coordinator.core.transfer.constants import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from coordinator.core.transfer.path import CongestionControl
 from hypergpu.ids import NodeId
@@ -35,7 +35,7 @@ less are no reason to shake hands again.
 """
 
 
-def connections(reading: NodeReading, usual: NodeReading, size_bytes: Bytes, held: int) -> int:
+def connection_count(reading: NodeReading, usual: NodeReading, size_bytes: Bytes, held: int) -> int:
     """How many connections: 1 where senders know their rate, else 4, and up to 16 where packets
     are lost, the fewest that are about as fast as any by the transfer model.
 
@@ -46,7 +46,9 @@ def connections(reading: NodeReading, usual: NodeReading, size_bytes: Bytes, hel
         held: What the node was given last; 0: nothing.
     """
     heeding = [
-        way for way in Direction if congestion_control_of(reading, way) is not CongestionControl.BBR
+        way
+        for way in TransferDirection
+        if congestion_control_of(reading, way) is not CongestionControl.BBR
     ]
     if size_bytes < _SMALL_BYTES or not heeding:
         return 1
@@ -88,7 +90,7 @@ def payload_bits_per_s(line_bits_per_s: int) -> int:
     return int(line_bits_per_s * share)
 
 
-class Upload(NamedTuple):
+class PlannedUpload(NamedTuple):
     """An update that will be sent."""
 
     ready_us: int
@@ -99,7 +101,7 @@ class Upload(NamedTuple):
 
 
 def upload_delays(
-    uploads: Mapping[NodeId, Upload], line_bits_per_s: int
+    uploads: Mapping[NodeId, PlannedUpload], line_bits_per_s: int
 ) -> dict[NodeId, Milliseconds]:
     """How long each finished update waits, in milliseconds, so that each upload has the rate of
     its own line.
@@ -140,7 +142,7 @@ def _first_room(under_way: list[tuple[float, float]], ready_us: float, most: flo
 
 
 def _shared_end_us(
-    uploads: Mapping[NodeId, Upload], order: list[NodeId], line_bits_per_s: int
+    uploads: Mapping[NodeId, PlannedUpload], order: list[NodeId], line_bits_per_s: int
 ) -> float:
     """The earliest that a line which never idles can have carried everything."""
     latest, left = 0.0, 0.0

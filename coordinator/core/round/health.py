@@ -23,4 +23,6 @@ def node_health(job: Job, node: NodeId) -> NodeHealth | None:
     if node in round_.resting:
         return NodeHealth(Band.POOR, round_.resting[node])
     participant = round_.participants.get(node)
-    return participant and NodeHealth(participant.plan.band, participant.plan.reason)
+    if participant is None:
+        return None
+    return NodeHealth(participant.plan.band, participant.plan.reason)

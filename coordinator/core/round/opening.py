@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import PlanRound
 from coordinator.core.job.state import Job, Participant, Phase, Round, WorkState
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.plan.spreading import prefetch_limit
+from coordinator.core.plan.node_steps import prefetch_limit
 from coordinator.core.round.assigning import JobStep, assignment, deadline
 from coordinator.core.round.completion import available_nodes, nodes_needed, plan_request
 from coordinator.core.round.shards import deal_shards

@@ -7,7 +7,7 @@ Cardwell et al. 2016; what was fitted is in `constants`.
 from typing import Protocol
 
 from coordinator.core.transfer import constants
-from coordinator.core.transfer.path import CongestionControl, Path, recovery_rounds
+from coordinator.core.transfer.path import CongestionControl, NetworkPath, recovery_rounds
 
 
 class Congestion(Protocol):
@@ -35,7 +35,7 @@ class Congestion(Protocol):
     def was_idle(self, timeouts: int) -> None:
         """Nothing was sent for so many times the timer."""
 
-    def bound(self, path: Path) -> None:
+    def bound(self, path: NetworkPath) -> None:
         """The path's numbers are these from now on; the window goes on from where it is."""
 
 
@@ -45,13 +45,13 @@ class Reno:
     beta = constants.RENO_BETA
     heeds_each_loss = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: NetworkPath) -> None:
         self.window = float(min(constants.INITIAL_WINDOW_PACKETS, path.buffer_packets))
         self.slow_start_until = float("inf")
         self.is_steady = False
         self.bound(path)
 
-    def bound(self, path: Path) -> None:
+    def bound(self, path: NetworkPath) -> None:
         self._most = path.buffer_packets
         self._steady_from = float("inf")
         if not path.events_per_packet:
@@ -93,14 +93,14 @@ class Cubic(Reno):
 
     beta = constants.CUBIC_BETA
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: NetworkPath) -> None:
         super().__init__(path)
         self._origin = 0.0
         self._since_us = -1.0
         self._friendly = 0.0
         self._plateau_s = 0.0
 
-    def bound(self, path: Path) -> None:
+    def bound(self, path: NetworkPath) -> None:
         super().bound(path)
         self._rtt_us = path.rtt_us
         self._hystart = path.full_packets * (1 + constants.HYSTART_SHARE)
@@ -139,12 +139,12 @@ class Bbr:
 
     heeds_each_loss = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: NetworkPath) -> None:
         self.window = float(constants.INITIAL_WINDOW_PACKETS)
         self.slow_start_until = float("inf")
         self.bound(path)
 
-    def bound(self, path: Path) -> None:
+    def bound(self, path: NetworkPath) -> None:
         self._most = bbr_window(path)
         self.window = min(self.window, self._most)
         self.is_steady = self.window >= self._most
@@ -174,7 +174,7 @@ def after_idling(window: float, timeouts: int) -> float:
     return max(least, window / (1 << min(timeouts, 30)))
 
 
-def bbr_window(path: Path) -> float:
+def bbr_window(path: NetworkPath) -> float:
     """Packets that BBR keeps in flight once it knows the path, holes of lost ones not counted."""
     most = min(
         path.buffer_packets
@@ -187,13 +187,13 @@ def bbr_window(path: Path) -> float:
     return max(float(constants.SMALL_WINDOW_PACKETS), most)
 
 
-def bbr_utilisation(path: Path) -> float:
+def bbr_utilisation(path: NetworkPath) -> float:
     """The share of the bottleneck that BBR uses between its probes for the lowest RTT."""
     idle = constants.BBR_IDLE_SHARE + constants.BBR_IDLE_SHARE_PER_S * path.rtt_us / 1e6
     return 1 - min(idle, constants.BBR_IDLE_SHARE_MOST)
 
 
-def congestion(path: Path) -> Congestion:
+def congestion(path: NetworkPath) -> Congestion:
     """The window of a connection that has just been opened or was idle for long."""
     match path.congestion_control:
         case CongestionControl.RENO:

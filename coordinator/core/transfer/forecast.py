@@ -5,8 +5,8 @@ from math import log
 
 import msgspec
 
-from coordinator.core.transfer.path import Path
-from coordinator.core.transfer.rounds import Carried, Start, draw_transfer
+from coordinator.core.transfer.draw import CarriedWindow, ConnectionStart, draw_transfer
+from coordinator.core.transfer.path import NetworkPath
 from coordinator.core.transfer.window import Dice
 from hypergpu.units import Bytes, Microseconds
 
@@ -15,11 +15,11 @@ _KEPT = 1 << 16
 _STEP = 1.03
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class TransferForecast(msgspec.Struct, frozen=True):
     """Times of one transfer, the shortest first, each as likely as the others."""
 
     times_us: tuple[Microseconds, ...]
-    left: tuple[Carried, ...]
+    left: tuple[CarriedWindow, ...]
     """What each leaves to the next transfer over the connection."""
 
     @property
@@ -33,7 +33,7 @@ class Forecast(msgspec.Struct, frozen=True):
         low, high = len(self.times_us) // 6, len(self.times_us) - 1 - len(self.times_us) // 6
         return (self.times_us[high] - self.times_us[low]) / 2 / max(1, self.median_us)
 
-    def drawn_left(self, chance: float) -> Carried:
+    def drawn_left(self, chance: float) -> CarriedWindow:
         """What a transfer leaves that takes `drawn_us`."""
         return self.left[min(int(chance * len(self.left)), len(self.left) - 1)]
 
@@ -48,9 +48,12 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=_KEPT)
-def forecast(
-    path: Path, size_bytes: Bytes, start: Start = Start.IDLE, carried: Carried | None = None
-) -> Forecast:
+def forecast_transfer(
+    path: NetworkPath,
+    size_bytes: Bytes,
+    start: ConnectionStart = ConnectionStart.IDLE,
+    carried: CarriedWindow | None = None,
+) -> TransferForecast:
     """The distribution of a transfer's time.
 
     A microsecond once it is known; fifteen draws, or one on a path without losses, when it is new.
@@ -60,10 +63,12 @@ def forecast(
         draw_transfer(path, size_bytes, _sequence(seed), start=start, carried=carried)
         for seed in range(_DRAWS if path.events_per_packet else 1)
     )
-    return Forecast(tuple(draw.took_us for draw in draws), tuple(draw.left for draw in draws))
+    return TransferForecast(
+        tuple(draw.took_us for draw in draws), tuple(draw.left for draw in draws)
+    )
 
 
-def round_path(path: Path) -> Path:
+def round_path(path: NetworkPath) -> NetworkPath:
     """The path with its numbers in steps of 3 %, so that links which wander share forecasts."""
     return msgspec.structs.replace(
         path,

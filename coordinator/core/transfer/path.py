@@ -16,7 +16,7 @@ class CongestionControl(StrEnum):
     BBR = "bbr"
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of a link and what the sender does on it."""
 
     rtt_us: Microseconds

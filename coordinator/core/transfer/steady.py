@@ -4,10 +4,10 @@ from math import sqrt
 
 from coordinator.core.transfer import constants
 from coordinator.core.transfer.congestion import bbr_utilisation, bbr_window
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 
 
-def steady_packets_per_us(path: Path) -> float:
+def steady_packets_per_us(path: NetworkPath) -> float:
     """Payload packets that arrive per microsecond once slow start is long over.
 
     Reno and CUBIC follow Mathis et al. 1997 in loss *events* and pay for their timers as in
@@ -27,7 +27,7 @@ def steady_packets_per_us(path: Path) -> float:
     return float(arriving * (free**-4 + most**-4) ** -0.25)
 
 
-def mean_window(path: Path) -> float:
+def mean_window(path: NetworkPath) -> float:
     """Packets in flight that Reno or CUBIC hold on average under random losses."""
     events = max(path.events_per_packet, 1e-9)
     friendly = constants.MATHIS / sqrt(events)
@@ -38,7 +38,7 @@ def mean_window(path: Path) -> float:
     return float(max(friendly, level * (path.rtt_us / 1e6 / events) ** 0.75))
 
 
-def _timer_us_per_packet(path: Path) -> float:
+def _timer_us_per_packet(path: NetworkPath) -> float:
     """Small windows wait for the timer after a loss; large ones hardly ever do."""
     events = path.events_per_packet
     waits = (
@@ -47,7 +47,7 @@ def _timer_us_per_packet(path: Path) -> float:
     return events * waits * path.timeout_us
 
 
-def _full_share(path: Path) -> float:
+def _full_share(path: NetworkPath) -> float:
     """The share of a bottleneck that a sawtooth over a short queue fills."""
     if not path.full_packets:
         return 1.0  # Without a round trip no pipe ever runs dry.

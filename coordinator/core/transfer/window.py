@@ -5,7 +5,7 @@ from math import log
 
 from coordinator.core.transfer import constants
 from coordinator.core.transfer.congestion import congestion
-from coordinator.core.transfer.path import Path
+from coordinator.core.transfer.path import NetworkPath
 from hypergpu.units import Bytes, Microseconds
 
 Dice = Callable[[], float]
@@ -25,7 +25,7 @@ class Window:
         dice: Where losses fall. Equal dice and equal calls give equal answers.
     """
 
-    def __init__(self, path: Path, dice: Dice) -> None:
+    def __init__(self, path: NetworkPath, dice: Dice) -> None:
         self._path = path
         self._dice = dice
         self._congestion = congestion(path)
@@ -94,7 +94,7 @@ class Window:
             window.round_passed(now_us)
         self._has_stalled = self._has_lost = self._was_full = False
 
-    def repath(self, path: Path) -> None:
+    def repath(self, path: NetworkPath) -> None:
         """Go on over a link that has changed; the window starts from where it is."""
         self._path = path
         self._congestion.bound(path)
@@ -108,7 +108,7 @@ def loss_gap(events_per_packet: float, dice: Dice) -> float:
     return -log(1 - dice()) / events_per_packet
 
 
-def stall_us(path: Path) -> Microseconds:
+def stall_us(path: NetworkPath) -> Microseconds:
     """How long the loss of a stream's last packets holds it up: 2 RTT and at least 200 ms.
 
     Nothing after them reveals it: Linux sends a tail loss probe, or the timer runs out.

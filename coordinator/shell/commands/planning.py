@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from coordinator.config import Settings
 from coordinator.core.job.commands import PlanRound
 from coordinator.core.job.events import RoundPlanned
-from coordinator.core.plan.decision import PlanRequest, Sizes
+from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.transfers import payload_bits_per_s
 from coordinator.shell.runtime.job_runtime import JobRuntime
@@ -33,6 +33,8 @@ def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
     return replace(request, line_bits_per_s=line_bits_per_s)
 
 
-def sizes_of(layout: Layout) -> Sizes:
+def sizes_of(layout: Layout) -> ModelSizes:
     """Bytes to transfer for a model, by scheme."""
-    return Sizes({scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes)
+    return ModelSizes(
+        {scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes
+    )

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.measure.observing import add_observation
+from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
-    Direction,
     Estimate,
     Finish,
     NodeReading,
     Observation,
     Presence,
-    Steps,
-    Transfer,
-    Verdict,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+    UpdateVerdict,
 )
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.telemetry.congestion_control import congestion_control_on
@@ -158,7 +158,7 @@ class Readings:
             known.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))
         return known.uploads
 
-    def record_upload(self, node: NodeId, transfer: Transfer) -> None:
+    def record_upload(self, node: NodeId, transfer: TransferTime) -> None:
         """Add an upload that was measured here."""
         self._node(node).upload_ms = transfer.at_ms
         self.observe(node, transfer)
@@ -170,24 +170,24 @@ class Readings:
             return
         known.newest_update = (update.job_id, update.lease)
         now_ms = monotonic_ms()
-        self.observe(node, Verdict(at_ms=now_ms, is_accepted=True))
+        self.observe(node, UpdateVerdict(at_ms=now_ms, is_accepted=True))
         if update.inner_steps > 0 and update.compute_ms > 0:
             steps = min(update.inner_steps, _STEPS_MAX)
             took_ms = Milliseconds(min(update.compute_ms, _COMPUTE_MS_MAX))
-            self.observe(node, Steps(at_ms=now_ms, steps=steps, took_ms=took_ms))
+            self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
         if update.forecast_ms > 0 and update.took_ms > 0:
             self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))
 
     def record_rejected(self, node: NodeId) -> None:
         """An update was rejected for its content."""
-        self.observe(node, Verdict(at_ms=monotonic_ms(), is_accepted=False))
+        self.observe(node, UpdateVerdict(at_ms=monotonic_ms(), is_accepted=False))
 
     def _node(self, node: NodeId) -> _NodeTelemetry:
         return self._nodes.setdefault(node, _NodeTelemetry())
 
 
 def _is_upload(observation: Observation) -> bool:
-    return isinstance(observation, Transfer) and observation.direction is Direction.UP
+    return isinstance(observation, TransferTime) and observation.direction is TransferDirection.UP
 
 
 def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:

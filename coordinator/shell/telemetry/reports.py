@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from coordinator.core.measure.line import is_loss_inferred, loss_share
 from coordinator.core.measure.reading import (
-    Direction,
     Estimate,
-    Host,
     NodeReading,
     Observation,
+    PacketTrain,
     RoundTrip,
-    Train,
-    Transfer,
+    SocketReport,
+    TransferDirection,
+    TransferTime,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
@@ -29,7 +29,10 @@ _BITS_PER_US_MAX = 100_000
 """100 Gbit/s."""
 _CONNECTIONS_MAX = 64
 _NAME_LENGTH_MAX = 16  # as long as the kernel's
-_DIRECTIONS = {node_pb2.DIRECTION_UP: Direction.UP, node_pb2.DIRECTION_DOWN: Direction.DOWN}
+_DIRECTIONS = {
+    node_pb2.DIRECTION_UP: TransferDirection.UP,
+    node_pb2.DIRECTION_DOWN: TransferDirection.DOWN,
+}
 
 
 def observations(
@@ -53,7 +56,7 @@ def observations(
         if direction is not None and transfer.size_bytes >= SMALLEST_BYTES:
             yield _transfer(transfer, at_ms, direction)
     name = message.congestion_control[:_NAME_LENGTH_MAX]
-    yield Host(
+    yield SocketReport(
         at_ms=at_ms,
         congestion_control=name if name.isascii() and name.isprintable() else "",
         is_probing_blocked=message.is_probing_blocked,
@@ -61,19 +64,19 @@ def observations(
     )
 
 
-def _train(message: node_pb2.ProbeTrain, at_ms: Milliseconds) -> Train:
+def _train(message: node_pb2.ProbeTrain, at_ms: Milliseconds) -> PacketTrain:
     sent = min(message.sent, PACKETS_MAX)
     lost = min(message.lost, sent)
     bursts = min(max(message.bursts, 1), lost)
-    return Train(at_ms, sent, lost, bursts)
+    return PacketTrain(at_ms, sent, lost, bursts)
 
 
 def _transfer(
-    message: node_pb2.MeasuredTransfer, at_ms: Milliseconds, direction: Direction
-) -> Transfer:
+    message: node_pb2.MeasuredTransfer, at_ms: Milliseconds, direction: TransferDirection
+) -> TransferTime:
     size_bytes = min(message.size_bytes, _SIZE_BYTES_MAX)
     fastest_us = size_bytes * 8 // _BITS_PER_US_MAX + 1
-    return Transfer(
+    return TransferTime(
         at_ms=at_ms,
         direction=direction,
         size_bytes=Bytes(size_bytes),

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from coordinator.core.measure.reading import Direction, Transfer
+from coordinator.core.measure.reading import TransferDirection, TransferTime
 from hypergpu.process.clock import monotonic_ms, monotonic_us
 from hypergpu.wire.bulk import GoodputMeter
 
@@ -18,7 +18,7 @@ class UploadMeter:
     """Meter of one node. Streams that overlap are stripes of one upload."""
 
     def __init__(
-        self, report: Callable[[Transfer], None], clock_us: Callable[[], int] = monotonic_us
+        self, report: Callable[[TransferTime], None], clock_us: Callable[[], int] = monotonic_us
     ) -> None:
         self._report = report
         self._clock_us = clock_us
@@ -52,9 +52,9 @@ class UploadMeter:
         if found is None:
             return
         self._report(
-            Transfer(
+            TransferTime(
                 at_ms=monotonic_ms(),
-                direction=Direction.UP,
+                direction=TransferDirection.UP,
                 size_bytes=found.size_bytes,
                 took_us=found.took_us,
                 connections=connections,

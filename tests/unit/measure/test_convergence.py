@@ -6,20 +6,20 @@ from statistics import mean
 
 import pytest
 
-from coordinator.core.measure.forecast import Work, finish_forecast
-from coordinator.core.measure.observing import add_observation
+from coordinator.core.measure.forecast import RoundWork, finish_forecast
+from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
-    Direction,
     Finish,
-    Host,
     NodeReading,
+    PacketTrain,
     RoundTrip,
-    Steps,
-    Train,
-    Transfer,
+    SocketReport,
+    StepTime,
+    TransferDirection,
+    TransferTime,
 )
-from coordinator.core.transfer.path import CongestionControl, Path
-from coordinator.core.transfer.rounds import transfer_us
+from coordinator.core.transfer.draw import transfer_us
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
 BYTES = Bytes(1_000_000)
@@ -38,7 +38,9 @@ class Node:
         self.loss = 0.0
         self.connections = 1
         self.control = control
-        self.reading = add_observation(NodeReading(), Host(AT, control.value, False, control.value))
+        self.reading = add_observation(
+            NodeReading(), SocketReport(AT, control.value, False, control.value)
+        )
 
     def round(self) -> float:
         """Probe for twenty seconds, forecast, work, learn; returns the forecast's error."""
@@ -47,28 +49,28 @@ class Node:
             self.reading = add_observation(self.reading, RoundTrip(AT, Microseconds(probed_us)))
         for _ in range(2):
             lost = sum(self.dice.random() < self.loss for _ in range(20))
-            self.reading = add_observation(self.reading, Train(AT, 20, lost, lost))
-        work = Work(
+            self.reading = add_observation(self.reading, PacketTrain(AT, 20, lost, lost))
+        work = RoundWork(
             inner_steps=STEPS, up_bytes=BYTES, down_bytes=BYTES, connections=self.connections
         )
         forecast = finish_forecast(self.reading, work)
         assert forecast is not None
-        down_us, up_us = self.moved(Direction.DOWN), self.moved(Direction.UP)
+        down_us, up_us = self.moved(TransferDirection.DOWN), self.moved(TransferDirection.UP)
         computed_us = STEPS * self.step_us * self.dice.uniform(0.95, 1.05)
         computed_ms = Milliseconds(round(computed_us / 1000))
         took_ms = Milliseconds((down_us + up_us + round(computed_us) + 2 * self.rtt_us) // 1000)
-        self.reading = add_observation(self.reading, Steps(AT, STEPS, computed_ms))
+        self.reading = add_observation(self.reading, StepTime(AT, STEPS, computed_ms))
         self.reading = add_observation(self.reading, Finish(AT, forecast.mean_ms, took_ms))
         return abs(took_ms - forecast.mean_ms) / took_ms
 
-    def moved(self, direction: Direction) -> int:
+    def moved(self, direction: TransferDirection) -> int:
         took_us = max(self.stripe_us() for _ in range(self.connections))
-        seen = Transfer(AT, direction, BYTES, Microseconds(took_us), self.connections)
+        seen = TransferTime(AT, direction, BYTES, Microseconds(took_us), self.connections)
         self.reading = add_observation(self.reading, seen)
         return took_us
 
     def stripe_us(self) -> int:
-        path = Path(
+        path = NetworkPath(
             rtt_us=Microseconds(self.rtt_us),
             bits_per_s=self.bits_per_s // self.connections,
             loss=self.loss,

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.estimators import (
     age_ms,
-    followed_rate,
     inverse,
     laplace_quantile,
     update_estimate,
+    update_rate,
 )
 from coordinator.core.measure.reading import Estimate
 from hypergpu.units import Milliseconds
@@ -108,14 +108,14 @@ def test_a_level_that_is_half_again_as_high_convinces_too_if_it_stays() -> None:
 def test_a_rate_is_averaged_by_its_times() -> None:
     estimate = Estimate()
     for rate in (40.0, 60.0):
-        estimate = followed_rate(estimate, rate, AT)
+        estimate = update_rate(estimate, rate, AT)
     assert estimate.mean == pytest.approx(48.0)  # 2 / (1/40 + 1/60)
 
 
 def test_a_rates_drift_is_negative_when_the_rate_falls() -> None:
     estimate = Estimate()
     for rate in (50.0,) * 10 + (5.0,):
-        estimate = followed_rate(estimate, rate, AT)
+        estimate = update_rate(estimate, rate, AT)
     assert estimate.drift < 0
     assert inverse(estimate).drift > 0
 
@@ -124,7 +124,7 @@ def test_what_is_no_positive_number_is_passed_over() -> None:
     estimate = settled(100.0)
     for value in (0.0, -5.0, math.inf, math.nan):
         assert update_estimate(estimate, value, AT) == estimate
-        assert followed_rate(estimate, value, AT) == estimate
+        assert update_rate(estimate, value, AT) == estimate
     assert update_estimate(estimate, 50.0, AT, weight=0.0) == estimate
 
 

@@ -1,15 +1,15 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.fleet import median_reading
 from coordinator.core.measure.forecast import (
-    Forecast,
-    Parts,
-    Work,
+    FinishForecast,
+    FinishParts,
+    RoundWork,
     finish_forecast,
     transfer_forecast,
 )
-from coordinator.core.measure.reading import Conditions, Direction, Estimate, NodeReading
+from coordinator.core.measure.reading import Conditions, Estimate, NodeReading, TransferDirection
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
 RTT = Microseconds(50_000)
@@ -24,7 +24,7 @@ KNOWN = NodeReading(
     packets_sent=400.0,
     forecast_error=Estimate(0.05, 0.02, 10),
 )
-WORK = Work(
+WORK = RoundWork(
     inner_steps=80,
     up_bytes=Bytes(4_000_000),
     down_bytes=Bytes(1_000_000),
@@ -32,7 +32,7 @@ WORK = Work(
 )
 
 
-def forecast_of(reading: NodeReading, work: Work = WORK) -> Forecast:
+def forecast_of(reading: NodeReading, work: RoundWork = WORK) -> FinishForecast:
     found = finish_forecast(reading, work)
     assert found is not None
     return found
@@ -56,14 +56,15 @@ def test_a_correction_stretches_all_of_it() -> None:
 
 def test_small_transfers_are_round_trips_and_large_ones_bytes() -> None:
     small, large = (
-        transfer_forecast(KNOWN, Direction.UP, Bytes(size)).mean_us for size in (60_000, 40_000_000)
+        transfer_forecast(KNOWN, TransferDirection.UP, Bytes(size)).mean_us
+        for size in (60_000, 40_000_000)
     )
     assert small > 2 * RTT
     assert large == pytest.approx(40e6, rel=0.02)
 
 
 def test_nothing_takes_no_time_and_nothing_known_gives_no_forecast() -> None:
-    nothing = forecast_of(KNOWN, Work(exchanges=0))
+    nothing = forecast_of(KNOWN, RoundWork(exchanges=0))
     assert (nothing.mean_ms, nothing.deviation_ms) == (0, 0)
     assert finish_forecast(NodeReading(), WORK) is None
     assert finish_forecast(NodeReading(packets_sent=20.0), WORK) is None
@@ -86,7 +87,7 @@ def test_what_is_not_known_is_assumed_said_and_widens_the_spread(field: str, nam
 
 def test_the_fleet_stands_in_for_what_is_not_known() -> None:
     fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (2e5, 3e5, 9e5)]
-    found = finish_forecast(replace(KNOWN, step_us=Estimate()), WORK, typical(fleet))
+    found = finish_forecast(replace(KNOWN, step_us=Estimate()), WORK, median_reading(fleet))
     assert found is not None
     assert found.parts.compute_ms == 80 * 300
 
@@ -94,8 +95,8 @@ def test_the_fleet_stands_in_for_what_is_not_known() -> None:
 def test_a_typical_node_is_the_middle_of_those_that_are_there() -> None:
     fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (1e5, 2e5, 9e5)]
     gone = replace(KNOWN, step_us=Estimate(5e6, 1.0, 5), is_present=False)
-    assert typical([*fleet, gone, NodeReading()]).step_us.mean == 2e5
-    assert typical([]) == NodeReading()
+    assert median_reading([*fleet, gone, NodeReading()]).step_us.mean == 2e5
+    assert median_reading([]) == NodeReading()
 
 
 def test_a_forecast_that_was_never_compared_is_less_sure() -> None:
@@ -111,16 +112,16 @@ def test_errors_of_the_past_widen_the_spread() -> None:
 def test_losses_stall_even_small_transfers_over_fast_lines() -> None:
     lossy = replace(KNOWN, packets_lost=40.0, bursts_lost=40.0)
     size = Bytes(100_000)
-    clean_us = transfer_forecast(KNOWN, Direction.UP, size).mean_us
-    assert transfer_forecast(lossy, Direction.UP, size).mean_us > 1.5 * clean_us
+    clean_us = transfer_forecast(KNOWN, TransferDirection.UP, size).mean_us
+    assert transfer_forecast(lossy, TransferDirection.UP, size).mean_us > 1.5 * clean_us
 
 
 def test_chances_and_quantiles_agree() -> None:
-    parts = Parts(*(Milliseconds(0) for _ in range(5)))
-    found = Forecast(Milliseconds(10_000), Milliseconds(1_000), parts)
+    parts = FinishParts(*(Milliseconds(0) for _ in range(5)))
+    found = FinishForecast(Milliseconds(10_000), Milliseconds(1_000), parts)
     for share in (0.1, 0.5, 0.75, 0.9, 0.99):
         by_ms = found.quantile_ms(share)
         assert found.chance_by(by_ms) == pytest.approx(share, abs=0.001)
-    sure = Forecast(Milliseconds(10_000), Milliseconds(0), parts)
+    sure = FinishForecast(Milliseconds(10_000), Milliseconds(0), parts)
     limits = (Milliseconds(9_999), Milliseconds(10_000))
     assert [sure.chance_by(limit) for limit in limits] == [0.0, 1.0]

@@ -10,7 +10,7 @@ from coordinator.core.measure.line import (
     seen_rate,
     slow_start_us,
 )
-from coordinator.core.measure.reading import Conditions, Direction, Estimate, NodeReading
+from coordinator.core.measure.reading import Conditions, Estimate, NodeReading, TransferDirection
 from hypergpu.units import Microseconds
 
 RTT = Microseconds(100_000)
@@ -27,7 +27,7 @@ LOSSY = NodeReading(
 
 
 def goodput(reading: NodeReading, connections: int) -> float:
-    return goodput_of(reading, Direction.UP, connections).mean
+    return goodput_of(reading, TransferDirection.UP, connections).mean
 
 
 def test_the_rate_that_a_transfer_was_made_with_is_the_rate_that_is_seen() -> None:
@@ -60,7 +60,7 @@ def test_connections_that_gained_nothing_are_not_missed() -> None:
 def test_a_longer_round_trip_lowers_what_losses_allow_before_any_transfer_shows_it() -> None:
     farther = replace(LOSSY, least_round_trip_us=Microseconds(300_000))
     assert goodput(farther, 1) < 0.6 * goodput(LOSSY, 1)
-    assert goodput_of(farther, Direction.UP, 1).deviation / goodput(farther, 1) > 0.2
+    assert goodput_of(farther, TransferDirection.UP, 1).deviation / goodput(farther, 1) > 0.2
 
 
 def test_a_shorter_round_trip_promises_nothing() -> None:
@@ -69,9 +69,9 @@ def test_a_shorter_round_trip_promises_nothing() -> None:
 
 def test_an_unknown_line_carries_what_is_typical_or_what_losses_allow() -> None:
     unknown = replace(LOSSY, up_bits_per_s=Estimate())
-    limit = limit_bits_per_s(unknown, Direction.UP, RTT, 1)
+    limit = limit_bits_per_s(unknown, TransferDirection.UP, RTT, 1)
     assert goodput(unknown, 1) < min(limit, 1e7)
-    typical = goodput_of(unknown, Direction.UP, 1, typical_bits_per_s=100_000.0)
+    typical = goodput_of(unknown, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
     assert typical.mean == pytest.approx(100_000, rel=0.01)
     assert (typical.deviation, typical.count) == (typical.mean, 0)
 
@@ -84,7 +84,7 @@ def test_a_carried_rate_moves_with_the_limit_as_far_as_the_limit_was_met() -> No
 
 def test_the_loss_that_goodput_leaves_room_for_is_the_one_that_allows_it() -> None:
     reno = replace(LOSSY, packets_lost=8.0, bursts_lost=8.0)
-    rate = limit_bits_per_s(reno, Direction.UP, RTT, 1)
+    rate = limit_bits_per_s(reno, TransferDirection.UP, RTT, 1)
     assert loss_of_goodput(rate, RTT) == pytest.approx(0.02, rel=0.2)
     assert loss_of_goodput(4 * rate, RTT, 4) == pytest.approx(loss_of_goodput(rate, RTT))
     assert loss_of_goodput(1e12, RTT) == pytest.approx(0.0, abs=1e-9)

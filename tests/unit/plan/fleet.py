@@ -11,26 +11,26 @@ from random import Random
 from msgspec.structs import replace
 
 from coordinator.core.measure import reading as seen
-from coordinator.core.measure.observing import add_observation
-from coordinator.core.measure.reading import Direction, NodeReading
+from coordinator.core.measure.observations import add_observation
+from coordinator.core.measure.reading import NodeReading, TransferDirection
 from coordinator.core.plan.decision import (
+    ModelSizes,
     NodePlan,
     NodeResult,
     PlanMemory,
     PlanRequest,
     RoundPlan,
-    Sizes,
 )
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.transfer.path import CongestionControl, Path
-from coordinator.core.transfer.rounds import transfer_us
+from coordinator.core.transfer.draw import transfer_us
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 
 PARAMETERS = 1_000_000
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4.06, "topk256": 1, "topk64": 0.23}
-SIZES = Sizes(
+SIZES = ModelSizes(
     {scheme: Bytes(int(PARAMETERS * bits / 8)) for scheme, bits in BITS.items()},
     Bytes(4 * PARAMETERS),
 )
@@ -47,9 +47,9 @@ class Truth:
     loss: float = 0.0
     congestion_control: str = "cubic"
 
-    def path(self, way: Direction, connections: int = 1) -> Path:
-        mbit_s = self.up_mbit_s if way is Direction.UP else self.down_mbit_s
-        return Path(
+    def path(self, way: TransferDirection, connections: int = 1) -> NetworkPath:
+        mbit_s = self.up_mbit_s if way is TransferDirection.UP else self.down_mbit_s
+        return NetworkPath(
             rtt_us=Microseconds(int(self.rtt_ms * 1000)),
             bits_per_s=int(mbit_s * 1e6 / connections),
             loss=self.loss,
@@ -127,7 +127,7 @@ class Fleet:
     job: JobSpec
     truths: dict[NodeId, Truth]
     seed: int = 0
-    sizes: Sizes = SIZES
+    sizes: ModelSizes = SIZES
     readings: dict[NodeId, NodeReading] = field(default_factory=dict)
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = field(default_factory=dict)
@@ -189,13 +189,15 @@ class Fleet:
         noise = self._dice.lognormvariate(0, 0.03)
         computing = int(plan.inner_steps * truth.step_ms * 1000 * noise)
         trip = int(truth.rtt_ms * 1000)
-        down_us = trip // 2 + self._moved(node, Direction.DOWN, plan, self.sizes.update_bytes[down])
+        down_us = trip // 2 + self._moved(
+            node, TransferDirection.DOWN, plan, self.sizes.update_bytes[down]
+        )
         up_us = trip // 2 + self._moved(
-            node, Direction.UP, plan, self.sizes.update_bytes[plan.codec]
+            node, TransferDirection.UP, plan, self.sizes.update_bytes[plan.codec]
         )
         return down_us, computing, up_us
 
-    def _moved(self, node: NodeId, way: Direction, plan: NodePlan, size: int) -> int:
+    def _moved(self, node: NodeId, way: TransferDirection, plan: NodePlan, size: int) -> int:
         path = self.truths[node].path(way, plan.connections)
         share = -(-size // plan.connections)
         draws = range(plan.connections)
@@ -207,9 +209,10 @@ class Fleet:
             truth = self.truths[node]
             lost = sum(self._dice.random() < truth.loss for _ in range(20))
             self._observe(
-                node, seen.Host(at_ms, truth.congestion_control, False, truth.congestion_control)
+                node,
+                seen.SocketReport(at_ms, truth.congestion_control, False, truth.congestion_control),
             )
-            self._observe(node, seen.Train(at_ms, 20, lost, lost))
+            self._observe(node, seen.PacketTrain(at_ms, 20, lost, lost))
             for _ in range(3):
                 took_us = truth.rtt_ms * 1000 * self._dice.uniform(1.0, 1.1)
                 self._observe(node, seen.RoundTrip(at_ms, Microseconds(int(took_us))))
@@ -224,7 +227,7 @@ class Fleet:
             trip_us = int(self.truths[node].rtt_ms * 500)
             self._transfer(
                 node,
-                Direction.DOWN,
+                TransferDirection.DOWN,
                 mine,
                 size=self.sizes.update_bytes[plan.down],
                 took_us=down_us - 2 * trip_us,
@@ -233,21 +236,30 @@ class Fleet:
             left_us -= down_us
             steps = min(mine.inner_steps, mine.inner_steps * left_us // max(1, computing_us))
             took_ms = Milliseconds(int(min(computing_us, left_us)) // 1000)
-            self._observe(node, seen.Steps(at_ms, int(steps), took_ms))
+            self._observe(node, seen.StepTime(at_ms, int(steps), took_ms))
             left_us -= computing_us
             size, took_us = self.sizes.update_bytes[mine.codec], up_us - 2 * trip_us
             if left_us < up_us:
                 size, took_us = Bytes(int(size * max(0, left_us) // up_us)), left_us
-            self._transfer(node, Direction.UP, mine, size=size, took_us=took_us, at_ms=at_ms)
+            self._transfer(
+                node, TransferDirection.UP, mine, size=size, took_us=took_us, at_ms=at_ms
+            )
             if left_us >= up_us:
                 took_ms = Milliseconds((down_us + computing_us + up_us) // 1000)
                 self._observe(node, seen.Finish(at_ms, mine.forecast_ms, took_ms))
 
     def _transfer(
-        self, node: NodeId, way: Direction, plan: NodePlan, *, size: int, took_us: int, at_ms: int
+        self,
+        node: NodeId,
+        way: TransferDirection,
+        plan: NodePlan,
+        *,
+        size: int,
+        took_us: int,
+        at_ms: int,
     ) -> None:
         if size > 0 and took_us > 0:
-            moved = seen.Transfer(
+            moved = seen.TransferTime(
                 Milliseconds(at_ms), way, Bytes(size), Microseconds(took_us), plan.connections
             )
             self._observe(node, moved)

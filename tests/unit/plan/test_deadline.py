@@ -1,9 +1,9 @@
-from coordinator.core.plan.deadline import Arrival, deadline
+from coordinator.core.plan.deadline import UpdateArrival, deadline
 from hypergpu.units import Milliseconds, Samples
 
 
-def _at(mean_ms: int, spread_ms: int = 100, samples: int = 640) -> Arrival:
-    return Arrival(Milliseconds(mean_ms), Milliseconds(spread_ms), Samples(samples))
+def _at(mean_ms: int, spread_ms: int = 100, samples: int = 640) -> UpdateArrival:
+    return UpdateArrival(Milliseconds(mean_ms), Milliseconds(spread_ms), Samples(samples))
 
 
 def test_all_are_waited_for_that_come_together() -> None:

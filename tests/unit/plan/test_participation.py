@@ -11,7 +11,12 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.plan.participation import Part, absentees, candidate_memories, parts
+from coordinator.core.plan.participation import (
+    Participation,
+    absentees,
+    candidate_memories,
+    participations,
+)
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware
@@ -46,7 +51,7 @@ def _request(
 
 def _part(
     spans: float, memory: NodeMemory | None = None, *, took_ms: int | None = 1, quorum: float = 0.6
-) -> Part:
+) -> Participation:
     """The slow node's part when it needs so many spans; None: it had no part in the last round."""
     memory = memory or NodeMemory("int4")
     took = dict.fromkeys(NODES, 1) | {SLOW: took_ms or 0}
@@ -55,7 +60,7 @@ def _part(
     results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
     request = _request({SLOW: memory}, results, quorum=quorum)
     needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
-    return parts(request, candidate_memories(request), needs, EQUAL, {})[SLOW]
+    return participations(request, candidate_memories(request), needs, EQUAL, {})[SLOW]
 
 
 def test_a_node_that_fits_takes_part() -> None:
@@ -135,7 +140,9 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
         memories = absentees(replace(request, candidates=gone))
     back = _request(memories, {}, number=40)
-    part = parts(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), EQUAL, {})[SLOW]
+    part = participations(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), EQUAL, {})[
+        SLOW
+    ]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
@@ -203,20 +210,22 @@ def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
     for _ in range(3):
         # It takes part, vanishes, and rests while its worker starts again.
         request = _request({SLOW: memory}, _result(0))
-        part = parts(
+        part = participations(
             request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: STARTING}
         )
         memory = part[SLOW].memory
         assert part[SLOW].reason == "its worker is starting"
     request = _request({SLOW: memory}, {})
-    part = parts(request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {})
+    part = participations(
+        request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {}
+    )
     assert part[SLOW].reason.startswith("excluded: no update in time, 3 in a row")
 
 
 def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
     request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
     memories = candidate_memories(request)
-    part = parts(request, memories, dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: AWAY})[SLOW]
+    part = participations(request, memories, dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: AWAY})[SLOW]
     assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
     assert part.reason == "not connected"
 
@@ -227,7 +236,7 @@ def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_
 
     def reasons(quorum: float) -> list[str]:
         request = _request({}, {}, quorum=quorum)
-        found = parts(request, candidate_memories(request), needs, EQUAL, readings)
+        found = participations(request, candidate_memories(request), needs, EQUAL, readings)
         return [part.reason for part in found.values() if part.is_taking_part and part.reason]
 
     assert reasons(0.4) == []

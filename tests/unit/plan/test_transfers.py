@@ -1,7 +1,7 @@
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import Conditions, NodeReading
-from coordinator.core.plan.transfers import Upload, connections, upload_delays
+from coordinator.core.plan.transfers import PlannedUpload, connection_count, upload_delays
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds
 from tests.unit.plan.fleet import Truth, known
@@ -11,7 +11,7 @@ LARGE = Bytes(2_000_000)
 
 
 def _count(truth: Truth, size: int = LARGE, held: int = 0) -> int:
-    return connections(known(truth), NodeReading(), Bytes(size), held)
+    return connection_count(known(truth), NodeReading(), Bytes(size), held)
 
 
 def test_senders_that_know_their_rate_have_one_connection() -> None:
@@ -20,7 +20,7 @@ def test_senders_that_know_their_rate_have_one_connection() -> None:
 
 def test_senders_that_heed_losses_have_sixteen_where_packets_are_lost() -> None:
     reading = _over_one_connection(Truth(loss=0.01, rtt_ms=150, up_mbit_s=0.8, down_mbit_s=0.8))
-    assert connections(reading, NodeReading(), LARGE, 0) == 16
+    assert connection_count(reading, NodeReading(), LARGE, 0) == 16
 
 
 def _over_one_connection(truth: Truth) -> NodeReading:
@@ -43,7 +43,7 @@ def test_a_small_payload_has_one() -> None:
 def test_connections_that_are_there_are_kept_when_probes_lose_nothing_for_once() -> None:
     truth = Truth(loss=0.01, rtt_ms=150, up_mbit_s=1, down_mbit_s=1)
     lucky = replace(known(truth), packets_lost=0.0, bursts_lost=0.0)
-    assert connections(lucky, NodeReading(), LARGE, 16) == 16
+    assert connection_count(lucky, NodeReading(), LARGE, 16) == 16
 
 
 def test_losses_that_are_only_inferred_count_as_they_are() -> None:
@@ -56,11 +56,11 @@ def test_losses_that_are_only_inferred_count_as_they_are() -> None:
         bursts_lost=0.0,
         loss_bound=0.01,
     )
-    assert connections(blocked, NodeReading(), LARGE, 0) > 4
+    assert connection_count(blocked, NodeReading(), LARGE, 0) > 4
 
 
-def _upload(ready_ms: int, mbit_s: float, size: int = 1_000_000) -> Upload:
-    return Upload(ready_ms * 1000, Bytes(size), mbit_s * 1e6)
+def _upload(ready_ms: int, mbit_s: float, size: int = 1_000_000) -> PlannedUpload:
+    return PlannedUpload(ready_ms * 1000, Bytes(size), mbit_s * 1e6)
 
 
 def test_nobody_waits_while_the_line_has_room_or_is_not_known() -> None:

@@ -8,7 +8,7 @@ are those of a pull: they begin with a request, half a round trip earlier than t
 
 from typing import NamedTuple
 
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Microseconds
 
 MIB = 1024 * 1024
@@ -18,7 +18,7 @@ CUBIC, RENO, BBR = CongestionControl.CUBIC, CongestionControl.RENO, CongestionCo
 class Pull(NamedTuple):
     """Bytes of payload and the seconds that they took."""
 
-    path: Path
+    path: NetworkPath
     size_bytes: Bytes
     seconds: float
 
@@ -30,7 +30,7 @@ class Pull(NamedTuple):
 class Throughput(NamedTuple):
     """Payload that arrived within so many seconds of a transfer without end."""
 
-    path: Path
+    path: NetworkPath
     seconds: float
     mbit_per_s: float
 
@@ -39,7 +39,7 @@ class Throughput(NamedTuple):
         return _named(self.path, f"{self.seconds:.0f}s")
 
 
-def _named(path: Path, what: str) -> str:
+def _named(path: NetworkPath, what: str) -> str:
     rate = f"{path.bits_per_s / 1e6:g}Mbit" if path.bits_per_s else "uncapped"
     loss = f"{path.loss:.1%}-in-bursts-of-{path.burst_packets:g}"
     return f"{path.congestion_control.value}-{path.rtt_us / 1000:g}ms-{rate}-{loss}-{what}"
@@ -47,9 +47,9 @@ def _named(path: Path, what: str) -> str:
 
 def path(
     control: CongestionControl, rtt_ms: float, *, loss: float = 0.0, burst: float = 1, mbit: int = 0
-) -> Path:
+) -> NetworkPath:
     """A path in the units of the tables."""
-    return Path(
+    return NetworkPath(
         rtt_us=Microseconds(round(rtt_ms * 1000)),
         bits_per_s=mbit * 1_000_000,
         loss=loss,
@@ -58,7 +58,7 @@ def path(
     )
 
 
-def _pull(path_: Path, mib: int, seconds: float) -> Pull:
+def _pull(path_: NetworkPath, mib: int, seconds: float) -> Pull:
     return Pull(path_, Bytes(mib * MIB), seconds)
 
 

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from coordinator.core.transfer.rounds import transfer_us
+from coordinator.core.transfer.draw import transfer_us
 from hypergpu.units import Bytes
 from tests.unit.transfer.measured_cells import PULLS, THROUGHPUTS, Pull, Throughput
 

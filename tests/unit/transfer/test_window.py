@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from coordinator.core.transfer.path import CongestionControl, Path
+from coordinator.core.transfer.path import CongestionControl, NetworkPath
 from coordinator.core.transfer.window import Window
 from hypergpu.units import Microseconds
 
 RTT_US = Microseconds(100_000)
-CLEAN = Path(rtt_us=RTT_US)
+CLEAN = NetworkPath(rtt_us=RTT_US)
 PACKET = CLEAN.packet_bytes
 
 
@@ -55,7 +55,7 @@ def test_a_window_that_was_not_used_does_not_grow() -> None:
 
 
 def test_a_loss_takes_three_tenths_of_a_cubic_window_and_holds_the_bytes_for_a_round_trip() -> None:
-    path = Path(rtt_us=RTT_US, loss=0.2)
+    path = NetworkPath(rtt_us=RTT_US, loss=0.2)
     window = Window(path, lambda: 0.5)
     assert filled(window, Microseconds(0)) == RTT_US
     window.acked(window.in_flight_bytes, RTT_US)
@@ -63,7 +63,7 @@ def test_a_loss_takes_three_tenths_of_a_cubic_window_and_holds_the_bytes_for_a_r
 
 
 def test_losses_leave_the_window_of_bbr_alone() -> None:
-    path = Path(rtt_us=RTT_US, loss=0.05, congestion_control=CongestionControl.BBR)
+    path = NetworkPath(rtt_us=RTT_US, loss=0.05, congestion_control=CongestionControl.BBR)
     window, now_us = Window(path, random.Random(1).random), Microseconds(0)
     for _ in range(40):
         now_us = a_round(window, now_us)
@@ -71,15 +71,15 @@ def test_losses_leave_the_window_of_bbr_alone() -> None:
 
 
 def test_a_lost_small_message_waits_for_the_timer() -> None:
-    window = Window(Path(rtt_us=RTT_US, loss=0.5), lambda: 0.0)
+    window = Window(NetworkPath(rtt_us=RTT_US, loss=0.5), lambda: 0.0)
     assert window.sent(100, Microseconds(0)) == 200_000
-    assert Window(Path(rtt_us=Microseconds(3 * RTT_US), loss=0.5), lambda: 0.0).sent(
+    assert Window(NetworkPath(rtt_us=Microseconds(3 * RTT_US), loss=0.5), lambda: 0.0).sent(
         100, Microseconds(0)
     ) == Microseconds(600_000)
 
 
 def test_a_window_beyond_the_queue_is_cut_without_a_drawn_loss() -> None:
-    path = Path(rtt_us=RTT_US, bits_per_s=2_000_000, queue_ms=CLEAN.queue_ms)
+    path = NetworkPath(rtt_us=RTT_US, bits_per_s=2_000_000, queue_ms=CLEAN.queue_ms)
     window, now_us = Window(path, never), Microseconds(0)
     most = 0
     for _ in range(200):
@@ -110,13 +110,13 @@ def test_a_changed_link_keeps_the_window() -> None:
     window = Window(CLEAN, never)
     later = a_round(window, Microseconds(0))
     before = window.window_bytes(later)
-    window.repath(Path(rtt_us=Microseconds(50_000), loss=0.01))
+    window.repath(NetworkPath(rtt_us=Microseconds(50_000), loss=0.01))
     assert window.window_bytes(later) == before
     assert window.next_loss_bytes < 2**40
 
 
 def test_equal_dice_give_equal_losses() -> None:
-    path = Path(rtt_us=RTT_US, loss=0.01)
+    path = NetworkPath(rtt_us=RTT_US, loss=0.01)
     holds = []
     for _ in range(2):
         window = Window(path, random.Random("a seed").random)

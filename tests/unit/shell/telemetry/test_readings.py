@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.measure.reading import Direction, Host, NodeReading, Train, Transfer
+from coordinator.core.measure.reading import (
+    NodeReading,
+    PacketTrain,
+    SocketReport,
+    TransferDirection,
+    TransferTime,
+)
 from coordinator.shell.telemetry.readings import ABSENT_MAX, REPORTS, FinishedUpdate, Readings
 from coordinator.shell.telemetry.reports import (
     ROUND_TRIPS_MAX,
@@ -77,16 +83,16 @@ def test_whatever_a_node_says_is_bounded(message: node_pb2.Measured) -> None:
     assert len(found) <= ROUND_TRIPS_MAX + TRAINS_MAX + TRANSFERS_MAX + 1
     for each in found:
         match each:
-            case Train(sent=sent, lost=lost, bursts=bursts):
+            case PacketTrain(sent=sent, lost=lost, bursts=bursts):
                 assert 0 < sent <= PACKETS_MAX
                 assert 0 <= lost <= sent
                 assert (bursts == 0) == (lost == 0)
                 assert bursts <= lost
-            case Transfer(size_bytes=size, took_us=took_us, connections=connections):
+            case TransferTime(size_bytes=size, took_us=took_us, connections=connections):
                 assert size >= SMALLEST_BYTES
                 assert 0 < size * 8 / took_us <= 100_000
                 assert 1 <= connections <= 64
-            case Host(congestion_control=name):
+            case SocketReport(congestion_control=name):
                 assert name.isascii()
                 assert len(name) <= 16
             case _:
@@ -119,8 +125,8 @@ def test_one_nodes_lies_change_nothing_of_anothers_reading() -> None:
 
 def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() -> None:
     readings = Readings()
-    own = Transfer(
-        monotonic_ms(), Direction.UP, Bytes(4 << 20), Microseconds(4_000_000), connections=1
+    own = TransferTime(
+        monotonic_ms(), TransferDirection.UP, Bytes(4 << 20), Microseconds(4_000_000), connections=1
     )
     readings.observe(NODE, own)
     before = readings.reading(NODE)
@@ -143,9 +149,9 @@ class Clock:
         return self.now_us
 
 
-def metered(stripes: int, at_us: Sequence[int], piece_bytes: int = 64 << 10) -> list[Transfer]:
+def metered(stripes: int, at_us: Sequence[int], piece_bytes: int = 64 << 10) -> list[TransferTime]:
     """What is found of an upload whose stripes each bring a piece at all of these times."""
-    found: list[Transfer] = []
+    found: list[TransferTime] = []
     clock = Clock()
     meter = UploadMeter(found.append, clock)
     with ExitStack() as open_streams:

@@ -9,29 +9,29 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.estimators import followed_rate, update_estimate
+from coordinator.core.measure.estimators import update_estimate, update_rate
 from coordinator.core.measure.line import (
     LARGE_BYTES,
-    carried_over,
     congestion_control_of,
+    goodput_under,
     loss_of_goodput,
     round_trip_us,
     seen_rate,
 )
 from coordinator.core.measure.reading import (
     Conditions,
-    Direction,
     Estimate,
     Finish,
-    Host,
     NodeReading,
     Observation,
+    PacketTrain,
     Presence,
     RoundTrip,
-    Steps,
-    Train,
-    Transfer,
-    Verdict,
+    SocketReport,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+    UpdateVerdict,
 )
 from coordinator.core.transfer.path import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
@@ -55,15 +55,15 @@ ERROR_MOST = 3.0
 def add_observation(reading: NodeReading, observation: Observation) -> NodeReading:
     """What is known after an observation. It may be late, absurd or empty; none is refused."""
     match observation:
-        case RoundTrip() | Train() | Transfer() | Host():
+        case RoundTrip() | PacketTrain() | TransferTime() | SocketReport():
             return _of_line(reading, observation)
-        case Steps():
+        case StepTime():
             return _steps(reading, observation)
         case Finish():
             return _finish(reading, observation)
         case Presence():
             return _presence(reading, observation)
-        case Verdict():
+        case UpdateVerdict():
             return _verdict(reading, observation)
 
 
@@ -77,15 +77,17 @@ def availability(reading: NodeReading, now_ms: Milliseconds) -> float:
     return min(1.0, max(0.0, share))
 
 
-def _of_line(reading: NodeReading, observation: RoundTrip | Train | Transfer | Host) -> NodeReading:
+def _of_line(
+    reading: NodeReading, observation: RoundTrip | PacketTrain | TransferTime | SocketReport
+) -> NodeReading:
     match observation:
         case RoundTrip():
             return _round_trip(reading, observation)
-        case Train():
+        case PacketTrain():
             return _train(reading, observation)
-        case Transfer():
+        case TransferTime():
             return _transfer(reading, observation)
-        case Host():
+        case SocketReport():
             return _host(reading, observation)
 
 
@@ -101,7 +103,7 @@ def _round_trip(reading: NodeReading, probe: RoundTrip) -> NodeReading:
     )
 
 
-def _train(reading: NodeReading, train: Train) -> NodeReading:
+def _train(reading: NodeReading, train: PacketTrain) -> NodeReading:
     if train.sent <= 0:
         return reading
     lost = min(max(0, train.lost), train.sent)
@@ -115,19 +117,19 @@ def _train(reading: NodeReading, train: Train) -> NodeReading:
     )
 
 
-def _transfer(reading: NodeReading, transfer: Transfer) -> NodeReading:
+def _transfer(reading: NodeReading, transfer: TransferTime) -> NodeReading:
     if transfer.size_bytes <= 0 or transfer.took_us <= 0:
         return reading
     now = Conditions(_known_round_trip_us(reading), max(1, transfer.connections))
     seen = seen_rate(transfer.size_bytes, transfer.took_us, now.round_trip_us, now.connections)
-    is_up = transfer.direction is Direction.UP
+    is_up = transfer.direction is TransferDirection.UP
     before = reading.up_bits_per_s if is_up else reading.down_bits_per_s
     if before.count:
-        carried = carried_over(reading, transfer.direction, now)
+        carried = goodput_under(reading, transfer.direction, now)
         before = min(before, carried, key=lambda each: abs(log(each.mean / seen.bits_per_s)))
     # What is seen of a transfer that slow start explains is the least that the line can be.
     bits_per_s = max(seen.bits_per_s, before.mean) if seen.is_least else seen.bits_per_s
-    after = followed_rate(before, bits_per_s, transfer.at_ms, weight=seen.weight)
+    after = update_rate(before, bits_per_s, transfer.at_ms, weight=seen.weight)
     if not is_up:
         return replace(reading, down_bits_per_s=after, down_conditions=now)
     bound = _loss_bound(reading, transfer, now)
@@ -138,11 +140,11 @@ def _known_round_trip_us(reading: NodeReading) -> Microseconds:
     return round_trip_us(reading) if reading.round_trip_us.count else Microseconds(0)
 
 
-def _loss_bound(reading: NodeReading, transfer: Transfer, now: Conditions) -> float:
+def _loss_bound(reading: NodeReading, transfer: TransferTime, now: Conditions) -> float:
     """The least of what uploads leave room for: fewer connections that came to as much say that
     the line was the limit with more of them.
     """
-    heeds = congestion_control_of(reading, Direction.UP) is not CongestionControl.BBR
+    heeds = congestion_control_of(reading, TransferDirection.UP) is not CongestionControl.BBR
     if transfer.size_bytes < LARGE_BYTES or not now.round_trip_us or not heeds:
         return reading.loss_bound
     goodput = transfer.size_bytes * 8e6 / transfer.took_us
@@ -150,7 +152,7 @@ def _loss_bound(reading: NodeReading, transfer: Transfer, now: Conditions) -> fl
     return min(bound, LOSS_BOUND_GROWTH * reading.loss_bound) if reading.loss_bound else bound
 
 
-def _steps(reading: NodeReading, steps: Steps) -> NodeReading:
+def _steps(reading: NodeReading, steps: StepTime) -> NodeReading:
     if steps.steps <= 0 or steps.took_ms <= 0:
         return reading
     each_us = steps.took_ms * 1000 / steps.steps
@@ -207,7 +209,7 @@ def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
     )
 
 
-def _host(reading: NodeReading, host: Host) -> NodeReading:
+def _host(reading: NodeReading, host: SocketReport) -> NodeReading:
     return replace(
         reading,
         congestion_control=host.congestion_control,
@@ -216,7 +218,7 @@ def _host(reading: NodeReading, host: Host) -> NodeReading:
     )
 
 
-def _verdict(reading: NodeReading, verdict: Verdict) -> NodeReading:
+def _verdict(reading: NodeReading, verdict: UpdateVerdict) -> NodeReading:
     return replace(
         reading,
         updates_judged=KEPT_OF_VERDICTS * reading.updates_judged + 1,

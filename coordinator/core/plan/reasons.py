@@ -1,7 +1,7 @@
 """The sentences in which plans explain themselves: short, in units that people read."""
 
 from coordinator.core.plan.decision import Band, NodePlan
-from coordinator.core.plan.middle import Middle
+from coordinator.core.plan.median_node import MedianNode
 
 
 def seconds(time_ms: float) -> str:
@@ -45,14 +45,14 @@ def resting_reason(why: str) -> str:
     return f"{Band.POOR}: {why}"
 
 
-def opening_reason(inner_steps: int, codec: str) -> str:
+def unmeasured_reason(inner_steps: int, codec: str) -> str:
     """Of a plan that is made before any node was measured."""
     until = "closes after four times what its quorum takes"
     return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 
 
 def round_reason(
-    middle: Middle, *, codecs: list[str], down: str, deadline_ms: int, resting: int
+    middle: MedianNode, *, codecs: list[str], down: str, deadline_ms: int, resting: int
 ) -> str:
     """What holds for all nodes of a round."""
     computes = f"computes {seconds(middle.computing_us / 1000)}"
@@ -63,6 +63,6 @@ def round_reason(
     rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
     up = "/".join(codecs)
     return (
-        f"H={middle.inner_steps} ({middle.why}); the middle node {computes} and {moves}; "
+        f"H={middle.inner_steps} ({middle.why}); the median node {computes} and {moves}; "
         f"{up} up, {down} down; {until}{rests}"
     )

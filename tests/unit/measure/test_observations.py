@@ -2,19 +2,19 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.measure.line import loss_share, mean_burst
-from coordinator.core.measure.observing import add_observation, availability
+from coordinator.core.measure.observations import add_observation, availability
 from coordinator.core.measure.reading import (
-    Direction,
     Finish,
-    Host,
     NodeReading,
     Observation,
+    PacketTrain,
     Presence,
     RoundTrip,
-    Steps,
-    Train,
-    Transfer,
-    Verdict,
+    SocketReport,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+    UpdateVerdict,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
@@ -34,9 +34,12 @@ def probe(took_us: int) -> RoundTrip:
 
 
 def moved(
-    size: int, took_ms: int, connections: int = 1, direction: Direction = Direction.UP
-) -> Transfer:
-    return Transfer(AT, direction, Bytes(size), Microseconds(took_ms * 1000), connections)
+    size: int,
+    took_ms: int,
+    connections: int = 1,
+    direction: TransferDirection = TransferDirection.UP,
+) -> TransferTime:
+    return TransferTime(AT, direction, Bytes(size), Microseconds(took_ms * 1000), connections)
 
 
 def finished(forecast_ms: int, took_ms: int) -> Finish:
@@ -52,28 +55,28 @@ def test_the_least_round_trip_is_that_of_the_newest_ten() -> None:
 
 
 def test_loss_is_a_posterior_that_forgets() -> None:
-    reading = after(*(Train(AT, 20, 2, 1) for _ in range(200)))
+    reading = after(*(PacketTrain(AT, 20, 2, 1) for _ in range(200)))
     assert reading.packets_sent == pytest.approx(400, rel=0.01)
     assert loss_share(reading) == pytest.approx(40.5 / 401, rel=0.01)
     assert mean_burst(reading) == pytest.approx(41 / 21, rel=0.01)
-    clean = after(*(Train(AT, 20, 0, 0) for _ in range(100)), reading=reading)
+    clean = after(*(PacketTrain(AT, 20, 0, 0) for _ in range(100)), reading=reading)
     assert (loss_share(clean) or 1) < 0.002
 
 
 def test_before_any_train_loss_is_not_known_and_one_clean_train_rules_little_out() -> None:
     assert loss_share(NodeReading()) is None
-    assert loss_share(after(Train(AT, 20, 0, 0))) == pytest.approx(0.5 / 21)
+    assert loss_share(after(PacketTrain(AT, 20, 0, 0))) == pytest.approx(0.5 / 21)
 
 
 def test_a_train_that_contradicts_itself_is_bounded() -> None:
-    reading = after(Train(AT, 20, 50, 90), Train(AT, 0, 5, 5))
+    reading = after(PacketTrain(AT, 20, 50, 90), PacketTrain(AT, 0, 5, 5))
     assert (reading.packets_sent, reading.packets_lost, reading.bursts_lost) == (20, 20, 20)
 
 
 def test_step_time_is_that_of_one_step() -> None:
-    assert after(Steps(AT, 40, Milliseconds(4_000))).step_us.mean == 100_000
-    assert after(Steps(AT, 0.75, Milliseconds(150))).step_us.mean == 200_000
-    assert after(Steps(AT, 0, Milliseconds(5))).step_us.count == 0
+    assert after(StepTime(AT, 40, Milliseconds(4_000))).step_us.mean == 100_000
+    assert after(StepTime(AT, 0.75, Milliseconds(150))).step_us.mean == 200_000
+    assert after(StepTime(AT, 0, Milliseconds(5))).step_us.count == 0
 
 
 def test_a_large_transfer_shows_the_rate_without_slow_start() -> None:
@@ -111,7 +114,7 @@ def test_a_faster_line_is_seen_even_by_transfers_that_slow_start_dominates() -> 
 
 
 def test_more_connections_that_come_to_more_are_no_surprise() -> None:
-    lossy = [Train(AT, 20, 1, 1)] * 30
+    lossy = [PacketTrain(AT, 20, 1, 1)] * 30
     one = after(probe(100_000), *lossy, *(moved(4_000_000, 40_000) for _ in range(10)))
     four = after(moved(4_000_000, 10_000, 4), reading=one)
     assert four.up_bits_per_s.count == 11
@@ -120,7 +123,7 @@ def test_more_connections_that_come_to_more_are_no_surprise() -> None:
 
 
 def test_where_probes_are_blocked_goodput_bounds_the_loss() -> None:
-    blocked = Host(AT, "cubic", is_probing_blocked=True)
+    blocked = SocketReport(AT, "cubic", is_probing_blocked=True)
     reading = after(probe(100_000), blocked, moved(4_000_000, 20_000))
     first = loss_share(reading)
     assert first is not None
@@ -128,11 +131,11 @@ def test_where_probes_are_blocked_goodput_bounds_the_loss() -> None:
     # Four connections that come to no more were held back by the line, not by losses.
     four = after(moved(4_000_000, 20_000, 4), reading=reading)
     assert loss_share(four) == pytest.approx(first * 1.05)
-    assert loss_share(after(blocked, Train(AT, 20, 20, 1))) is None
+    assert loss_share(after(blocked, PacketTrain(AT, 20, 20, 1))) is None
 
 
 def test_bbr_says_nothing_of_losses() -> None:
-    reading = after(probe(100_000), Host(AT, "bbr", True), moved(4_000_000, 20_000))
+    reading = after(probe(100_000), SocketReport(AT, "bbr", True), moved(4_000_000, 20_000))
     assert reading.loss_bound == 0
 
 
@@ -182,13 +185,15 @@ def test_a_node_that_came_late_was_never_away() -> None:
 
 
 def test_verdicts_are_counted_and_forgotten() -> None:
-    reading = after(*[Verdict(AT, is_accepted=False)] * 3, *[Verdict(AT, is_accepted=True)] * 100)
+    reading = after(
+        *[UpdateVerdict(AT, is_accepted=False)] * 3, *[UpdateVerdict(AT, is_accepted=True)] * 100
+    )
     assert reading.updates_judged == pytest.approx(20, rel=0.01)
     assert reading.updates_accepted / reading.updates_judged > 0.99
 
 
 def test_what_a_host_says_replaces_what_it_said() -> None:
-    reading = after(Host(AT, "cubic", True, "bbr"), Host(AT, "bbr", False, "cubic"))
+    reading = after(SocketReport(AT, "cubic", True, "bbr"), SocketReport(AT, "bbr", False, "cubic"))
     expected = ("bbr", "cubic", False)
     told = (reading.congestion_control, reading.coordinator_congestion_control)
     assert (*told, reading.is_probing_blocked) == expected

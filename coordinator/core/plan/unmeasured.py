@@ -8,22 +8,22 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.fleet import median_reading
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.batches import held_batch
-from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest, RoundPlan, Sizes
-from coordinator.core.plan.ladder import FINEST, allowed_levels
+from coordinator.core.plan.codecs import FINEST, allowed_codecs
+from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
+from coordinator.core.plan.node_steps import fit_steps, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
-from coordinator.core.plan.spreading import fit_steps, prefetch_limit
-from coordinator.core.plan.transfers import connections
-from coordinator.core.plan.wording import node_reason, opening_reason, resting_reason
+from coordinator.core.plan.reasons import node_reason, resting_reason, unmeasured_reason
+from coordinator.core.plan.transfers import connection_count
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Milliseconds
 
 
-def opening_plan(
-    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: Sizes
+def unmeasured_plan(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: ModelSizes
 ) -> RoundPlan:
     """The user's own H for all, or what was planned last. Arguments as of `plan_round`."""
     previous = request.previous
@@ -43,7 +43,7 @@ def opening_plan(
     batches = {node: held_batch(request.spec, memory) for node, memory in working.items()}
     sizes_ = {node: batch.size for node, batch in batches.items()}
     given = fit_steps(asked, sizes_, request.samples_total - request.samples_done)
-    usual = typical(readings[node] for node in request.candidates if node in readings)
+    usual = median_reading(readings[node] for node in request.candidates if node in readings)
     nodes = {}
     for node, memory in working.items():
         reading = readings.get(node, NodeReading())
@@ -54,7 +54,9 @@ def opening_plan(
             forecast_ms=Milliseconds(0),
             spread_ms=Milliseconds(0),
             reason=batches[node].reason,
-            connections=connections(reading, usual, sizes.update_bytes[FINEST], memory.connections),
+            connections=connection_count(
+                reading, usual, sizes.update_bytes[FINEST], memory.connections
+            ),
             batch_size=batches[node].size if batches[node].size != stated else 0,
             prefetch_steps=prefetch_limit(request.spec, given[node]),
         )
@@ -67,11 +69,11 @@ def opening_plan(
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,
         memory=replace(previous, nodes={**absentees(request), **memories}),
-        reason=opening_reason(min(most, previous.inner_steps), codec),
+        reason=unmeasured_reason(min(most, previous.inner_steps), codec),
     )
 
 
-def _first_codec(spec: JobSpec, sizes: Sizes) -> str:
+def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
     """Of a job's first round: the finest of the sparse ones."""
-    sparse = (level for level in allowed_levels(spec, sizes) if level in SPARSE_SCHEMES)
+    sparse = (level for level in allowed_codecs(spec, sizes) if level in SPARSE_SCHEMES)
     return next(sparse, FINEST)

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from coordinator.core.measure.fleet import typical
+from coordinator.core.measure.fleet import median_reading
 from coordinator.core.measure.forecast import (
-    Forecast,
-    Work,
+    FinishForecast,
+    RoundWork,
     finish_forecast,
     transfer_forecast,
 )
 from coordinator.core.measure.line import goodput_of
-from coordinator.core.measure.reading import Direction, NodeReading
-from coordinator.core.plan.transfers import connections
+from coordinator.core.measure.reading import NodeReading, TransferDirection
+from coordinator.core.plan.transfers import connection_count
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes
 
@@ -28,7 +28,7 @@ _LEAST, _LEAST_OF_FEW, _FEW = 0.25, 0.75, 3
 """The lower quartile's least share of the mean, after more than so many observations and before."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class NodeSpeed(msgspec.Struct, frozen=True):
     """One node's speed and line. What its forecasts were off by is included."""
 
     reading: NodeReading
@@ -44,11 +44,11 @@ class Known(msgspec.Struct, frozen=True):
     is_measured: bool
     """Whether its own steps and its own line were seen, or forecasts of it were compared."""
 
-    def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> Forecast:
+    def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> FinishForecast:
         """When it is done with a round's work, from its assignment on. Steps are those of the job's
         own batch; one with half of it counts half.
         """
-        work = Work(
+        work = RoundWork(
             inner_steps=inner_steps,
             up_bytes=up_bytes,
             down_bytes=down_bytes,
@@ -73,7 +73,7 @@ class Known(msgspec.Struct, frozen=True):
         """To download so much."""
         span = transfer_forecast(
             self.reading,
-            Direction.DOWN,
+            TransferDirection.DOWN,
             size_bytes,
             connections=self.connections,
             typical=self.typical,
@@ -81,13 +81,13 @@ class Known(msgspec.Struct, frozen=True):
         return span.mean_us * self.reading.correction
 
 
-def known_nodes(
+def node_speeds(
     candidates: Iterable[NodeId],
     readings: Mapping[NodeId, NodeReading],
     *,
     size_bytes: Bytes,
     held: Mapping[NodeId, int],
-) -> dict[NodeId, Known]:
+) -> dict[NodeId, NodeSpeed]:
     """What is known of each candidate; empty until one node's steps were measured.
 
     A line that never carried enough to be measured is taken for a slow one at home; what finishes
@@ -100,25 +100,25 @@ def known_nodes(
         held: The connections that nodes were given last.
     """
     mine = {node: readings.get(node, NodeReading()) for node in candidates}
-    usual = typical(mine.values())
+    usual = median_reading(mine.values())
     if usual.step_us.mean <= 0:
         return {}
     return {
         node: _known_node(
-            reading, usual, connections(reading, usual, size_bytes, held.get(node, 0))
+            reading, usual, connection_count(reading, usual, size_bytes, held.get(node, 0))
         )
         for node, reading in mine.items()
     }
 
 
-def _known_node(reading: NodeReading, usual: NodeReading, count: int) -> Known:
-    up = goodput_of(reading, Direction.UP, count, usual.up_bits_per_s.mean)
+def _known_node(reading: NodeReading, usual: NodeReading, count: int) -> NodeSpeed:
+    up = goodput_of(reading, TransferDirection.UP, count, usual.up_bits_per_s.mean)
     # A line that wanders by more than its mean is no line without bytes, and the deviation of a
     # line that was hardly measured says more of the measurement than of the line.
     least = _LEAST if up.count > _FEW else _LEAST_OF_FEW
     cautious = up.mean * max(least, 1 - _QUARTILE * up.deviation / up.mean)
     step = reading.step_us if reading.step_us.count else usual.step_us
-    return Known(
+    return NodeSpeed(
         reading=reading,
         typical=usual,
         connections=count,

@@ -6,37 +6,37 @@ from typing import NamedTuple
 
 from coordinator.core.transfer import constants
 from coordinator.core.transfer.congestion import bbr_utilisation, congestion
-from coordinator.core.transfer.path import CongestionControl, Path, recovery_rounds
+from coordinator.core.transfer.path import CongestionControl, NetworkPath, recovery_rounds
 from coordinator.core.transfer.steady import steady_packets_per_us
 from coordinator.core.transfer.window import Dice, loss_gap, stall_us
 from hypergpu.units import Microseconds
 
 
-class Start(Enum):
+class ConnectionStart(Enum):
     """What the connection was before the transfer."""
 
     IDLE = "idle"  # open; its window is what idling has left of it
     COLD = "cold"  # not there: TCP and TLS shake hands first
 
 
-class Carried(NamedTuple):
+class CarriedWindow(NamedTuple):
     """What a transfer leaves to the next one over the same connection."""
 
     window_packets: float
     slow_start_until: float = float("inf")
 
 
-class Drawn(NamedTuple):
+class TransferDraw(NamedTuple):
     """One draw of a transfer."""
 
     took_us: Microseconds
-    left: Carried
+    left: CarriedWindow
 
 
 class _Transfer:
     """A transfer under way. Numbers of the path that each round needs are kept at hand."""
 
-    def __init__(self, path: Path, size_bytes: int, dice: Dice) -> None:
+    def __init__(self, path: NetworkPath, size_bytes: int, dice: Dice) -> None:
         self.path = path
         self.dice = dice
         self.congestion = congestion(path)
@@ -106,20 +106,20 @@ class _Transfer:
 
 
 def transfer_us(
-    path: Path, size_bytes: int, dice: Dice, *, start: Start = Start.IDLE
+    path: NetworkPath, size_bytes: int, dice: Dice, *, start: ConnectionStart = ConnectionStart.IDLE
 ) -> Microseconds:
     """How long a transfer over a fresh or long idle connection takes; see `drawn`."""
     return draw_transfer(path, size_bytes, dice, start=start).took_us
 
 
 def draw_transfer(
-    path: Path,
+    path: NetworkPath,
     size_bytes: int,
     dice: Dice,
     *,
-    start: Start = Start.IDLE,
-    carried: Carried | None = None,
-) -> Drawn:
+    start: ConnectionStart = ConnectionStart.IDLE,
+    carried: CarriedWindow | None = None,
+) -> TransferDraw:
     """From the first byte's leaving to the last one's arriving, as one draw.
 
     Costs a few microseconds a round trip and ends after `constants.ROUNDS_MOST` of them: what is
@@ -136,7 +136,7 @@ def draw_transfer(
     if carried is not None:
         transfer.congestion.window = min(carried.window_packets, path.buffer_packets)
         transfer.congestion.slow_start_until = carried.slow_start_until
-    if start is Start.COLD:
+    if start is ConnectionStart.COLD:
         transfer.now_us = float(constants.HANDSHAKE_RTTS * path.rtt_us)
     for _ in range(constants.ROUNDS_MOST):
         if not transfer.left or transfer.congestion.is_steady:
@@ -145,7 +145,7 @@ def draw_transfer(
     transfer.settle()
     took_us = Microseconds(round(transfer.now_us + path.rtt_us / 2))
     left = transfer.congestion
-    return Drawn(took_us, Carried(left.window, left.slow_start_until))
+    return TransferDraw(took_us, CarriedWindow(left.window, left.slow_start_until))
 
 
 def _burst(mean_packets: float, dice: Dice) -> float:

@@ -22,14 +22,14 @@ _PATIENCE = 5
 """Plans in a row in which a node may be so far off and within what is held."""
 
 
-class Bounds(NamedTuple):
+class StepBounds(NamedTuple):
     """The fewest and the most inner steps of one node."""
 
     least: int
     most: int
 
 
-def bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> Bounds:
+def step_bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> StepBounds:
     """How far single nodes may stray from the middle H.
 
     Where any node may train on any sample updates are weighted by their samples, so that few
@@ -39,10 +39,10 @@ def bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> Bounds:
     """
     least, most = _reach(sharding)
     upper = max(1, min(inner_steps_max, int(middle_steps * most)))
-    return Bounds(min(upper, max(1, ceil(middle_steps * least))), upper)
+    return StepBounds(min(upper, max(1, ceil(middle_steps * least))), upper)
 
 
-def own_bounds(limits: Bounds, batch_share: float, spec: JobSpec) -> Bounds:
+def own_bounds(limits: StepBounds, batch_share: float, spec: JobSpec) -> StepBounds:
     """The bounds of a node with a smaller batch: more inner steps make up for it.
 
     Where nodes hold samples that others do not, updates count by their steps, and the bounds stay.
@@ -50,7 +50,7 @@ def own_bounds(limits: Bounds, batch_share: float, spec: JobSpec) -> Bounds:
     if spec.data.sharding != "iid":
         return limits
     most = int(limits.most / min(1.0, batch_share))
-    return Bounds(limits.least, min(spec.aware.inner_steps_max, most))
+    return StepBounds(limits.least, min(spec.aware.inner_steps_max, most))
 
 
 def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
@@ -66,7 +66,7 @@ def _reach(sharding: str) -> tuple[float, float]:
     return (0.5, 2) if sharding != "iid" else (1 / 16, 8)
 
 
-def kept_span_us(span_us: float, held_ms: int) -> float:
+def steady_span_us(span_us: float, held_ms: int) -> float:
     """The span that was held, unless it has really changed. 0 ms: none was."""
     held_us = held_ms * 1000
     is_near = held_us / _SPAN_CHANGE <= span_us <= held_us * _SPAN_CHANGE
@@ -74,7 +74,7 @@ def kept_span_us(span_us: float, held_ms: int) -> float:
 
 
 def own_steps(
-    step_us: float, moving_us: float, span_us: float, *, bounds_: Bounds, memory: NodeMemory
+    step_us: float, moving_us: float, span_us: float, *, bounds_: StepBounds, memory: NodeMemory
 ) -> int:
     """The inner steps that fill the round once moving is taken off.
 
@@ -99,7 +99,7 @@ def own_steps(
     return held if is_near or is_in_time else wanted
 
 
-def rounds_apart(
+def strayed_rounds(
     step_us: float, moving_us: float, span_us: float, *, memory: NodeMemory, steps: int
 ) -> int:
     """Plans in a row, this one with so many steps included, in which the node does not quite fill

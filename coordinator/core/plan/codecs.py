@@ -9,9 +9,9 @@ from statistics import median
 
 import msgspec
 
-from coordinator.core.plan.decision import NodeMemory, PlanMemory, Sizes
-from coordinator.core.plan.known import Known
-from coordinator.core.plan.spreading import work_share
+from coordinator.core.plan.decision import ModelSizes, NodeMemory, PlanMemory
+from coordinator.core.plan.node_steps import work_share
+from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Bytes
@@ -33,7 +33,7 @@ _DENSE_FROM = 0.25
 """Share that may still need them when rounds become dense again."""
 
 
-class Family(msgspec.Struct, frozen=True):
+class CodecFamily(msgspec.Struct, frozen=True):
     """The levels that a round chooses from, the finest first."""
 
     levels: tuple[str, ...]
@@ -41,7 +41,7 @@ class Family(msgspec.Struct, frozen=True):
     dense_rounds: int = 0
 
 
-def allowed_levels(spec: JobSpec, sizes: Sizes) -> tuple[str, ...]:
+def allowed_codecs(spec: JobSpec, sizes: ModelSizes) -> tuple[str, ...]:
     """From int4 to the sparsest that the job's user allows.
 
     Nothing is finer than int4: int8 takes twice the bytes and trains no better.
@@ -50,26 +50,26 @@ def allowed_levels(spec: JobSpec, sizes: Sizes) -> tuple[str, ...]:
     return tuple(scheme for scheme in SCHEMES[first : last + 1] if scheme in sizes.update_bytes)
 
 
-def finest_within(levels: Sequence[str], sizes: Sizes, budget_bytes: float) -> str:
+def finest_within(levels: Sequence[str], sizes: ModelSizes, budget_bytes: float) -> str:
     """The first level whose update fits, or the last level if none does."""
     fitting = (level for level in levels if sizes.update_bytes[level] <= budget_bytes)
     return next(fitting, levels[-1])
 
 
-def byte_budget(known: Known, computing_us: float, utilisation: float) -> Bytes:
+def byte_budget(known: NodeSpeed, computing_us: float, utilisation: float) -> Bytes:
     """What an update may weigh so that its upload takes at most ``1 - utilisation`` of the
     computing that it reports on (Kimad, arXiv:2312.08053).
     """
     return Bytes(int((1 - utilisation) * computing_us * known.cautious_up_bits_per_s / 8e6))
 
 
-def family(
+def next_family(
     levels: Sequence[str],
     previous: PlanMemory | None,
     *,
     needing: float,
     needing_with_room: float,
-) -> Family:
+) -> CodecFamily:
     """Dense or sparse, for the whole round.
 
     Args:
@@ -81,27 +81,27 @@ def family(
     dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
     sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
     if not dense or not sparse:
-        return Family(tuple(levels), is_sparse=not dense)
+        return CodecFamily(tuple(levels), is_sparse=not dense)
     is_held = previous is not None and previous.span_ms > 0
     if previous is None or not previous.is_sparse or not is_held:
         is_sparse = needing >= (_SPARSE_FROM_DENSE if is_held else _SPARSE_FROM)
-        return Family(sparse if is_sparse else dense, is_sparse)
+        return CodecFamily(sparse if is_sparse else dense, is_sparse)
     dense_rounds = previous.dense_rounds + 1 if needing_with_room < _DENSE_FROM else 0
     if dense_rounds >= _PATIENCE:
-        return Family(dense, is_sparse=False)
-    return Family(sparse, is_sparse=True, dense_rounds=dense_rounds)
+        return CodecFamily(dense, is_sparse=False)
+    return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
 
 
-def family_of(
+def round_family(
     spec: JobSpec,
     previous: PlanMemory | None,
-    known: Mapping[NodeId, Known],
+    known: Mapping[NodeId, NodeSpeed],
     *,
-    sizes: Sizes,
+    sizes: ModelSizes,
     computing_us: float,
-) -> Family:
-    """The family of a round whose middle node may compute for as long as ``computing_us``."""
-    levels, utilisation = allowed_levels(spec, sizes), spec.aware.utilisation
+) -> CodecFamily:
+    """The family of a round whose median node may compute for as long as ``computing_us``."""
+    levels, utilisation = allowed_codecs(spec, sizes), spec.aware.utilisation
     is_dense = previous is not None and previous.span_ms > 0 and not previous.is_sparse
     step_us = median(mine.step_us for mine in known.values())
     shares = {
@@ -118,11 +118,11 @@ def family_of(
         return sum(shares[node] for node in needing) / sum(shares.values())
 
     needing = share(_HOLD if is_dense else 1.0)
-    return family(levels, previous, needing=needing, needing_with_room=share(_ROOM))
+    return next_family(levels, previous, needing=needing, needing_with_room=share(_ROOM))
 
 
-def level(
-    family_: Family, memory: NodeMemory, sizes: Sizes, budget_bytes: Bytes
+def node_codec(
+    family_: CodecFamily, memory: NodeMemory, sizes: ModelSizes, budget_bytes: Bytes
 ) -> tuple[str, int]:
     """A node's codec and how many plans in a row have seen room for a finer one.
 
@@ -143,10 +143,10 @@ def level(
     return memory.codec, memory.lighter_rounds + 1
 
 
-def outline_level(
-    family_: Family,
+def outline_codec(
+    family_: CodecFamily,
     memory: NodeMemory,
-    sizes: Sizes,
+    sizes: ModelSizes,
     *,
     budget_bytes: Bytes,
     kept_bytes: Bytes,
@@ -164,14 +164,14 @@ def outline_level(
     is_kept = memory.codec in family_.levels
     if is_kept and sizes.update_bytes[memory.codec] <= _HOLD * kept_bytes:
         return memory.codec
-    return level(family_, memory, sizes, budget_bytes)[0]
+    return node_codec(family_, memory, sizes, budget_bytes)[0]
 
 
-def down_level(
-    family_: Family,
-    known: Mapping[NodeId, Known],
+def delta_codec(
+    family_: CodecFamily,
+    known: Mapping[NodeId, NodeSpeed],
     *,
-    sizes: Sizes,
+    sizes: ModelSizes,
     allowed_us: float,
     held: str,
 ) -> str:

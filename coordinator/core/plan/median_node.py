@@ -1,4 +1,4 @@
-"""How many inner steps the middle node takes (H): enough that moving bytes is a small share of a
+"""How many inner steps the median node takes (H): enough that moving bytes is a small share of a
 round, no more than the job can divide its work by, and slow to change.
 """
 
@@ -9,8 +9,8 @@ from statistics import median
 import msgspec
 
 from coordinator.core.plan.decision import PlanMemory, PlanRequest
-from coordinator.core.plan.known import Known
-from coordinator.core.plan.spreading import bounds, prefetch_limit, work_share
+from coordinator.core.plan.node_steps import prefetch_limit, step_bounds, work_share
+from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 
 _LEAST = 10
@@ -40,15 +40,15 @@ class Drift(msgspec.Struct, frozen=True):
     crowded_rounds: int = 0
 
 
-class Middle(msgspec.Struct, frozen=True):
-    """The middle node's part of a round."""
+class MedianNode(msgspec.Struct, frozen=True):
+    """The median node's part of a round."""
 
     inner_steps: int
     changed_at_round: int
     computing_us: float
     moving_us: float
     dense_at_change_us: float
-    """What a dense update and delta took the middle node to move when H was last changed."""
+    """What a dense update and delta took the median node to move when H was last changed."""
     drift: Drift
     why: str
     hidden_us: float = 0.0
@@ -56,11 +56,11 @@ class Middle(msgspec.Struct, frozen=True):
 
     @property
     def span_us(self) -> float:
-        """What the round takes the middle node."""
+        """What the round takes the median node."""
         return self.computing_us + self.moving_us - self.hidden_us
 
 
-def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, Known]) -> int:
+def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, NodeSpeed]) -> int:
     """The largest middle H: within the user's limit, and in at least so many rounds.
 
     Whoever states fewer rounds than that finds those enough. A node counts by the steps that it
@@ -73,7 +73,7 @@ def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, Known]) -> int
     per_round = request.samples_total / rounds / request.spec.training.batch_size
 
     def together(steps: int) -> float:
-        limits = bounds(steps, aware.inner_steps_max, sharding)
+        limits = step_bounds(steps, aware.inner_steps_max, sharding)
         return sum(min(limits.most, max(limits.least, steps * share)) for share in shares)
 
     least, most = 1, aware.inner_steps_max
@@ -173,15 +173,15 @@ def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -
     return max(1, wanted), why
 
 
-def middle(
+def plan_median_node(
     request: PlanRequest,
-    known: Mapping[NodeId, Known],
+    known: Mapping[NodeId, NodeSpeed],
     *,
     moving_us: Mapping[NodeId, float],
     dense_us: Mapping[NodeId, float],
     computing_us: float,
     most: int,
-) -> Middle:
+) -> MedianNode:
     """The middle H: at most every five rounds another one, and not for a small change.
 
     Args:
@@ -212,7 +212,7 @@ def middle(
         steps, why = previous.inner_steps, "as before"
         changed_at = previous.changed_at_round
         at_change_us = previous.dense_ms * 1000
-    return Middle(
+    return MedianNode(
         steps, changed_at, steps * step_us, moving, at_change_us, drift_, why, hidden_us(steps)
     )
 

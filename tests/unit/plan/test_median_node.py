@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.plan.decision import NodePlan, NodeResult, PlanMemory, PlanRequest
-from coordinator.core.plan.middle import (
+from coordinator.core.plan.median_node import (
     Drift,
     computing_for,
     cosine,
@@ -15,7 +15,7 @@ from coordinator.core.plan.middle import (
     drift,
     wanted_steps,
 )
-from coordinator.core.plan.spreading import fit_steps
+from coordinator.core.plan.node_steps import fit_steps
 from coordinator.shell.aggregation.agreement import Agreement
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Inner
