@@ -1,11 +1,9 @@
 """`hypergpu-node`: the daemon of one machine that trains."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,23 +67,21 @@ def join(
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
-    with _explain_errors():
-        settings = _settings(
-            state_dir=state_dir,
-            worker=worker,
-            congestion_control=congestion_control,
-            passphrase_file=passphrase_file,
-        )
-        token = _token(token_file)
-        configure_logs(settings.log_level)
-        with StatePaths(settings.state_dir) as paths:
-            passphrase = _passphrase(settings)
-            daemon = Daemon(settings, paths, token=token, passphrase=passphrase)
-            if only:
-                coordinator = asyncio.run(daemon.join())
-                typer.echo(f"{daemon.session.node} joined {coordinator.address}")
-            else:
-                _serve(daemon)
+    settings = _settings(
+        state_dir=state_dir,
+        worker=worker,
+        congestion_control=congestion_control,
+        passphrase_file=passphrase_file,
+    )
+    token = _token(token_file)
+    configure_logs(settings.log_level)
+    with StatePaths(settings.state_dir) as paths:
+        daemon = Daemon(settings, paths, token=token, passphrase=_passphrase(settings))
+        if not only:
+            _serve(daemon)
+            return
+        coordinator = asyncio.run(daemon.join())
+        typer.echo(f"{daemon.session.node} joined {coordinator.address}")
 
 
 @app.command()
@@ -96,30 +92,28 @@ def run(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
-    with _explain_errors():
-        settings = _settings(
-            state_dir=state_dir,
-            worker=worker,
-            congestion_control=congestion_control,
-            passphrase_file=passphrase_file,
-        )
-        configure_logs(settings.log_level)
-        with StatePaths(settings.state_dir) as paths:
-            if load_coordinator(paths) is None:
-                raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
-            _serve(Daemon(settings, paths, passphrase=_passphrase(settings)))
+    settings = _settings(
+        state_dir=state_dir,
+        worker=worker,
+        congestion_control=congestion_control,
+        passphrase_file=passphrase_file,
+    )
+    configure_logs(settings.log_level)
+    with StatePaths(settings.state_dir) as paths:
+        if load_coordinator(paths) is None:
+            raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
+        _serve(Daemon(settings, paths, passphrase=_passphrase(settings)))
 
 
 @app.command()
 def show(state_dir: StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
-    with _explain_errors():
-        paths = StatePaths(_settings(state_dir=state_dir).state_dir)
-        _refuse_keyless(paths)
-        coordinator, node = load_coordinator(paths), stored_address(paths.identity)
-        typer.echo(f"node         {node}")
-        typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
-        typer.echo(f"state        {paths.root}")
+    paths = StatePaths(_settings(state_dir=state_dir).state_dir)
+    _check_identity(paths)
+    coordinator, node = load_coordinator(paths), stored_address(paths.identity)
+    typer.echo(f"node         {node}")
+    typer.echo(f"coordinator  {coordinator.address if coordinator else 'none yet'}")
+    typer.echo(f"state        {paths.root}")
 
 
 @app.command()
@@ -129,13 +123,12 @@ def passphrase(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Encrypt the node's key under another passphrase. The daemon must not run."""
-    with _explain_errors():
-        settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
-        _refuse_keyless(StatePaths(settings.state_dir))
-        with StatePaths(settings.state_dir) as paths:
-            old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
-            change_passphrase(paths.identity, old, passphrase_of_file(new.expanduser()))
-        typer.echo(f"from now on: --passphrase-file {new}")
+    settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+    _check_identity(StatePaths(settings.state_dir))
+    with StatePaths(settings.state_dir) as paths:
+        old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
+        change_passphrase(paths.identity, old, passphrase_of_file(new.expanduser()))
+    typer.echo(f"from now on: --passphrase-file {new}")
 
 
 def _serve(daemon: Daemon) -> None:
@@ -144,8 +137,8 @@ def _serve(daemon: Daemon) -> None:
     if leave.departure is Departure.DRAINED:
         return
     typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
-    is_refused = leave.departure is Departure.REJECTED
-    raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_refused else STOPPED_STATUS)
+    is_rejected = leave.departure is Departure.REJECTED
+    raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_rejected else STOPPED_STATUS)
 
 
 async def _serve_signals(daemon: Daemon) -> Leave:
@@ -184,11 +177,11 @@ def _settings(**flags: Any) -> NodeSettings:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, problems) from invalid
 
 
-def _refuse_keyless(paths: StatePaths) -> None:
-    """See that a node has been here: what only looks makes none.
+def _check_identity(paths: StatePaths) -> None:
+    """Check that the folder has a node's key: commands that only read make none.
 
     Raises:
-        HyperGPUError: NODE_NOT_JOINED, none has.
+        HyperGPUError: NODE_NOT_JOINED, it has none.
     """
     if not paths.identity.exists():
         detail = f"there is no node's key in {paths.root}"
@@ -229,19 +222,6 @@ def _token(source: str | None) -> Token:
     raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
 
 
-@contextlib.contextmanager
-def _explain_errors() -> Iterator[None]:
-    """Turn an error into a line on stderr and its exit status."""
-    try:
-        yield
-    except HyperGPUError as error:
-        raise typer.Exit(_report(error)) from error
-    except ModuleNotFoundError as missing:
-        if (lacking := missing_extra(missing)) is None:
-            raise
-        raise typer.Exit(_report(lacking)) from missing
-
-
 def _report(error: HyperGPUError) -> int:
     typer.echo(f"hypergpu-node: {error.detail}\nfix: {error.fix}", err=True)
     return error.reason.exit_code
@@ -249,13 +229,17 @@ def _report(error: HyperGPUError) -> int:
 
 def main() -> None:
     """Entry point of `hypergpu-node`."""
-    # What gRPC logs of its own accord is said again by our errors, and would break JSON lines.
+    # gRPC's own log lines repeat our errors, and would break JSON lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         prepare_streams()
         app()
     except HyperGPUError as error:
         sys.exit(_report(error))
+    except ModuleNotFoundError as missing:
+        if (lacking := missing_extra(missing)) is None:
+            raise
+        sys.exit(_report(lacking))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import msgspec
 
 from gpu_node.core.events import Timer
 from gpu_node.core.memory import TrainingStart
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId
 from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
@@ -86,7 +86,7 @@ class SendUpdate(NodeCommand, frozen=True):
 
     assignment: Assignment
     """The work, under its newest lease."""
-    update: FinishedUpdate
+    update: TrainedUpdate
 
 
 class StopUpload(NodeCommand, frozen=True):

@@ -4,7 +4,7 @@ from enum import Enum
 
 import msgspec
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId
 from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
@@ -113,7 +113,7 @@ class TrainingFinished(NodeEvent, frozen=True):
     """The update and the end state of a lease are durable."""
 
     lease: Lease
-    update: FinishedUpdate
+    update: TrainedUpdate
 
 
 class TrainingFailed(NodeEvent, frozen=True):

@@ -1,5 +1,6 @@
 """The link: it joins, dials, breaks and dials again. A broken link never ends the work."""
 
+from gpu_node.core import commands, events
 from gpu_node.core.backoff import (
     FIRST_MS,
     QUICK_ATTEMPT_MAX,
@@ -7,27 +8,7 @@ from gpu_node.core.backoff import (
     QUICK_MS,
     backoff_ms,
 )
-from gpu_node.core.commands import (
-    AnnounceDraining,
-    Departure,
-    Join,
-    Leave,
-    OpenLink,
-    SetTimer,
-)
-from gpu_node.core.events import (
-    Connected,
-    Joined,
-    JoinFailed,
-    JoinRejected,
-    LinkLost,
-    LinkRejected,
-    NodeEvent,
-    Started,
-    Timer,
-    TimerFired,
-)
-from gpu_node.core.state import LinkPhase, LinkState, NodeSession, SessionStep, replace
+from gpu_node.core.state import CoordinatorLink, LinkPhase, NodeSession, SessionStep, replace
 from gpu_node.core.work import resume_transfer
 from hypergpu.units import Milliseconds
 
@@ -40,7 +21,7 @@ REJECTED_ATTEMPT = 8
 """A rejection does not pass in a moment: retry at the longest wait."""
 
 
-def advance_link(session: NodeSession, event: NodeEvent) -> SessionStep:
+def advance_link(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     """Advance the link by one event; one that does not fit its state changes nothing."""
     match session.link.phase:
         case LinkPhase.DOWN | LinkPhase.JOINING:
@@ -55,36 +36,38 @@ def advance_link(session: NodeSession, event: NodeEvent) -> SessionStep:
             return SessionStep(session)
 
 
-def _advance_join(session: NodeSession, event: NodeEvent) -> SessionStep:
+def _advance_join(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     match session.link.phase, event:
-        case LinkPhase.DOWN, Started(has_certificate=has_certificate):
+        case LinkPhase.DOWN, events.Started(has_certificate=has_certificate):
             begin = _dial if has_certificate else _join
             return begin(session, event.at_ms)
-        case LinkPhase.JOINING, Joined():
-            return _dial(replace(session, link=LinkState()), event.at_ms)
-        case LinkPhase.JOINING, JoinFailed(reason=reason):
+        case LinkPhase.JOINING, events.Joined():
+            return _dial(replace(session, link=CoordinatorLink()), event.at_ms)
+        case LinkPhase.JOINING, events.JoinFailed(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason, LinkPhase.JOIN_WAITING)
-        case LinkPhase.JOINING, JoinRejected(reason=reason):
-            left = LinkState(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
-            return SessionStep(replace(session, link=left), (Leave(Departure.REJECTED, reason),))
+        case LinkPhase.JOINING, events.JoinRejected(reason=reason):
+            left = CoordinatorLink(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
+            return SessionStep(
+                replace(session, link=left), (commands.Leave(commands.Departure.REJECTED, reason),)
+            )
         case _:
             return SessionStep(session)
 
 
-def _advance_dial(session: NodeSession, event: NodeEvent) -> SessionStep:
+def _advance_dial(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     match event:
-        case Connected() if not session.is_connected:
+        case events.Connected() if not session.is_connected:
             return _resume_connected(session, event.at_ms)
-        case LinkLost(reason=reason):
+        case events.LinkLost(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason)
-        case LinkRejected(reason=reason):
+        case events.LinkRejected(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason, attempt_min=REJECTED_ATTEMPT)
         case _:
             return SessionStep(session)
 
 
-def _is_due(session: NodeSession, event: NodeEvent) -> bool:
-    return isinstance(event, TimerFired) and event.at_ms >= session.link.retry_at_ms
+def _is_due(session: NodeSession, event: events.NodeEvent) -> bool:
+    return isinstance(event, events.TimerFired) and event.at_ms >= session.link.retry_at_ms
 
 
 def dial_again(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
@@ -94,14 +77,14 @@ def dial_again(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.JOINING, since_ms=at_ms)
-    return SessionStep(replace(session, link=link), (Join(),))
+    return SessionStep(replace(session, link=link), (commands.Join(),))
 
 
 def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
     current = () if session.current is None else (session.current,)
     working = tuple(assignment.lease for assignment in (*current, *session.queue))
-    return SessionStep(replace(session, link=link), (OpenLink(working),))
+    return SessionStep(replace(session, link=link), (commands.OpenLink(working),))
 
 
 def _wait_to_retry(
@@ -123,8 +106,10 @@ def _wait_to_retry(
     if is_quick and session.link.phase is LinkPhase.CONNECTING:
         # A dial into a dead line has waited already.
         retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
-    waiting = LinkState(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
-    return SessionStep(replace(session, link=waiting), (SetTimer(Timer.RECONNECT, retry_at_ms),))
+    waiting = CoordinatorLink(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
+    return SessionStep(
+        replace(session, link=waiting), (commands.SetTimer(events.Timer.RECONNECT, retry_at_ms),)
+    )
 
 
 def _quick_until_ms(session: NodeSession, at_ms: Milliseconds) -> Milliseconds:
@@ -146,6 +131,6 @@ def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     """Say what is owed since the last link, and go on with a transfer."""
     link = replace(session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="")
     reason = session.drain or session.unhealthy
-    announced = (AnnounceDraining(reason),) if reason else ()
+    announced = (commands.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
     return step.then(resume_transfer)

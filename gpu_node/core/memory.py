@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId, Slot
 from hypergpu.statements.assignment import Assignment, Lease, Task
 
@@ -44,7 +44,7 @@ class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):
     slot: Slot
     task: Task
     start: TrainingStart
-    update: FinishedUpdate
+    update: TrainedUpdate
     is_accepted: bool = False
     """Whether the coordinator accepted the update, as far as the node knows."""
 
@@ -126,7 +126,7 @@ def _is_same_work(
 
 
 def with_finished(
-    memory: Memory, assignment: Assignment, start: TrainingStart, update: FinishedUpdate
+    memory: Memory, assignment: Assignment, start: TrainingStart, update: TrainedUpdate
 ) -> Memory:
     """Remember a training that finished, and the one end state that a rollback of it needs."""
     job_id = assignment.lease.job_id

@@ -14,36 +14,7 @@ performed twice; events that no longer fit change nothing.
 from collections.abc import Callable
 from typing import Any
 
-from gpu_node.core.events import (
-    Connected,
-    DrainRequested,
-    FetchBroken,
-    FetchRejected,
-    InputsFetched,
-    JobReleased,
-    Joined,
-    JoinFailed,
-    JoinRejected,
-    LinkLost,
-    LinkRejected,
-    NodeEvent,
-    ShardAssigned,
-    ShardCancelled,
-    Started,
-    StopRequested,
-    Timer,
-    TimerFired,
-    TrainingAborted,
-    TrainingFailed,
-    TrainingFinished,
-    TrainingProgressed,
-    UploadAccepted,
-    UploadBroken,
-    UploadLate,
-    UploadRejected,
-    WorkerDied,
-    WorkerReady,
-)
+from gpu_node.core import events
 from gpu_node.core.leave import drain, give_up_overdue, leave_if_drained, stop
 from gpu_node.core.link import advance_link
 from gpu_node.core.state import LinkPhase, NodeSession, SessionStep
@@ -68,52 +39,52 @@ from gpu_node.core.work import (
     take_assignment,
 )
 
-_FROM_COORDINATOR = (ShardAssigned, ShardCancelled, JobReleased)
-_HANDLERS: dict[type[NodeEvent], Callable[[NodeSession, Any], SessionStep]] = {
-    Started: advance_link,
-    Joined: advance_link,
-    JoinFailed: advance_link,
-    JoinRejected: advance_link,
-    Connected: advance_link,
-    LinkLost: advance_link,
-    LinkRejected: advance_link,
-    ShardAssigned: take_assignment,
-    ShardCancelled: cancel_work,
-    JobReleased: release_job,
-    InputsFetched: train_fetched,
-    FetchBroken: retry_later,
-    FetchRejected: hand_back_rejected,
-    TrainingFinished: keep_update,
-    TrainingFailed: hand_back_unfinished,
-    TrainingAborted: hand_back_unfinished,
-    TrainingProgressed: note_progress,
-    WorkerReady: note_ready_worker,
-    WorkerDied: restart_worker_later,
-    UploadAccepted: finish_upload,
-    UploadLate: drop_late_update,
-    UploadRejected: hand_back_rejected,
-    UploadBroken: retry_later,
-    DrainRequested: drain,
-    StopRequested: stop,
+_FROM_COORDINATOR = (events.ShardAssigned, events.ShardCancelled, events.JobReleased)
+_HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep]] = {
+    events.Started: advance_link,
+    events.Joined: advance_link,
+    events.JoinFailed: advance_link,
+    events.JoinRejected: advance_link,
+    events.Connected: advance_link,
+    events.LinkLost: advance_link,
+    events.LinkRejected: advance_link,
+    events.ShardAssigned: take_assignment,
+    events.ShardCancelled: cancel_work,
+    events.JobReleased: release_job,
+    events.InputsFetched: train_fetched,
+    events.FetchBroken: retry_later,
+    events.FetchRejected: hand_back_rejected,
+    events.TrainingFinished: keep_update,
+    events.TrainingFailed: hand_back_unfinished,
+    events.TrainingAborted: hand_back_unfinished,
+    events.TrainingProgressed: note_progress,
+    events.WorkerReady: note_ready_worker,
+    events.WorkerDied: restart_worker_later,
+    events.UploadAccepted: finish_upload,
+    events.UploadLate: drop_late_update,
+    events.UploadRejected: hand_back_rejected,
+    events.UploadBroken: retry_later,
+    events.DrainRequested: drain,
+    events.StopRequested: stop,
 }
-_TIMER_HANDLERS: dict[Timer, Callable[[NodeSession, TimerFired], SessionStep]] = {
-    Timer.RECONNECT: advance_link,
-    Timer.RETRY: retry_transfer,
-    Timer.WORKER: restart_worker,
-    Timer.STALL: end_stalled_worker,
-    Timer.DRAIN: give_up_overdue,
+_TIMER_HANDLERS: dict[events.Timer, Callable[[NodeSession, events.TimerFired], SessionStep]] = {
+    events.Timer.RECONNECT: advance_link,
+    events.Timer.RETRY: retry_transfer,
+    events.Timer.WORKER: restart_worker,
+    events.Timer.STALL: end_stalled_worker,
+    events.Timer.DRAIN: give_up_overdue,
 }
 
 
-def transition(session: NodeSession, event: NodeEvent) -> SessionStep:
+def transition(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     """Advance the node by one event."""
     if session.link.phase is LinkPhase.LEFT:
         return SessionStep(session)
     return _advance(session, event).then(lambda reached: leave_if_drained(reached, event.at_ms))
 
 
-def _advance(session: NodeSession, event: NodeEvent) -> SessionStep:
-    if isinstance(event, TimerFired):
+def _advance(session: NodeSession, event: events.NodeEvent) -> SessionStep:
+    if isinstance(event, events.TimerFired):
         return _TIMER_HANDLERS[event.timer](session, event)
     if isinstance(event, _FROM_COORDINATOR) and not session.is_connected:
         # The stream of this message broke since; the next stream repeats what still holds.

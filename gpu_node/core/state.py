@@ -9,7 +9,7 @@ import msgspec
 from gpu_node.core.backoff import CAP_MS
 from gpu_node.core.commands import HandBack, NodeCommand
 from gpu_node.core.memory import Memory, TrainingStart
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
@@ -40,7 +40,7 @@ class LinkPhase(Enum):
     LEFT = "left"
 
 
-class LinkState(msgspec.Struct, frozen=True):
+class CoordinatorLink(msgspec.Struct, frozen=True):
     """The link to the coordinator."""
 
     phase: LinkPhase = LinkPhase.DOWN
@@ -79,7 +79,7 @@ class Uploading(msgspec.Struct, frozen=True):
     """The update is finished and being sent."""
 
     assignment: Assignment
-    update: FinishedUpdate
+    update: TrainedUpdate
     attempt: int = 0
     retry_at_ms: Milliseconds = Milliseconds(0)
     """Time of the next attempt, or of the first; 0: under way, or waiting for the link."""
@@ -117,7 +117,7 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
 
     node: NodeId
     memory: Memory = Memory()
-    link: LinkState = LinkState()
+    link: CoordinatorLink = CoordinatorLink()
     work: Idle | Fetching | Training | Uploading = Idle()
     queue: tuple[Assignment, ...] = ()
     """Work of other jobs, in order of arrival, at most one each."""

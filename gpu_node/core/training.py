@@ -5,25 +5,8 @@ is handed back. One that does not even get ready shows that nothing can be train
 then takes no work, announces it, and goes on trying until a start succeeds.
 """
 
+from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
-from gpu_node.core.commands import (
-    AnnounceDraining,
-    EndWorker,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-)
-from gpu_node.core.events import (
-    InputsFetched,
-    Timer,
-    TimerFired,
-    TrainingAborted,
-    TrainingFailed,
-    TrainingFinished,
-    TrainingProgressed,
-    WorkerDied,
-    WorkerReady,
-)
 from gpu_node.core.link import dial_again
 from gpu_node.core.memory import with_finished
 from gpu_node.core.state import (
@@ -51,7 +34,7 @@ STEPS_WITHOUT_PROGRESS = 20
 """A worker that is silent for so many of its slowest inner steps hangs."""
 
 
-def train_fetched(session: NodeSession, event: InputsFetched) -> SessionStep:
+def train_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
     """Train once the worker is free."""
     work = session.work
     if not isinstance(work, Fetching) or work.assignment.lease != event.lease:
@@ -69,8 +52,8 @@ def _begin_training(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     kept = tuple(finished.lease.round for finished in session.memory.rounds(lease.job_id))
     worker = replace(worker, busy=lease, progress=ProgressRecord(at_ms))
     session = replace(session, worker=worker)
-    timer = SetTimer(Timer.STALL, _stall_at_ms(session))
-    return SessionStep(session, (StartTraining(work.assignment, work.start, kept), timer))
+    timer = commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))
+    return SessionStep(session, (commands.StartTraining(work.assignment, work.start, kept), timer))
 
 
 def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
@@ -89,7 +72,7 @@ def _is_in_training(session: NodeSession, lease: Lease) -> bool:
     )
 
 
-def keep_update(session: NodeSession, event: TrainingFinished) -> SessionStep:
+def keep_update(session: NodeSession, event: events.TrainingFinished) -> SessionStep:
     """Remember the end state, then send the update. A shard dropped meanwhile is forgotten."""
     work = session.work
     if session.worker.busy != event.lease:
@@ -110,12 +93,14 @@ def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) ->
     if wait_ms:
         due_at_ms = Milliseconds(at_ms + wait_ms)
         work = replace(work, retry_at_ms=due_at_ms)
-        return SessionStep(replace(session, work=work), (SetTimer(Timer.RETRY, due_at_ms),))
+        return SessionStep(
+            replace(session, work=work), (commands.SetTimer(events.Timer.RETRY, due_at_ms),)
+        )
     return SessionStep(replace(session, work=work), (send_update(work),))
 
 
 def hand_back_unfinished(
-    session: NodeSession, event: TrainingFailed | TrainingAborted
+    session: NodeSession, event: events.TrainingFailed | events.TrainingAborted
 ) -> SessionStep:
     """Hand back a shard that the worker dropped without being told to."""
     if session.worker.busy != event.lease:
@@ -123,13 +108,13 @@ def hand_back_unfinished(
     if not _is_in_training(session, event.lease):
         return _free_worker(session, event.at_ms)
     reason = "the worker dropped the shard unasked"
-    if isinstance(event, TrainingFailed):
+    if isinstance(event, events.TrainingFailed):
         reason = event.reason
     session = replace(session, worker=replace(session.worker, busy=None))
     return give_up(session, reason).then(delete_released).then(begin_next)
 
 
-def restart_worker_later(session: NodeSession, event: WorkerDied) -> SessionStep:
+def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> SessionStep:
     """Start the worker again after a while; after too many deaths under one shard, hand it back."""
     if not event.was_ready:
         starts = session.worker.false_starts + 1
@@ -146,7 +131,7 @@ def restart_worker_later(session: NodeSession, event: WorkerDied) -> SessionStep
     return _note_death(session, event, busy)
 
 
-def _note_death(session: NodeSession, event: WorkerDied, busy: Lease) -> SessionStep:
+def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
     deaths = session.worker.deaths + 1
     if deaths <= RESTARTS_MAX:
         worker = replace(session.worker, deaths=deaths)
@@ -159,14 +144,14 @@ def _note_death(session: NodeSession, event: WorkerDied, busy: Lease) -> Session
     return step.then(delete_released).then(begin_next)
 
 
-def _note_false_start(session: NodeSession, event: WorkerDied) -> SessionStep:
+def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:
     starts = session.worker.false_starts
     if starts <= RESTARTS_MAX:
         return _wait_to_restart(session, event.at_ms)
     reason = f"no worker got ready in {starts} starts: {event.reason}"
     free = replace(session, worker=WorkerState(false_starts=starts), unhealthy=reason)
     # Announced before the hand-back, which would otherwise read as that of a node that stays.
-    announced = (AnnounceDraining(reason),) if session.is_connected else ()
+    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
     return (
         SessionStep(free, announced)
         .then(lambda reached: give_up(reached, reason))
@@ -181,10 +166,12 @@ def _wait_to_restart(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     wait_ms = backoff_ms(f"{session.node}/worker", max(worker.deaths, worker.false_starts))
     retry_at_ms = Milliseconds(at_ms + wait_ms)
     waiting = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
-    return SessionStep(waiting, (SetTimer(Timer.WORKER, retry_at_ms),)).then(delete_released)
+    return SessionStep(waiting, (commands.SetTimer(events.Timer.WORKER, retry_at_ms),)).then(
+        delete_released
+    )
 
 
-def restart_worker(session: NodeSession, event: TimerFired) -> SessionStep:
+def restart_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
     """Start the worker once its wait is over, or train on it."""
     retry_at_ms = session.worker.retry_at_ms
     if retry_at_ms == 0 or event.at_ms < retry_at_ms:
@@ -194,10 +181,13 @@ def restart_worker(session: NodeSession, event: TimerFired) -> SessionStep:
         return _begin_training(replace(session, worker=worker), event.at_ms)
     worker = replace(worker, progress=ProgressRecord(event.at_ms))
     session = replace(session, worker=worker)
-    return SessionStep(session, (StartWorker(), SetTimer(Timer.STALL, _stall_at_ms(session))))
+    return SessionStep(
+        session,
+        (commands.StartWorker(), commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))),
+    )
 
 
-def note_ready_worker(session: NodeSession, event: WorkerReady) -> SessionStep:
+def note_ready_worker(session: NodeSession, event: events.WorkerReady) -> SessionStep:
     """Note that a worker is up; a node that took no work for lack of one takes work again."""
     was_unhealthy = bool(session.unhealthy)
     worker = replace(session.worker, false_starts=0)
@@ -207,7 +197,7 @@ def note_ready_worker(session: NodeSession, event: WorkerReady) -> SessionStep:
     return SessionStep(session)
 
 
-def note_progress(session: NodeSession, event: TrainingProgressed) -> SessionStep:
+def note_progress(session: NodeSession, event: events.TrainingProgressed) -> SessionStep:
     """Wait for the next progress as long as the slowest inner step so far suggests."""
     if not _is_in_training(session, event.lease):
         return SessionStep(session)
@@ -219,10 +209,10 @@ def note_progress(session: NodeSession, event: TrainingProgressed) -> SessionSte
     slowest_ms = Milliseconds(max(progress.slowest_step_ms, step_ms))
     progress = ProgressRecord(event.at_ms, event.steps_done, slowest_ms)
     session = replace(session, worker=replace(session.worker, progress=progress))
-    return SessionStep(session, (SetTimer(Timer.STALL, _stall_at_ms(session)),))
+    return SessionStep(session, (commands.SetTimer(events.Timer.STALL, _stall_at_ms(session)),))
 
 
-def end_stalled_worker(session: NodeSession, event: TimerFired) -> SessionStep:
+def end_stalled_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
     """End a worker that has shown no progress for too long: it counts as died."""
     busy = session.worker.busy
     is_training = busy is not None and _is_in_training(session, busy)
@@ -230,7 +220,7 @@ def end_stalled_worker(session: NodeSession, event: TimerFired) -> SessionStep:
     if not (is_training or is_starting) or event.at_ms < _stall_at_ms(session):
         return SessionStep(session)
     silent_s = (event.at_ms - session.worker.progress.at_ms) // 1000
-    return SessionStep(session, (EndWorker(f"it made no progress for {silent_s} s"),))
+    return SessionStep(session, (commands.EndWorker(f"it made no progress for {silent_s} s"),))
 
 
 def _stall_at_ms(session: NodeSession) -> Milliseconds:

@@ -6,7 +6,7 @@ from hypergpu.ids import Digest
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
-class FinishedUpdate(msgspec.Struct, frozen=True):
+class TrainedUpdate(msgspec.Struct, frozen=True):
     """A finished update, and the worker's report of its training."""
 
     digest: Digest

@@ -2,31 +2,8 @@
 
 from functools import partial
 
+from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
-from gpu_node.core.commands import (
-    AbortTraining,
-    DeleteJobState,
-    FetchInputs,
-    HandBack,
-    NodeCommand,
-    SendUpdate,
-    SetTimer,
-    StopFetch,
-    StopUpload,
-)
-from gpu_node.core.events import (
-    FetchBroken,
-    FetchRejected,
-    JobReleased,
-    ShardAssigned,
-    ShardCancelled,
-    Timer,
-    TimerFired,
-    UploadAccepted,
-    UploadBroken,
-    UploadLate,
-    UploadRejected,
-)
 from gpu_node.core.memory import plan_work, with_accepted, without_jobs
 from gpu_node.core.state import (
     RESTARTS_MAX,
@@ -44,7 +21,7 @@ from hypergpu.statements.assignment import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 
-def take_assignment(session: NodeSession, event: ShardAssigned) -> SessionStep:
+def take_assignment(session: NodeSession, event: events.ShardAssigned) -> SessionStep:
     """Take work up, queue it behind another job's, or hand it back at once.
 
     A repeated assignment is ignored. Another one of the job at hand makes the old lease void.
@@ -79,7 +56,7 @@ def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
     plan = plan_work(session.memory, assignment)
     stale = plan.memory.stale()
     work: Fetching | Uploading = Fetching(assignment, plan.start)
-    command: NodeCommand = FetchInputs(assignment)
+    command: commands.NodeCommand = commands.FetchInputs(assignment)
     if plan.finished is not None:
         work = Uploading(assignment, plan.finished.update)
         command = send_update(work)
@@ -113,7 +90,7 @@ def begin_next(session: NodeSession) -> SessionStep:
 
 def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
-    hand_back = HandBack(lease, reason)
+    hand_back = commands.HandBack(lease, reason)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
     if session.is_connected:
         return SessionStep(session, (hand_back,))
@@ -125,11 +102,11 @@ def drop_work(session: NodeSession) -> SessionStep:
     free = replace(session, work=Idle(), worker=session.worker.for_other_work())
     match session.work:
         case Fetching(assignment=assignment):
-            return SessionStep(free, (StopFetch(assignment.lease),))
+            return SessionStep(free, (commands.StopFetch(assignment.lease),))
         case Training(assignment=assignment) if session.worker.busy == assignment.lease:
-            return SessionStep(free, (AbortTraining(assignment.lease),))
+            return SessionStep(free, (commands.AbortTraining(assignment.lease),))
         case Uploading(assignment=assignment):
-            return SessionStep(free, (StopUpload(assignment.lease),))
+            return SessionStep(free, (commands.StopUpload(assignment.lease),))
         case _:
             return SessionStep(free)
 
@@ -150,7 +127,7 @@ def decline_queue(session: NodeSession, reason: str) -> SessionStep:
     return step
 
 
-def cancel_work(session: NodeSession, event: ShardCancelled) -> SessionStep:
+def cancel_work(session: NodeSession, event: events.ShardCancelled) -> SessionStep:
     """Drop the work of a void lease."""
     queue = tuple(queued for queued in session.queue if queued.lease != event.lease)
     session = replace(session, queue=queue)
@@ -159,7 +136,7 @@ def cancel_work(session: NodeSession, event: ShardCancelled) -> SessionStep:
     return drop_work(session).then(begin_next)
 
 
-def release_job(session: NodeSession, event: JobReleased) -> SessionStep:
+def release_job(session: NodeSession, event: events.JobReleased) -> SessionStep:
     """Drop a job and all that is kept for it, as soon as the worker no longer trains it."""
     job_id = event.job_id
     kept = replace(
@@ -179,11 +156,11 @@ def delete_released(session: NodeSession) -> SessionStep:
     """Delete the state of released jobs that the worker is not writing to."""
     busy = session.worker.busy
     free = frozenset(name for name in session.releasing if busy is None or busy.job_id != name)
-    commands = tuple(DeleteJobState(name) for name in sorted(free))
-    return SessionStep(replace(session, releasing=session.releasing - free), commands)
+    deletions = tuple(commands.DeleteJobState(name) for name in sorted(free))
+    return SessionStep(replace(session, releasing=session.releasing - free), deletions)
 
 
-def finish_upload(session: NodeSession, event: UploadAccepted) -> SessionStep:
+def finish_upload(session: NodeSession, event: events.UploadAccepted) -> SessionStep:
     """Note that the coordinator holds the update, and take up the next work."""
     if not _is_uploading(session, event.lease):
         return SessionStep(session)
@@ -191,17 +168,19 @@ def finish_upload(session: NodeSession, event: UploadAccepted) -> SessionStep:
     return begin_next(replace(session, work=Idle(), memory=memory))
 
 
-def drop_late_update(session: NodeSession, event: UploadLate) -> SessionStep:
+def drop_late_update(session: NodeSession, event: events.UploadLate) -> SessionStep:
     """Drop an update that nobody waits for any more."""
     if not _is_uploading(session, event.lease):
         return SessionStep(session)
     return drop_work(session).then(begin_next)
 
 
-def hand_back_rejected(session: NodeSession, event: FetchRejected | UploadRejected) -> SessionStep:
+def hand_back_rejected(
+    session: NodeSession, event: events.FetchRejected | events.UploadRejected
+) -> SessionStep:
     """Hand back work whose inputs are not to be had or whose update is rejected."""
     work = session.work
-    kind = Fetching if isinstance(event, FetchRejected) else Uploading
+    kind = Fetching if isinstance(event, events.FetchRejected) else Uploading
     if not isinstance(work, kind) or work.assignment.lease != event.lease:
         return SessionStep(session)
     return give_up(session, event.reason).then(begin_next)
@@ -211,10 +190,12 @@ def _is_uploading(session: NodeSession, lease: Lease) -> bool:
     return isinstance(session.work, Uploading) and session.work.assignment.lease == lease
 
 
-def retry_later(session: NodeSession, event: FetchBroken | UploadBroken) -> SessionStep:
+def retry_later(
+    session: NodeSession, event: events.FetchBroken | events.UploadBroken
+) -> SessionStep:
     """Try the transfer again after a while; without a link, once there is one."""
     work = session.work
-    kind = Fetching if isinstance(event, FetchBroken) else Uploading
+    kind = Fetching if isinstance(event, events.FetchBroken) else Uploading
     if not isinstance(work, kind) or not session.is_connected:
         return SessionStep(session)
     if work.assignment.lease != event.lease:
@@ -223,10 +204,12 @@ def retry_later(session: NodeSession, event: FetchBroken | UploadBroken) -> Sess
     key = f"{session.node}/{event.lease.job_id}"
     retry_at_ms = Milliseconds(event.at_ms + backoff_ms(key, attempt))
     waiting = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
-    return SessionStep(replace(session, work=waiting), (SetTimer(Timer.RETRY, retry_at_ms),))
+    return SessionStep(
+        replace(session, work=waiting), (commands.SetTimer(events.Timer.RETRY, retry_at_ms),)
+    )
 
 
-def retry_transfer(session: NodeSession, event: TimerFired) -> SessionStep:
+def retry_transfer(session: NodeSession, event: events.TimerFired) -> SessionStep:
     """Go on with a broken transfer."""
     work = session.work
     if not isinstance(work, Fetching | Uploading) or not session.is_connected:
@@ -241,13 +224,13 @@ def resume_transfer(session: NodeSession) -> SessionStep:
     work = session.work
     if not isinstance(work, Fetching | Uploading):
         return SessionStep(session)
-    command: NodeCommand = FetchInputs(work.assignment)
+    command: commands.NodeCommand = commands.FetchInputs(work.assignment)
     if isinstance(work, Uploading):
         command = send_update(work)
     resumed = replace(work, retry_at_ms=Milliseconds(0))
     return SessionStep(replace(session, work=resumed), (command,))
 
 
-def send_update(work: Uploading) -> SendUpdate:
+def send_update(work: Uploading) -> commands.SendUpdate:
     """The command that sends an update."""
-    return SendUpdate(work.assignment, work.update)
+    return commands.SendUpdate(work.assignment, work.update)

@@ -10,39 +10,7 @@ from typing import Any
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.core.commands import (
-    AbortTraining,
-    DeleteJobState,
-    EndWorker,
-    FetchInputs,
-    HandBack,
-    Join,
-    Leave,
-    NodeCommand,
-    OpenLink,
-    SendUpdate,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-    StopFetch,
-    StopUpload,
-)
-from gpu_node.core.events import (
-    DrainRequested,
-    InputsFetched,
-    Joined,
-    JoinFailed,
-    JoinRejected,
-    NodeEvent,
-    ShardAssigned,
-    Started,
-    StopRequested,
-    Timer,
-    TimerFired,
-    TrainingFinished,
-    TrainingProgressed,
-    WorkerReady,
-)
+from gpu_node.core import commands, events
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.link.access import Access
@@ -77,7 +45,7 @@ from hypergpu.wire.token import Token
 
 log = structlog.get_logger()
 
-_ROUTINE = (TimerFired, InputsFetched, TrainingProgressed, WorkerReady)
+_ROUTINE = (events.TimerFired, events.InputsFetched, events.TrainingProgressed, events.WorkerReady)
 _TRANSIENT = frozenset(
     {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.RATE_LIMITED, Reason.CALL_BROKEN}
 )
@@ -127,7 +95,7 @@ class Daemon:
         self._transfers = TransferTasks(
             self._link, cache, self._uploader, initial_models, self._event_queue
         )
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._timers: dict[events.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session = NodeSession(
             node=identity.node_id,
@@ -151,11 +119,11 @@ class Daemon:
 
     def drain(self, reason: str) -> None:
         """Finish or hand back, then leave."""
-        self._event_queue.put(DrainRequested(at_ms=monotonic_ms(), reason=reason))
+        self._event_queue.put(events.DrainRequested(at_ms=monotonic_ms(), reason=reason))
 
     def stop(self, reason: str) -> None:
-        """Leave now."""
-        self._event_queue.put(StopRequested(at_ms=monotonic_ms(), reason=reason))
+        """commands.Leave now."""
+        self._event_queue.put(events.StopRequested(at_ms=monotonic_ms(), reason=reason))
 
     async def join(self) -> JoinedCoordinator:
         """Trade the token for a certificate, and nothing else.
@@ -169,7 +137,7 @@ class Daemon:
         finally:
             await self._worker.stop()
 
-    async def run(self, capabilities: WorkerCapabilities | None = None) -> Leave:
+    async def run(self, capabilities: WorkerCapabilities | None = None) -> commands.Leave:
         """Serve until the node leaves.
 
         Args:
@@ -188,7 +156,9 @@ class Daemon:
             self._set_capabilities(capabilities or known or await self._learn_capabilities())
             # A node that has joined before joins again where a token is given.
             has_certificate = self._token is None and self._access.is_joined
-            self._event_queue.put(Started(at_ms=monotonic_ms(), has_certificate=has_certificate))
+            self._event_queue.put(
+                events.Started(at_ms=monotonic_ms(), has_certificate=has_certificate)
+            )
             while (leave := await self._advance(await self._event_queue.next())) is None:
                 pass
             return leave
@@ -225,57 +195,57 @@ class Daemon:
         else:
             self._link.offer(capabilities_message(found, self._name))
 
-    async def _advance(self, event: NodeEvent) -> Leave | None:
+    async def _advance(self, event: events.NodeEvent) -> commands.Leave | None:
         """Decide, persist, act."""
-        if isinstance(event, TrainingFinished):
+        if isinstance(event, events.TrainingFinished):
             self._uploader.note_finished(event.lease)
         before = self._session.memory
-        self._session, commands = transition(self._session, event)
-        _log_step(event, commands)
+        self._session, todo = transition(self._session, event)
+        _log_step(event, todo)
         if self._session.memory != before:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)
-        for command in commands:
-            if isinstance(command, Leave):
+        for command in todo:
+            if isinstance(command, commands.Leave):
                 return command
             await self._perform(command)
         return None
 
-    async def _perform(self, command: NodeCommand) -> None:
+    async def _perform(self, command: commands.NodeCommand) -> None:
         match command:
-            case Join():
+            case commands.Join():
                 self._start_task(self._report_join())
-            case SetTimer(timer=timer, at_ms=at_ms):
+            case commands.SetTimer(timer=timer, at_ms=at_ms):
                 self._set_timer(timer, at_ms)
-            case DeleteJobState(job_id=job_id):
+            case commands.DeleteJobState(job_id=job_id):
                 await asyncio.to_thread(self._paths.delete_job, job_id)
-            case StartTraining():
+            case commands.StartTraining():
                 await self._train(command)
-            case AbortTraining(lease=lease):
+            case commands.AbortTraining(lease=lease):
                 self._worker.abort(lease)
-            case StartWorker():
+            case commands.StartWorker():
                 await self._worker.start_worker()
-            case EndWorker(reason=reason):
+            case commands.EndWorker(reason=reason):
                 self._worker.end_worker(reason)
             case _:
                 self._perform_transfer(command)
 
-    def _perform_transfer(self, command: NodeCommand) -> None:
+    def _perform_transfer(self, command: commands.NodeCommand) -> None:
         match command:
-            case OpenLink(working=working):
+            case commands.OpenLink(working=working):
                 self._link.open(working)
-            case FetchInputs(assignment=assignment):
+            case commands.FetchInputs(assignment=assignment):
                 self._transfers.fetch(assignment)
-            case StopFetch(lease=lease):
+            case commands.StopFetch(lease=lease):
                 self._transfers.stop_fetch(lease)
-            case SendUpdate():
+            case commands.SendUpdate():
                 self._transfers.upload(command)
-            case StopUpload(lease=lease):
+            case commands.StopUpload(lease=lease):
                 self._transfers.stop_upload(lease)
             case _:
                 if (message := command_message(command)) is not None:
                     self._link.send(message)
 
-    async def _train(self, command: StartTraining) -> None:
+    async def _train(self, command: commands.StartTraining) -> None:
         assignment = command.assignment
         job_id, round_number = assignment.lease.job_id, assignment.lease.round
         inputs = self._transfers.inputs[assignment.lease]
@@ -299,10 +269,10 @@ class Daemon:
         try:
             await self._join()
         except HyperGPUError as error:
-            failed = JoinFailed if error.reason in _TRANSIENT else JoinRejected
+            failed = events.JoinFailed if error.reason in _TRANSIENT else events.JoinRejected
             self._event_queue.put(failed(at_ms=monotonic_ms(), reason=str(error)))
         else:
-            self._event_queue.put(Joined(at_ms=monotonic_ms()))
+            self._event_queue.put(events.Joined(at_ms=monotonic_ms()))
 
     def _start_task(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
@@ -310,7 +280,7 @@ class Daemon:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._event_queue.check_task)
 
-    def _set_timer(self, timer: Timer, at_ms: Milliseconds) -> None:
+    def _set_timer(self, timer: events.Timer, at_ms: Milliseconds) -> None:
         before = self._timers.pop(timer, None)
         if before is not None:
             before.cancel()
@@ -318,10 +288,10 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._timers[timer] = loop.call_later(delay_s, self._fire, timer, at_ms)
 
-    def _fire(self, timer: Timer, at_ms: Milliseconds) -> None:
+    def _fire(self, timer: events.Timer, at_ms: Milliseconds) -> None:
         # The loop's clock may run a little ahead of the clock of deadlines.
         now_ms = max(monotonic_ms(), at_ms)
-        self._event_queue.put(TimerFired(at_ms=now_ms, timer=timer))
+        self._event_queue.put(events.TimerFired(at_ms=now_ms, timer=timer))
 
     async def _close(self) -> None:
         for handle in self._timers.values():
@@ -340,21 +310,21 @@ def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:
     )
 
 
-def _log_step(event: NodeEvent, commands: tuple[NodeCommand, ...]) -> None:
+def _log_step(event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) -> None:
     """Log an event, and the work given up because of it."""
     write = log.debug if isinstance(event, _ROUTINE) else log.info
     write(type(event).__name__, **_log_fields(event))
-    for command in commands:
-        if isinstance(command, HandBack | Leave):
+    for command in todo:
+        if isinstance(command, commands.HandBack | commands.Leave):
             log.info(type(command).__name__, **_log_fields(command))
 
 
-def _log_fields(subject: NodeEvent | NodeCommand) -> dict[str, object]:
+def _log_fields(subject: events.NodeEvent | commands.NodeCommand) -> dict[str, object]:
     fields: dict[str, object] = {}
-    source: Any = subject.assignment if isinstance(subject, ShardAssigned) else subject
+    source: Any = subject.assignment if isinstance(subject, events.ShardAssigned) else subject
     if (lease := getattr(source, "lease", None)) is not None:
         fields |= {"job_id": lease.job_id, "round": lease.round, "lease": lease.number}
-    if isinstance(subject, TrainingFinished):
+    if isinstance(subject, events.TrainingFinished):
         fields |= {"loss": subject.update.loss_last, "compute_ms": subject.update.compute_ms}
     if reason := getattr(source, "reason", ""):
         fields["reason"] = reason

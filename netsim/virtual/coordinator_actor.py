@@ -17,7 +17,7 @@ from coordinator.core.round.completion import nodes_needed
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -39,7 +39,7 @@ PLAN_MS = 2
 ALLOCATE_MS = 100
 _WORKLOAD_VERSION = 1
 
-_NOTHING = FinishedUpdate(Digest(""), Bytes(0), 0, Samples(0))
+_NOTHING = TrainedUpdate(Digest(""), Bytes(0), 0, Samples(0))
 
 Watcher = Callable[[Job, Job], None]
 
@@ -93,7 +93,7 @@ class CoordinatorActor:
         self.observe(node.node, Presence(self._agenda.now_ms, is_present=False))
         self._later(LOST_AFTER_MS, lambda: self._silent(node, connection))
 
-    def admit_update(self, node: NodeId, lease: Lease, update: FinishedUpdate) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: TrainedUpdate) -> str:
         """Admit an update, or say why not. One that was accepted before is accepted again."""
         job = self.jobs[lease.job_id]
         member = job.members.get(node)
@@ -117,7 +117,7 @@ class CoordinatorActor:
             self._gauges.note(node, observation)
 
     def _update_event(
-        self, node: NodeId, lease: Lease, update: FinishedUpdate
+        self, node: NodeId, lease: Lease, update: TrainedUpdate
     ) -> events.UpdateReceived:
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,

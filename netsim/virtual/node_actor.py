@@ -20,7 +20,7 @@ from gpu_node.core.events import NodeEvent
 from gpu_node.core.memory import TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
@@ -51,7 +51,7 @@ class Upstream(Protocol):
 
     def detach_node(self, node: "NodeActor") -> None: ...
 
-    def admit_update(self, node: NodeId, lease: Lease, update: FinishedUpdate) -> str:
+    def admit_update(self, node: NodeId, lease: Lease, update: TrainedUpdate) -> str:
         """Empty when it was accepted, else the refusal."""
 
     def reject_damaged(self, node: NodeId, lease: Lease) -> str:
@@ -324,7 +324,7 @@ class NodeActor:
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
-        update = FinishedUpdate(digest, size_bytes, assignment.task.inner_steps, samples)
+        update = TrainedUpdate(digest, size_bytes, assignment.task.inner_steps, samples)
         self._later(
             starting_ms + compute_ms, lambda: self._finish_training(assignment, update, whole_ms)
         )
@@ -340,7 +340,7 @@ class NodeActor:
         return min(most_ms, self._agenda.now_ms - since_ms)
 
     def _finish_training(
-        self, assignment: Assignment, update: FinishedUpdate, took_ms: Milliseconds
+        self, assignment: Assignment, update: TrainedUpdate, took_ms: Milliseconds
     ) -> None:
         lease = assignment.lease
         if self._training == lease:
@@ -361,7 +361,7 @@ class NodeActor:
             self._training = None
             self.apply(events.TrainingAborted(at_ms=self._agenda.now_ms, lease=lease))
 
-    def _upload(self, lease: Lease, update: FinishedUpdate) -> None:
+    def _upload(self, lease: Lease, update: TrainedUpdate) -> None:
         connection = self.connection
         held = self._session.current
         lines = held.connections if held is not None else 1

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpu_node.core.memory import TrainingStart
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker.messages import (
     InitialModelWritten,
     Reply,
@@ -82,7 +82,7 @@ class Worker:
             self.progress.append(reply)
         return reply
 
-    def train(self, request: TrainShard) -> FinishedUpdate:
+    def train(self, request: TrainShard) -> TrainedUpdate:
         """Train a shard that must succeed."""
         self.send(request)
         reply = self.answer()

@@ -29,7 +29,7 @@ from gpu_node.core.events import NodeEvent, Timer
 from gpu_node.core.memory import Memory
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -72,7 +72,7 @@ class World:
         self.accepted: dict[Digest, int] = {}
         self.disk: dict[tuple[JobId, int], Sent] = {}
         self.fetching: list[Lease] = []
-        self.uploading: dict[Lease, FinishedUpdate] = {}
+        self.uploading: dict[Lease, TrainedUpdate] = {}
         self.training: StartTraining | None = None
         self.is_dialling = False
         self.is_starting_worker = False
@@ -173,7 +173,7 @@ class World:
     def _(self, command: Leave) -> None:
         self.has_left = True
 
-    def trained(self) -> FinishedUpdate:
+    def trained(self) -> TrainedUpdate:
         """What the worker makes of its request, on disk before it says so."""
         assert self.training is not None
         lease, start = self.training.assignment.lease, self.training.start
@@ -190,7 +190,7 @@ class World:
         self.disk[lease.job_id, lease.round] = made
         arrived = sum(self.accepted.get(earlier, 0) for earlier in made.lineage)
         assert made.residual + made.message + arrived == made.gained, "mass was lost or doubled"
-        return FinishedUpdate(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
+        return TrainedUpdate(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
 
     def drawn_up(self, desk: Desk) -> Assignment:
         """The next assignment of a job under a new lease."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from gpu_node.core.commands import AnnounceDraining, HandBack, NodeCommand
 from gpu_node.core.events import DrainRequested, JobReleased, NodeEvent, ShardCancelled
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker.messages import ShardProgress, WorkerCapabilities
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease
@@ -105,7 +105,7 @@ def progress_message(progress: ShardProgress) -> node_pb2.ControlRequest:
 
 
 def contribution(
-    node: NodeId, assignment: Assignment, update: FinishedUpdate, nonce: int
+    node: NodeId, assignment: Assignment, update: TrainedUpdate, nonce: int
 ) -> Contribution:
     """The statement that the node signs with an update."""
     task = assignment.task
@@ -127,7 +127,7 @@ def contribution(
 
 
 def update_header(
-    lease: Lease, update: FinishedUpdate, *, nonce: int, signature: bytes
+    lease: Lease, update: TrainedUpdate, *, nonce: int, signature: bytes
 ) -> node_pb2.UpdateHeader:
     """The header that goes before an update's bytes."""
     return node_pb2.UpdateHeader(

@@ -4,8 +4,6 @@ A thousand idle nodes must not keep a coordinator busy, so an idle node sends no
 the echo of each heartbeat is a round trip as well.
 """
 
-import math
-
 import msgspec
 
 
@@ -28,19 +26,3 @@ class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
     """Time after a greeting in which a node counts as new."""
     busy_s: float = 30.0
     """Time after its last sign of work in which a node counts as taking part in a job."""
-
-    def round_trip(self, *, is_busy: bool, age_s: float) -> float:
-        """Time to the next probe of the control stream; on an idle one heartbeats suffice."""
-        return self.round_trip_s if is_busy or age_s < self.fresh_s else math.inf
-
-    def train(self, *, is_busy: bool, is_blocked: bool) -> float:
-        """Time to the next train."""
-        if is_blocked:
-            return self.blocked_train_s
-        return self.train_s if is_busy else self.idle_train_s
-
-    def report(self, *, is_busy: bool, has_transfers: bool) -> float:
-        """Time to the next report."""
-        if has_transfers:
-            return self.news_s
-        return self.report_s if is_busy else self.idle_report_s

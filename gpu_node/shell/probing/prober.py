@@ -127,15 +127,19 @@ class Prober:
             await self._wait(self._train_s)
 
     def _round_trip_s(self) -> float:
-        age_s = _now_s() - self._greeted_s
-        return self._intervals.round_trip(is_busy=self.is_busy, age_s=age_s)
+        """Time between two probes of the control stream; on an idle one heartbeats suffice."""
+        is_new = _now_s() - self._greeted_s < self._intervals.fresh_s
+        return self._intervals.round_trip_s if self.is_busy or is_new else math.inf
 
     def _report_s(self) -> float:
-        has_transfers = self.measurements.has_transfers
-        return self._intervals.report(is_busy=self.is_busy, has_transfers=has_transfers)
+        if self.measurements.has_transfers:
+            return self._intervals.news_s
+        return self._intervals.report_s if self.is_busy else self._intervals.idle_report_s
 
     def _train_s(self) -> float:
-        return self._intervals.train(is_busy=self.is_busy, is_blocked=self.is_blocked)
+        if self.is_blocked:
+            return self._intervals.blocked_train_s
+        return self._intervals.train_s if self.is_busy else self._intervals.idle_train_s
 
     async def _wait(self, interval_s: Callable[[], float]) -> None:
         """Wait for an interval, which is taken anew at each sign of work."""

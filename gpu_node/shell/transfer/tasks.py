@@ -7,18 +7,9 @@ from typing import NamedTuple
 
 import grpc
 
+from gpu_node.core import events
 from gpu_node.core.commands import SendUpdate
-from gpu_node.core.events import (
-    FetchBroken,
-    FetchRejected,
-    InputsFetched,
-    NodeEvent,
-    UploadAccepted,
-    UploadBroken,
-    UploadLate,
-    UploadRejected,
-)
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.errors import describe_error, rejection_in
@@ -111,7 +102,10 @@ class TransferTasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(
-        self, kind: str, lease: Lease, transfer: Callable[[Calls], Coroutine[None, None, NodeEvent]]
+        self,
+        kind: str,
+        lease: Lease,
+        transfer: Callable[[Calls], Coroutine[None, None, events.NodeEvent]],
     ) -> None:
         calls = self._link.calls
         # Without a link the session asks again once there is one.
@@ -127,7 +121,9 @@ class TransferTasks:
             task.cancel()
 
     async def _run(
-        self, key: tuple[str, Lease], transfer: Callable[[], Coroutine[None, None, NodeEvent]]
+        self,
+        key: tuple[str, Lease],
+        transfer: Callable[[], Coroutine[None, None, events.NodeEvent]],
     ) -> None:
         kind, lease = key
         try:
@@ -138,13 +134,13 @@ class TransferTasks:
             if isinstance(closed, asyncio.CancelledError) and is_stopped:
                 raise
             # Closing a channel cancels its calls, which looks like a stopped task.
-            broken = FetchBroken if kind == "fetch" else UploadBroken
+            broken = events.FetchBroken if kind == "fetch" else events.UploadBroken
             event = broken(at_ms=monotonic_ms(), lease=lease, reason="the channel was closed")
         # From here on the session may ask again; a stopped task reports nothing.
         self._tasks.pop(key, None)
         self._event_queue.put(event)
 
-    async def _fetch(self, calls: Calls, assignment: Assignment) -> NodeEvent:
+    async def _fetch(self, calls: Calls, assignment: Assignment) -> events.NodeEvent:
         lease, task = assignment.lease, assignment.task
         before = self._download.received_bytes
         needed = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
@@ -161,9 +157,9 @@ class TransferTasks:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, broken, has_progressed=has_progressed)
         self.inputs = {lease: TrainingInputs(model, dataset)}
-        return InputsFetched(at_ms=monotonic_ms(), lease=lease)
+        return events.InputsFetched(at_ms=monotonic_ms(), lease=lease)
 
-    async def _upload(self, calls: Calls, command: SendUpdate) -> NodeEvent:
+    async def _upload(self, calls: Calls, command: SendUpdate) -> events.NodeEvent:
         assignment, update = command.assignment, command.update
         lease = assignment.lease
         try:
@@ -171,11 +167,11 @@ class TransferTasks:
                 await self._uploader.send(bulk_calls, assignment, update)
         except (grpc.aio.AioRpcError, HyperGPUError, OSError) as broken:
             return await self._upload_ended(lease, update, broken)
-        return UploadAccepted(at_ms=monotonic_ms(), lease=lease)
+        return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 
     async def _upload_ended(
-        self, lease: Lease, update: FinishedUpdate, broken: Exception
-    ) -> NodeEvent:
+        self, lease: Lease, update: TrainedUpdate, broken: Exception
+    ) -> events.NodeEvent:
         at_ms, reason = monotonic_ms(), describe_error(broken)
         rejection = rejection_in(broken)
         kind = None if rejection is None else rejection.reason
@@ -183,21 +179,27 @@ class TransferTasks:
             try:
                 await self._uploader.check_undamaged(lease, update)
             except (HyperGPUError, OSError) as damaged:
-                return UploadRejected(at_ms=at_ms, lease=lease, reason=describe_error(damaged))
+                return events.UploadRejected(
+                    at_ms=at_ms, lease=lease, reason=describe_error(damaged)
+                )
             kind = None
         if kind in _VOID:
-            return UploadLate(at_ms=at_ms, lease=lease, reason=reason)
+            return events.UploadLate(at_ms=at_ms, lease=lease, reason=reason)
         if kind is not None and kind not in _TRANSIENT:
-            return UploadRejected(at_ms=at_ms, lease=lease, reason=reason)
+            return events.UploadRejected(at_ms=at_ms, lease=lease, reason=reason)
         has_progressed = self._uploader.has_progressed
-        return UploadBroken(at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed)
+        return events.UploadBroken(
+            at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
+        )
 
 
-def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> NodeEvent:
+def _fetch_ended(lease: Lease, broken: Exception, *, has_progressed: bool) -> events.NodeEvent:
     at_ms, reason = monotonic_ms(), describe_error(broken)
     rejection = rejection_in(broken)
     is_lasting = rejection is not None and rejection.reason not in _TRANSIENT
     is_local = isinstance(broken, OSError) and not isinstance(broken, TimeoutError)
     if is_lasting or is_local:
-        return FetchRejected(at_ms=at_ms, lease=lease, reason=reason)
-    return FetchBroken(at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed)
+        return events.FetchRejected(at_ms=at_ms, lease=lease, reason=reason)
+    return events.FetchBroken(
+        at_ms=at_ms, lease=lease, reason=reason, has_progressed=has_progressed
+    )

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.chunks import CHUNK_BYTES, encode_chunk
 from gpu_node.shell.link.messages import contribution, update_header
@@ -62,7 +62,7 @@ class Uploader:
         """Whether the last attempts moved bytes that need not be sent again."""
         return self._sent_bytes > _IN_FLIGHT_BYTES or self._gained_bytes > 0
 
-    async def send(self, calls: Calls, assignment: Assignment, update: FinishedUpdate) -> None:
+    async def send(self, calls: Calls, assignment: Assignment, update: TrainedUpdate) -> None:
         """Send the bytes that the coordinator lacks; the update is accepted when this returns.
 
         Raises:
@@ -108,7 +108,7 @@ class Uploader:
         await asyncio.to_thread(count, assignment.terms, round_number, assignment.task.samples)
 
     def _signed_header(
-        self, assignment: Assignment, update: FinishedUpdate, nonce: int
+        self, assignment: Assignment, update: TrainedUpdate, nonce: int
     ) -> node_pb2.UpdateHeader:
         signed = contribution(self._identity.node_id, assignment, update, nonce)
         separator = separator_of(assignment.terms.domain)
@@ -127,7 +127,7 @@ class Uploader:
         messages = self._messages(header, path, end)
         return await calls.submit(messages, timeout_s, end - header.offset)
 
-    async def check_undamaged(self, lease: Lease, update: FinishedUpdate) -> None:
+    async def check_undamaged(self, lease: Lease, update: TrainedUpdate) -> None:
         """Check an update in which the coordinator found another digest than its own.
 
         Raises:
@@ -138,7 +138,7 @@ class Uploader:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
 
     async def _offsets(
-        self, calls: Calls, lease: Lease, update: FinishedUpdate, stripes: tuple[Stripe, ...]
+        self, calls: Calls, lease: Lease, update: TrainedUpdate, stripes: tuple[Stripe, ...]
     ) -> list[int] | None:
         """The offset to go on from in each stripe; None when nothing is left to send."""
         starts = [_start(stripe, update) for stripe in stripes]
@@ -186,7 +186,7 @@ class Uploader:
             next_block.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-def _check_size(path: Path, update: FinishedUpdate) -> None:
+def _check_size(path: Path, update: TrainedUpdate) -> None:
     try:
         size_bytes = path.stat().st_size
     except OSError as broken:
@@ -210,7 +210,7 @@ def _cut_stripes(connections: tuple[Calls, ...], size_bytes: int) -> tuple[Strip
     return tuple(Stripe(index, count) for index in range(count))
 
 
-def _start(stripe: Stripe, update: FinishedUpdate) -> int:
+def _start(stripe: Stripe, update: TrainedUpdate) -> int:
     return stripe.start(update.size_bytes)
 
 

@@ -7,23 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, TypeVar
 
+from gpu_node.shell.worker import messages
 from gpu_node.shell.worker.callbacks import ShardAbortedError, ShardCallbacks, ShardError
-from gpu_node.shell.worker.messages import (
-    AbortShard,
-    InitialModelFailed,
-    InitialModelWritten,
-    Reply,
-    Request,
-    ShardAborted,
-    ShardFailed,
-    ShardProgress,
-    ShardTrained,
-    StopWorker,
-    TrainShard,
-    WriteInitialModel,
-    decode_request,
-    encode,
-)
 from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.statements.assignment import Lease
 from hypergpu.wire.frames import FrameError, frame, read_frame
@@ -39,7 +24,9 @@ class WorkerLoop:
         self._requests = requests
         self._replies = replies
         self._log = log
-        self._waiting: queue.SimpleQueue[TrainShard | WriteInitialModel | StopWorker]
+        self._waiting: queue.SimpleQueue[
+            messages.TrainShard | messages.WriteInitialModel | messages.StopWorker
+        ]
         self._waiting = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open_leases: set[Lease] = set()
@@ -50,16 +37,21 @@ class WorkerLoop:
         """Serve until told to stop; gives the process's exit status."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         self._send(trainers.capabilities())
-        while not isinstance(request := self._next(trainers), StopWorker):
+        while not isinstance(request := self._next(trainers), messages.StopWorker):
             reply = self._answer(trainers, request)
             if self._is_stopped.is_set():
                 break
             self._send(reply)
-            if isinstance(reply, ShardFailed | InitialModelFailed) and reply.is_fatal:
+            if (
+                isinstance(reply, messages.ShardFailed | messages.InitialModelFailed)
+                and reply.is_fatal
+            ):
                 return 1
         return 0
 
-    def _next(self, trainers: Trainers) -> TrainShard | WriteInitialModel | StopWorker:
+    def _next(
+        self, trainers: Trainers
+    ) -> messages.TrainShard | messages.WriteInitialModel | messages.StopWorker:
         """The next request. Until it comes, steps of the next round are taken, if it has some."""
         while self._waiting.empty() and trainers.advance_prefetch(self.log):
             pass
@@ -68,27 +60,29 @@ class WorkerLoop:
     def _listen(self) -> None:
         try:
             while (payload := read_frame(self._requests)) is not None:
-                request = decode_request(payload)
-                if isinstance(request, StopWorker):
+                request = messages.decode_request(payload)
+                if isinstance(request, messages.StopWorker):
                     break
                 self._accept(request)
         except (FrameError, ValueError) as error:
             self.log(f"the daemon is not understood: {error}")
         self._is_stopped.set()
-        self._waiting.put(StopWorker())
+        self._waiting.put(messages.StopWorker())
 
-    def _accept(self, request: Request) -> None:
+    def _accept(self, request: messages.Request) -> None:
         with self._lock:
-            if isinstance(request, AbortShard):
+            if isinstance(request, messages.AbortShard):
                 if request.lease in self._open_leases:
                     self._aborted_leases.add(request.lease)
                 return
-            if isinstance(request, TrainShard):
+            if isinstance(request, messages.TrainShard):
                 self._open_leases.add(request.lease)
             self._waiting.put(request)
 
-    def _answer(self, trainers: Trainers, request: TrainShard | WriteInitialModel) -> Reply:
-        if isinstance(request, WriteInitialModel):
+    def _answer(
+        self, trainers: Trainers, request: messages.TrainShard | messages.WriteInitialModel
+    ) -> messages.Reply:
+        if isinstance(request, messages.WriteInitialModel):
             return self._write_initial_model(trainers, request)
         reply = self._train(trainers, request)
         with self._lock:
@@ -96,32 +90,38 @@ class WorkerLoop:
             self._aborted_leases.discard(request.lease)
         return reply
 
-    def _write_initial_model(self, trainers: Trainers, request: WriteInitialModel) -> Reply:
+    def _write_initial_model(
+        self, trainers: Trainers, request: messages.WriteInitialModel
+    ) -> messages.Reply:
         outcome = self._catch_failure(lambda: trainers.write_initial_model(request))
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, WorkFailure):
             reason, is_fatal = outcome
-            return InitialModelFailed(number=request.number, reason=reason, is_fatal=is_fatal)
-        return InitialModelWritten(request.number)
+            return messages.InitialModelFailed(
+                number=request.number, reason=reason, is_fatal=is_fatal
+            )
+        return messages.InitialModelWritten(request.number)
 
-    def _train(self, trainers: Trainers, request: TrainShard) -> Reply:
+    def _train(self, trainers: Trainers, request: messages.TrainShard) -> messages.Reply:
         lease = request.lease
         callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
         try:
             callbacks.raise_if_aborted()
             outcome = self._catch_failure(lambda: trainers.train(request, callbacks))
         except ShardAbortedError:
-            return ShardAborted(lease)
-        if isinstance(outcome, Failure):
-            return ShardFailed(lease=lease, reason=outcome.reason, is_fatal=outcome.is_fatal)
-        return ShardTrained(lease, outcome)
+            return messages.ShardAborted(lease)
+        if isinstance(outcome, WorkFailure):
+            return messages.ShardFailed(
+                lease=lease, reason=outcome.reason, is_fatal=outcome.is_fatal
+            )
+        return messages.ShardTrained(lease, outcome)
 
-    def _catch_failure(self, work: Callable[[], Outcome]) -> "Outcome | Failure":
+    def _catch_failure(self, work: Callable[[], Outcome]) -> "Outcome | WorkFailure":
         try:
             return work()
         except ShardAbortedError:
             raise
         except ShardError as error:
-            return Failure(str(error), is_fatal=False)
+            return WorkFailure(str(error), is_fatal=False)
         except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
             return failure_of(error)
@@ -132,10 +132,10 @@ class WorkerLoop:
         if is_aborted or self._is_stopped.is_set():
             raise ShardAbortedError
 
-    def _send(self, reply: Reply) -> None:
-        if isinstance(reply, ShardProgress) and not math.isfinite(reply.loss):
+    def _send(self, reply: messages.Reply) -> None:
+        if isinstance(reply, messages.ShardProgress) and not math.isfinite(reply.loss):
             return
-        self._replies.write(frame(encode(reply)))
+        self._replies.write(frame(messages.encode(reply)))
         self._replies.flush()
 
     def log(self, line: str) -> None:
@@ -149,14 +149,14 @@ _DRIVER = ("cuda error", "cuda driver", "cudnn", "cublas", "cusolver", "nccl", "
 """Signs of torch's errors from below, which are plain `RuntimeError`s."""
 
 
-class Failure(NamedTuple):
+class WorkFailure(NamedTuple):
     """Why work failed, and whether the process must be restarted."""
 
     reason: str
     is_fatal: bool
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> WorkFailure:
     """Judge an error: after running out of memory or a driver's fault the process is not whole.
 
     Any other error, such as shapes that do not fit, is the work's fault and the worker is well.
@@ -166,9 +166,9 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY_SIGNS):
         fix = "Fix: lower training.batch_size, use strategy aware or a larger device"
         reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
-        return Failure(reason, is_fatal=True)
+        return WorkFailure(reason, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (
         type(error).__name__ == "AcceleratorError" or any(sign in lowered for sign in _DRIVER)
     )
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return Failure(reason, is_fatal=is_of_the_driver)
+    return WorkFailure(reason, is_fatal=is_of_the_driver)

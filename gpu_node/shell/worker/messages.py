@@ -10,7 +10,7 @@ stdin stops it like `StopWorker`.
 import msgspec
 
 from gpu_node.core.memory import TrainingStart
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.statements.assignment import Assignment, Lease, Task
 from hypergpu.units import Bytes
 
@@ -91,7 +91,7 @@ class ShardTrained(msgspec.Struct, frozen=True, tag=True):
     """The update and the end state are durable."""
 
     lease: Lease
-    update: FinishedUpdate
+    update: TrainedUpdate
 
 
 class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):

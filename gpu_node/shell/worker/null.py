@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker.callbacks import ShardCallbacks, ShardError
 from gpu_node.shell.worker.messages import TrainShard
 from gpu_node.shell.worker.prefetch import PrefetchWork, next_prefetch
@@ -45,7 +45,7 @@ class NullPrefetch:
 
 
 class NullShards:
-    """Answers the shards of a job without training. Implements `trainers.JobTrainer`."""
+    """Answers the shards of a job without training. Used like `TrainedShards`."""
 
     def __init__(self, layout: Layout, floor: StepFloor) -> None:
         self._layout = layout
@@ -53,8 +53,8 @@ class NullShards:
 
     def train(
         self, request: TrainShard, callbacks: ShardCallbacks, early: NullPrefetch | None
-    ) -> FinishedUpdate:
-        """See `JobTrainer`."""
+    ) -> TrainedUpdate:
+        """See `TrainedShards`."""
         task, started_s = request.task, time.monotonic()
         taken = 0 if early is None else early.steps_taken
         if self._floor.floor_s:
@@ -68,7 +68,7 @@ class NullShards:
         payload = _payload(self._layout, task)
         Path(request.update_path).parent.mkdir(parents=True, exist_ok=True)
         payload.tofile(request.update_path)
-        return FinishedUpdate(
+        return TrainedUpdate(
             digest=digest_of(payload.data),
             size_bytes=Bytes(payload.size),
             inner_steps=task.inner_steps,
@@ -79,7 +79,7 @@ class NullShards:
         )
 
     def begin_prefetch(self, request: TrainShard) -> NullPrefetch | None:
-        """See `JobTrainer`."""
+        """See `TrainedShards`."""
         work = next_prefetch(request)
         if work is None or not self._floor.floor_s:
             return None

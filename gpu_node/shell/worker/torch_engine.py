@@ -16,7 +16,7 @@ from hypergpu.workloads.registry import build
 
 
 class TorchEngine:
-    """Implements `trainers.TorchTrainers`."""
+    """Makes trainers and first models of torch workloads."""
 
     def __init__(self, limits: Limits) -> None:
         torch.set_num_threads(limits.threads)
@@ -35,7 +35,7 @@ class TorchEngine:
                 cap_memory(limits)
 
     def capabilities(self, kind: str, workloads: dict[str, int]) -> WorkerCapabilities:
-        """See `TorchTrainers`."""
+        """The device, once it has computed something."""
         return WorkerCapabilities(
             device=self._device.kind,
             device_name=self._device.name,
@@ -45,11 +45,11 @@ class TorchEngine:
         )
 
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:
-        """See `TorchTrainers`."""
+        """A trainer of a torch workload."""
         workload: TorchWorkload = build(entry, request.task.options)
         return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)
 
     def initial_model(self, entry: WorkloadEntry, request: WriteInitialModel) -> Flat:
-        """See `TorchTrainers`."""
+        """The first model of a job with a torch workload."""
         workload: TorchWorkload = build(entry, request.options)
         return module_initial(workload.model, request.seed)

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker.callbacks import ShardCallbacks, ShardError
 from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities, WriteInitialModel
@@ -17,44 +17,18 @@ from gpu_node.shell.worker.prefetch import PrefetchRun, own_prefetch
 from gpu_node.shell.worker.slow_device import SlowedTrainer, StepFloor
 from gpu_node.shell.worker.trainer import Trainer
 from gpu_node.shell.worker.training import begin_prefetch, train_shard
-from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry
 from hypergpu.workloads.registry import BuilderMissingError, build, entries
 from hypergpu.workloads.workload import DatasetError, numpy_initial, numpy_layout
 
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.torch_engine import TorchEngine
+
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 
 
-class TorchTrainers(Protocol):
-    """The trainers of torch workloads, behind which torch stays."""
-
-    def capabilities(self, kind: str, workloads: dict[str, int]) -> WorkerCapabilities:
-        """The device, once it has computed something."""
-        ...
-
-    def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:
-        """A trainer of a torch workload."""
-        ...
-
-    def initial_model(self, entry: WorkloadEntry, request: WriteInitialModel) -> Flat:
-        """The first model of a job with a torch workload."""
-        ...
-
-
-class JobTrainer(Protocol):
-    """Trains the shards of one job."""
-
-    def train(self, request: TrainShard, callbacks: ShardCallbacks, early: Any) -> FinishedUpdate:
-        """Train a shard; ``early`` is its own prefetch as far as it was taken, else None."""
-        ...
-
-    def begin_prefetch(self, request: TrainShard) -> PrefetchRun | NullPrefetch | None:
-        """Begin the round after a request's, as far as the request allows it."""
-        ...
-
-
-class _TrainedShards:
+class TrainedShards:
     """Trains with a trainer, slowed down where this device plays a slower one."""
 
     def __init__(self, trainer: Trainer, floor: StepFloor) -> None:
@@ -63,13 +37,15 @@ class _TrainedShards:
 
     def train(
         self, request: TrainShard, callbacks: ShardCallbacks, early: PrefetchRun | None
-    ) -> FinishedUpdate:
-        return train_shard(request, self._paced(request), callbacks, early)
+    ) -> TrainedUpdate:
+        """Train a shard; ``early`` is its own prefetch as far as it was taken, else None."""
+        return train_shard(request, self._trainer_for(request), callbacks, early)
 
     def begin_prefetch(self, request: TrainShard) -> PrefetchRun | None:
-        return begin_prefetch(request, self._paced(request))
+        """Begin the round after a request's, as far as the request allows it."""
+        return begin_prefetch(request, self._trainer_for(request))
 
-    def _paced(self, request: TrainShard) -> Trainer:
+    def _trainer_for(self, request: TrainShard) -> Trainer:
         if not self._floor.floor_s:
             return self._trainer
         return SlowedTrainer(self._trainer, self._floor, request.task.usual_batch_size)
@@ -78,14 +54,14 @@ class _TrainedShards:
 class _KeptTrainer(NamedTuple):
     key: str
     """Jobs with equal keys share the trainer."""
-    trainer: JobTrainer
+    trainer: NullShards | TrainedShards
 
 
 class Trainers:
     """Trains shards one after the other. The newest job's trainer is kept, with its dataset."""
 
     def __init__(self, kind: str, limits: Limits) -> None:
-        self._torch = _torch_trainers(limits) if kind == "torch" else None
+        self._torch = _torch_engine(limits) if kind == "torch" else None
         self._kind = kind
         self._memory_bytes = limits.memory_bytes
         self._floor = StepFloor(limits.step_floor_ms / 1000, limits.slowness_path)
@@ -108,14 +84,14 @@ class Trainers:
             workloads=workloads,
         )
 
-    def train(self, request: TrainShard, callbacks: ShardCallbacks) -> FinishedUpdate:
+    def train(self, request: TrainShard, callbacks: ShardCallbacks) -> TrainedUpdate:
         """Train one shard.
 
         Raises:
             ShardError: It cannot be trained here.
             ShardAbortedError: It is not wanted any more.
         """
-        early = self._stop_prefetch()
+        early: Any = self._stop_prefetch()
         if early is not None and early.work != own_prefetch(request):
             early = None  # frees its model
         task = request.task
@@ -184,20 +160,22 @@ class Trainers:
             )
         return entry
 
-    def _make_trainer(self, entry: WorkloadEntry, request: TrainShard) -> JobTrainer:
+    def _make_trainer(
+        self, entry: WorkloadEntry, request: TrainShard
+    ) -> NullShards | TrainedShards:
         try:
             if entry.kind == "torch" and self._torch is not None:
-                return _TrainedShards(self._torch.trainer(entry, request), self._floor)
+                return TrainedShards(self._torch.trainer(entry, request), self._floor)
             workload = build(entry, request.task.options)
             if entry.kind == "null":
                 return NullShards(numpy_layout(workload), self._floor)
             trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
-            return _TrainedShards(trainer, self._floor)
+            return TrainedShards(trainer, self._floor)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
 
 
-def _torch_trainers(limits: Limits) -> TorchTrainers:
+def _torch_engine(limits: Limits) -> "TorchEngine":
     from gpu_node.shell.worker.torch_engine import TorchEngine
 
     return TorchEngine(limits)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker.batches import Batches, batches_of
 from gpu_node.shell.worker.callbacks import ShardCallbacks, ShardError
 from gpu_node.shell.worker.end_state import (
@@ -47,7 +47,7 @@ def train_shard(
     trainer: Trainer,
     callbacks: ShardCallbacks,
     early: PrefetchRun | None = None,
-) -> FinishedUpdate:
+) -> TrainedUpdate:
     """Train, encode with error feedback, and make end state and update durable, in this order.
 
     Args:
@@ -80,7 +80,7 @@ def train_shard(
     state = EndState(encoded.residual, encoded.payload, task.codec, trainer.optimizer(), end)
     save_end_state(Path(request.state_dir), round_number, state, layout.digest)
     fill_durably(Path(request.update_path), encoded.payload.tofile)
-    return FinishedUpdate(
+    return TrainedUpdate(
         digest=digest_of(encoded.payload.data),
         size_bytes=Bytes(encoded.payload.size),
         inner_steps=len(batches.indices),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.link.calls import Calls
 from gpu_node.shell.link.chunks import CHUNK_BYTES, encode_chunk
 from gpu_node.shell.link.connections import BulkConnections
@@ -32,7 +32,7 @@ from tests.integration.node.fake_coordinator import (
 from tests.unit.node.node_states import assignment, lease
 
 CONTENT = np.random.default_rng(2).bytes(9 * CHUNK_BYTES + 5)
-UPDATE = FinishedUpdate(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
+UPDATE = TrainedUpdate(digest_of(CONTENT), Bytes(len(CONTENT)), inner_steps=4, samples=Samples(32))
 LEASE = lease()
 WORK = replace(assignment(LEASE), terms=terms_for(LEASE.job_id), epoch=1)
 

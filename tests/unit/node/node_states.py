@@ -34,7 +34,7 @@ from gpu_node.core.events import (
 )
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, SessionStep
-from gpu_node.core.update import FinishedUpdate
+from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -80,8 +80,8 @@ def assignment(
     )
 
 
-def update(name: str = "update") -> FinishedUpdate:
-    return FinishedUpdate(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
+def update(name: str = "update") -> TrainedUpdate:
+    return TrainedUpdate(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
 
 
 def after(session: NodeSession, events: Iterable[NodeEvent]) -> SessionStep:

@@ -1,10 +1,8 @@
 """Measurements that wait to be reported, and probes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_node.shell.probing.intervals import ProbeIntervals
 from gpu_node.shell.probing.measurements import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
@@ -122,17 +120,6 @@ def test_a_datagram_is_told_apart_by_its_numbers(train: int, packet: int) -> Non
 @given(st.binary(max_size=300))
 def test_what_is_no_echo_is_passed_over(received: bytes) -> None:
     assert numbers_of(received, TOKEN) is None
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_an_idle_line_is_probed_less(is_busy: bool) -> None:  # noqa: FBT001  a case of the table
-    intervals = ProbeIntervals()
-    busy = intervals.train(is_busy=is_busy, is_blocked=False)
-    assert busy == (intervals.train_s if is_busy else intervals.idle_train_s)
-    assert intervals.train(is_busy=is_busy, is_blocked=True) == intervals.blocked_train_s
-    assert intervals.report(is_busy=is_busy, has_transfers=True) == intervals.news_s
-    assert intervals.round_trip(is_busy=is_busy, age_s=0.0) == intervals.round_trip_s
-    assert (intervals.round_trip(is_busy=is_busy, age_s=1e6) == intervals.round_trip_s) is is_busy
 
 
 def test_a_node_that_is_given_no_port_for_probes_is_as_good_as_blocked() -> None:

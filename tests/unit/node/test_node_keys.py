@@ -11,7 +11,6 @@ from gpu_node.shell.state.paths import StatePaths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys.keyfile import place_beside
 from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
-from hypergpu.keys.signature import IdentityKey
 
 GIVEN = Passphrase(b"given", "the test", is_made=True)
 
@@ -48,15 +47,6 @@ def test_a_given_passphrase_is_kept_nowhere(tmp_path: Path) -> None:
         identity_key(paths)
 
 
-def test_a_plain_key_is_encrypted_at_the_next_start(tmp_path: Path) -> None:
-    paths, key = folder(tmp_path), IdentityKey.generate()
-    paths.identity.write_text(key.secret.hex() + "\n")
-    paths.identity.chmod(0o600)
-    assert identity_key(paths).secret == key.secret
-    assert key.secret.hex() not in paths.identity.read_text()
-    assert identity_key(paths).secret == key.secret
-
-
 def test_a_volume_of_its_own_is_given_a_passphrase_by_hand() -> None:
     with pytest.raises(HyperGPUError, match="is a volume of its own") as refused:
         identity_key(StatePaths(Path("/proc")))
@@ -85,4 +75,6 @@ def test_the_passphrase_is_changed_by_a_command(tmp_path: Path) -> None:
     assert identity_key(paths, passphrase_of_file(words)).secret == key.secret
     again = CliRunner().invoke(app, [*asked, "--passphrase-file", str(words)])
     assert again.exit_code == 0, again.output
-    assert CliRunner().invoke(app, asked).exit_code == Reason.FILE_UNUSABLE.exit_code
+    rejected = CliRunner().invoke(app, asked).exception
+    assert isinstance(rejected, HyperGPUError)
+    assert rejected.reason is Reason.FILE_UNUSABLE
