@@ -1,7 +1,7 @@
 """Draws a world's links over time as one SVG. Pure: the same world gives the same text."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -94,8 +94,8 @@ def world_svg(world: WorldDescription, until_us: int) -> str:
         raise NetsimError(f"a picture of {until_us} us", "give a length above 0")
     names = tuple(node.name for node in world.nodes[:LANES_MAX])
     lanes = _sample_lanes(world, names, until_us, _SAMPLES)
-    strips = [fault for fault in world.faults if fault.target == COORDINATOR]
-    first = _TOP + (_STRIP if strips else 0)
+    coordinator_faults = [fault for fault in world.faults if fault.target == COORDINATOR]
+    first = _TOP + (_STRIP if coordinator_faults else 0)
     height = first + _HEIGHT * len(lanes) + _BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_PAGE:.0f}" height="{height:.0f}">',
@@ -109,8 +109,11 @@ def world_svg(world: WorldDescription, until_us: int) -> str:
         ),
         *_axis(first, height - _BOTTOM + 2, until_us),
     ]
-    if strips:
-        parts += _coordinator(world, until_us)
+    if coordinator_faults:
+        parts.append(svg.text(14, _TOP + 13, COORDINATOR, style="name"))
+        parts.append(svg.box((_LEFT, _TOP), (_WIDTH, 18), style="ground"))
+        parts += _fault_boxes(coordinator_faults, _TOP, 18.0, until_us)
+        parts += _fault_words(coordinator_faults, _TOP, until_us)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -132,30 +135,18 @@ def _head(world: WorldDescription, shown: int) -> Iterator[str]:
         ("fault lie", "lies, corrupts"),
         ("fault", "slow disk, clock"),
     ):
-        yield from _sample_of(style, x, 58)
+        yield from _legend_mark(style, x, 58)
         yield svg.text(x + 22, 63, words)
         x += 40 + 6.4 * len(words)
 
 
-def _sample_of(style: str, x: float, y: float) -> Iterator[str]:
+def _legend_mark(style: str, x: float, y: float) -> Iterator[str]:
     if style in ("up", "delay"):
         yield svg.line((x, y), (x + 16, y), style=style)
     else:
         yield svg.box((x, y - 6), (16, 12), style=style)
     if style == "down-area":
         yield svg.line((x, y - 6), (x + 16, y - 6), style="down")
-
-
-def _coordinator(world: WorldDescription, until_us: int) -> list[str]:
-    parts = [svg.text(14, _TOP + 13, COORDINATOR, style="name")]
-    parts.append(svg.box((_LEFT, _TOP), (_WIDTH, 18), style="ground"))
-    for fault in world.faults:
-        if fault.target == COORDINATOR and fault.at_us < until_us:
-            left = _x_at(fault.at_us, until_us)
-            size = (_fault_width(fault, until_us), 18.0)
-            parts.append(svg.box((left, _TOP), size, style=f"fault {fault.kind}"))
-            parts.append(svg.text(left + 4, _TOP + 13, _FAULT_WORDS[fault.kind], style="word"))
-    return parts
 
 
 def _axis(top: float, bottom: float, until_us: int) -> Iterator[str]:
@@ -212,8 +203,8 @@ def _samples(
         samples.append(
             LinkSample(
                 at_us=now_us,
-                up_bits_per_s=_drawn_rate(now.up.bits_per_s),
-                down_bits_per_s=_drawn_rate(now.down.bits_per_s),
+                up_bits_per_s=_visible_rate(now.up.bits_per_s),
+                down_bits_per_s=_visible_rate(now.down.bits_per_s),
                 rtt_us=max(0, now.rtt_us + jitter_us),
                 loss=max(now.up.loss, now.down.loss),
             )
@@ -221,7 +212,7 @@ def _samples(
     return tuple(samples)
 
 
-def _drawn_rate(bits_per_s: int) -> int:
+def _visible_rate(bits_per_s: int) -> int:
     return 0 if bits_per_s == STALLED_BITS_PER_S else bits_per_s
 
 
@@ -229,12 +220,12 @@ def _lane_svg(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
     """Draw a lane with its upper edge at ``top``."""
     yield svg.box((_LEFT, top), (_WIDTH, _RATE), style="ground")
     yield svg.box((_LEFT, top + _RATE + _GAP), (_WIDTH, _DELAY), style="ground")
-    yield from _names(lane, top)
+    yield from _node_names(lane, top)
     yield from _absences(lane, top, until_us)
-    yield from _faults(lane, top, until_us)
+    yield from _fault_boxes(lane.faults, top, _RATE + _GAP + _DELAY, until_us)
     yield from _rates(lane, top, until_us)
     yield from _delay_and_loss(lane, top + _RATE + _GAP, until_us)
-    yield from _fault_words(lane, top, until_us)
+    yield from _fault_words(lane.faults, top, until_us)
 
 
 def _fault_width(fault: WorldFault, until_us: int) -> float:
@@ -249,7 +240,7 @@ def _x_at(at_us: int, until_us: int) -> float:
     return _LEFT + _WIDTH * min(at_us, until_us) / until_us
 
 
-def _names(lane: PictureLane, top: float) -> Iterator[str]:
+def _node_names(lane: PictureLane, top: float) -> Iterator[str]:
     node = lane.node
     yield svg.text(14, top + 16, node.name, style="name")
     yield svg.text(14, top + 33, node.profile or "own link", style="quiet")
@@ -304,18 +295,20 @@ def _absences(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
         yield svg.box((left, top), size, style="away", title="away by churn")
 
 
-def _faults(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
-    for fault in lane.faults:
+def _fault_boxes(
+    faults: Iterable[WorldFault], top: float, height: float, until_us: int
+) -> Iterator[str]:
+    for fault in faults:
         if fault.at_us < until_us:
-            left = _x_at(fault.at_us, until_us)
-            size = (_fault_width(fault, until_us), _RATE + _GAP + _DELAY)
+            corner = (_x_at(fault.at_us, until_us), top)
+            size = (_fault_width(fault, until_us), height)
             style = f"fault {fault.kind}"
-            yield svg.box((left, top), size, style=style, title=_FAULT_WORDS[fault.kind])
+            yield svg.box(corner, size, style=style, title=_FAULT_WORDS[fault.kind])
 
 
-def _fault_words(lane: PictureLane, top: float, until_us: int) -> Iterator[str]:
+def _fault_words(faults: Iterable[WorldFault], top: float, until_us: int) -> Iterator[str]:
     y, free = top, 0.0
-    for fault in lane.faults:
+    for fault in faults:
         if fault.at_us < until_us:
             x = _x_at(fault.at_us, until_us) + 4
             y = y + 13 if x < free else top + 13

@@ -136,7 +136,7 @@ class RoutedPort:
 
     def count(self) -> PortCount:
         """Return the counters of both directions."""
-        return PortCount(up=self.up.count(), down=self.down.count(), is_cut=self.is_cut)
+        return PortCount(up=self.up.counts, down=self.down.counts, is_cut=self.is_cut)
 
 
 class Router:

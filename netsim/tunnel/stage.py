@@ -85,8 +85,7 @@ class LinkStage:
         self._counted_from_ns = 0
         self._sent_ns = 0
         self._latest_ns = 0
-        self.offered = self.lost = self.overflowed = 0
-        self.duplicated = self.overtaking = self.delivered = self.delivered_bytes = 0
+        self.counts = PacketCount()
         self._take(direction)
 
     def change(self, at_ns: int, direction: LinkDirection) -> None:
@@ -124,39 +123,27 @@ class LinkStage:
         )
         self._wander = WanderingDelay(direction, key=f"{self._key}/jitter")
 
-    def count(self) -> PacketCount:
-        """Return the counters."""
-        return PacketCount(
-            offered=self.offered,
-            lost=self.lost,
-            overflowed=self.overflowed,
-            duplicated=self.duplicated,
-            overtaking=self.overtaking,
-            delivered=self.delivered,
-            delivered_bytes=self.delivered_bytes,
-        )
-
     def arrive(self, at_ns: int, packet: bytes) -> None:
         """Take a packet in."""
-        self.offered += 1
+        self.counts.offered += 1
         if self._is_plain and at_ns >= self._latest_ns and not self._sending:
-            self.delivered += 1
-            self.delivered_bytes += len(packet)
+            self.counts.delivered += 1
+            self.counts.delivered_bytes += len(packet)
             self._forward(at_ns, packet)
             return
         direction = self.direction
         if direction.loss and self._loss.is_lost(at_ns // NS_PER_US):
-            self.lost += 1
+            self.counts.lost += 1
             return
         self._enqueue(at_ns, packet)
         if direction.duplication and self._doubling.random() < direction.duplication:
-            self.duplicated += 1
+            self.counts.duplicated += 1
             self._enqueue(at_ns, packet)
 
     def _enqueue(self, at_ns: int, packet: bytes) -> None:
         if self._sending:
             if self._queued_bytes + len(packet) > self.room_bytes:
-                self.overflowed += 1
+                self.counts.overflowed += 1
                 return
             self._queued_bytes += len(packet)
             self._queue.append(packet)
@@ -189,12 +176,12 @@ class LinkStage:
             self._enqueue(at_ns, following)
 
     def _propagate(self, at_ns: int, packet: bytes) -> None:
-        self.delivered += 1
-        self.delivered_bytes += len(packet)
+        self.counts.delivered += 1
+        self.counts.delivered_bytes += len(packet)
         direction = self.direction
         if direction.reordering and self._order.random() < direction.reordering:
             # As netem has it: it goes at once, past everything that is still under way.
-            self.overtaking += 1
+            self.counts.overtaking += 1
             self._forward(at_ns, packet)
             return
         delay_ns = self._delay_ns

@@ -2,20 +2,15 @@
 
 import asyncio
 import os
-import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
-from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
+from netsim.emulation.requests import Reset, SetShape
 from netsim.link import CongestionControl, Link, LinkDirection, Shape, Variation
 from netsim.link.error import NetsimError
 from netsim.measure.arrivals import Arrivals
@@ -63,13 +58,6 @@ def read_records() -> str:
     return "\n".join(records)
 
 
-async def output_of(control: TrafficControl, host: str, *command: str) -> str:
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*control.host(host).command(command), stdout=pipe)
-    out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
-    return out.decode()
-
-
 async def probe(control: TrafficControl, node: str) -> Arrivals:
     return await control.probe(node).probes("up", count=20, gap_us=Microseconds(1000))
 
@@ -109,32 +97,6 @@ async def test_a_frame_is_one_packet_even_in_a_stream() -> None:
     assert longest == FRAME_BYTES
 
 
-async def test_hosts_run_the_congestion_control_of_their_links() -> None:
-    links = {"a": FREE, "b": link(control=CongestionControl.RENO)}
-    async with TrafficControl(links, FREE) as control:
-        assert "congctl cubic" in await output_of(control, "a", "ip", "route")
-        assert "congctl reno" in await output_of(control, "b", "ip", "route")
-        back = await output_of(
-            control, "coordinator", "ip", "route", "get", control.host("b").address
-        )
-        assert "congctl reno" in back
-
-
-async def test_a_cut_host_is_deaf_and_dumb_until_it_is_healed() -> None:
-    async with TrafficControl({"a": FREE, "b": FREE}, FREE) as control:
-        await control.obey(SetCondition("a", Condition.CUT))
-        program = (
-            "import socket; s = socket.socket(type=2); s.settimeout(0.5); s.connect(('{}', 9))\n"
-            "try: s.send(b'x'); s.recv(1)\nexcept Exception as error: print(type(error).__name__)"
-        )
-        # A host that answered would refuse the port at once.
-        cut_off = program.format(control.host("coordinator").address)
-        assert await output_of(control, "a", sys.executable, "-c", cut_off) == "TimeoutError\n"
-        assert (await probe(control, "b")).loss() == 0
-        await control.obey(SetCondition("a", Condition.OPEN))
-        assert (await probe(control, "a")).loss() == 0
-
-
 async def test_a_rate_that_is_set_changes_under_way() -> None:
     async with TrafficControl({"a": link(20, 20)}, FREE) as control:
         await control.obey(SetShape("a", Shape(link=link(4, 20))))
@@ -168,114 +130,6 @@ def test_what_was_tried_leaves_nothing_behind() -> None:
     seen, known = present(".scratch"), read_records()
     # Another run may be trying the kernel just now, and have removed its own by then.
     assert not {name for name in seen if name not in known} & present(".scratch")
-
-
-@pytest.mark.parametrize("name", ["coordinator", "a b", "", "../a", "x" * 65])
-def test_a_node_with_an_impossible_name_is_refused(name: str) -> None:
-    with pytest.raises(NetsimError, match="a node"):
-        TrafficControl({name: FREE})
-
-
-async def test_a_closed_network_says_that_it_is() -> None:
-    with pytest.raises(NetsimError, match="not open"):
-        await TrafficControl({"a": FREE}).obey(SetCondition("a", Condition.CUT))
-
-
-async def test_a_namespace_that_exists_is_refused_and_kept() -> None:
-    foreign = [f"netsim-{slot}-{OURS}" for slot in range(SLOTS)]
-    namespaces.create(foreign)
-    try:
-        with pytest.raises(NetsimError, match=f"netsim-[0-9]+-{OURS}"):
-            await TrafficControl({OURS: FREE}, FREE).__aenter__()
-        assert present() == set(foreign)
-    finally:
-        namespaces.destroy(foreign)
-
-
-async def test_nothing_is_left_after_an_error_inside() -> None:
-    async def fail() -> None:
-        async with TrafficControl({OURS: FREE}, FREE) as control:
-            assert present() == {control.host(OURS).namespace}
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-    assert_nothing_left()
-
-
-async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
-    starting = asyncio.create_task(TrafficControl({OURS: FREE}, FREE).__aenter__())
-    await asyncio.sleep(0)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert_nothing_left()
-
-
-OWNER = """
-import asyncio, sys
-from hypergpu.units import Microseconds
-from netsim.link import Link, LinkDirection
-from netsim.tc.network import TrafficControl
-
-async def main():
-    way = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
-    async with TrafficControl({sys.argv[1]: Link(up=way, down=way)}) as control:
-        sys.stdout.write(control.host(sys.argv[1]).namespace + "\\n")
-        sys.stdout.flush()
-        await asyncio.sleep(1000)
-
-asyncio.run(main())
-"""
-
-
-def assert_nothing_left() -> None:
-    assert present() == set()
-    assert OURS not in read_records()
-
-
-@pytest.fixture
-def owner() -> Iterator["subprocess.Popen[str]"]:
-    """Another run of netsim, which has opened such a network."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", OWNER, OURS], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    yield child
-    child.kill()
-    child.wait()
-    assert child.stdout is not None
-    child.stdout.close()
-
-
-def wait_for_guard(owner: "subprocess.Popen[str]") -> psutil.Process:
-    """Wait for its network, whose namespaces are there and written down; return its guard."""
-    assert owner.stdout is not None
-    name = owner.stdout.readline().strip()
-    assert present() == {name}
-    assert name in read_records()
-    (guard,) = psutil.Process(owner.pid).children()
-    return guard
-
-
-def test_a_network_whose_owner_was_killed_is_removed(owner: "subprocess.Popen[str]") -> None:
-    guard = wait_for_guard(owner)
-    owner.kill()
-    guard.wait(TIMEOUT_S)
-    assert_nothing_left()
-
-
-def test_a_run_removes_what_one_left_that_was_killed_with_its_guard(
-    owner: "subprocess.Popen[str]",
-) -> None:
-    guard = wait_for_guard(owner)
-    os.kill(guard.pid, signal.SIGSTOP)
-    owner.kill()
-    os.kill(guard.pid, signal.SIGKILL)
-    guard.wait(TIMEOUT_S)
-    owner.wait()
-    # Any other run may have cleaned up in between.
-    namespaces.remove_leftovers()
-    assert_nothing_left()
 
 
 async def test_a_link_that_changes_by_itself_is_refused() -> None:

@@ -110,7 +110,7 @@ def test_a_full_queue_drops_the_newest_and_counts_them() -> None:
     path.offer(10)
     path.drain()
     assert path.numbers() == [0, 1, 2, 3, 4]
-    assert path.stage.count().overflowed == 5
+    assert path.stage.counts.overflowed == 5
 
 
 def test_jitter_keeps_the_order() -> None:
@@ -126,14 +126,14 @@ def test_a_share_of_packets_overtakes_where_that_is_asked_for() -> None:
     path.offer(5000, gap_ns=MS_NS)
     path.drain()
     assert sorted(path.numbers()) == list(range(5000))
-    assert path.stage.count().overtaking == pytest.approx(500, abs=100)
+    assert path.stage.counts.overtaking == pytest.approx(500, abs=100)
 
 
 def test_a_share_of_packets_arrives_twice_where_that_is_asked_for() -> None:
     path = StagePath(direction(1, duplication=0.05))
     path.offer(5000, gap_ns=MS_NS)
     path.drain()
-    assert path.stage.count().duplicated == len(path.out) - 5000 == pytest.approx(250, abs=80)
+    assert path.stage.counts.duplicated == len(path.out) - 5000 == pytest.approx(250, abs=80)
 
 
 def test_the_same_key_decides_the_same_about_every_packet() -> None:
