@@ -21,14 +21,14 @@ class JournalStore:
     """A journal in a database, with a second connection for the damage."""
 
     def __init__(self, url: str, raw: Engine) -> None:
-        self._url = url
+        self.url = url
         self._raw = raw
         self.journal = Journal(url)
 
     def reopen(self) -> Journal:
         """Close it and open it again, as a restart does."""
         self.journal.close()
-        self.journal = Journal(self._url)
+        self.journal = Journal(self.url)
         return self.journal
 
     def overwrite_body(self, job_id: JobId, sequence: int, body_json: bytes) -> None:

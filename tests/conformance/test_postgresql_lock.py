@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from coordinator.shell.journal.engine import journal_url
-from coordinator.shell.journal.records import Entry, JournalLockedError, JournalUnreadableError
+from coordinator.shell.journal.records import Entry, JournalUnreadableError
 from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId
 from tests.conformance.journal_stores import postgres_schema
@@ -29,14 +29,6 @@ def cut_connections(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(holders)
     engine.dispose()
-
-
-def test_a_second_coordinator_is_refused(url: str) -> None:
-    journal = Journal(url)
-    with pytest.raises(JournalLockedError, match="in use by another coordinator"):
-        Journal(url)
-    journal.close()
-    Journal(url).close()
 
 
 def test_a_coordinator_that_lost_its_lock_writes_no_more(url: str) -> None:

@@ -22,13 +22,13 @@ from coordinator.core.measure.reading import (
     UpdateVerdict,
 )
 from coordinator.shell.identity.rate import Rate, RateLimiter
-from coordinator.shell.telemetry.congestion_control import congestion_control_on
 from coordinator.shell.telemetry.reports import observations
 from coordinator.shell.telemetry.upload_meter import UploadMeter
 from hypergpu.ids import JobId, NodeId
 from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.tcp_connections import congestion_control_on
 
 REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
 """Limit per node."""

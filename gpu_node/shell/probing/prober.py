@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 
 from gpu_node.shell.probing.intervals import ProbeIntervals
 from gpu_node.shell.probing.measurements import Measurements
-from gpu_node.shell.probing.sockets import congestion_control_to, connections_to
 from gpu_node.shell.probing.trains import (
     BlockedJudgment,
     ProbeTarget,
@@ -16,6 +15,7 @@ from gpu_node.shell.probing.trains import (
 )
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.probing import PACKETS_MAX
+from hypergpu.wire.tcp_connections import congestion_control_on, connections_on
 
 Send = Callable[[node_pb2.ControlRequest], None]
 
@@ -161,7 +161,7 @@ class Prober:
         now_s = _now_s()
         if now_s - self._looked_s >= _SOCKETS_INTERVAL_S:
             self._looked_s = now_s
-            self._congestion_control = congestion_control_to(self._port)
+            self._congestion_control = congestion_control_on(self._port)
         if self.is_blocked:
             self._count_retransmissions()
 
@@ -172,7 +172,7 @@ class Prober:
         """
         sent = lost = 0
         counts: dict[int, tuple[int, int]] = {}
-        for each in connections_to(self._port):
+        for each in connections_on(self._port):
             before = self._counts.get(each.local_port)
             counts[each.local_port] = (each.segments, each.retransmitted)
             if before is not None and each.segments >= before[0]:

@@ -15,13 +15,13 @@ from gpu_node.shell.link.control import ControlLink
 from gpu_node.shell.link.event_queue import EventQueue
 from gpu_node.shell.probing.intervals import ProbeIntervals
 from gpu_node.shell.probing.prober import Prober
-from gpu_node.shell.probing.sockets import connections_to
 from gpu_node.shell.probing.trains import PACKETS, ProbeTarget, send_train
 from gpu_node.shell.state.keys import identity_key
 from gpu_node.shell.state.receipts import ReceiptKeeper
 from hypergpu.client import NodeView
 from hypergpu.ids import NodeId
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.tcp_connections import connections_on
 from tests.integration.node.fake_coordinator import (
     TIMEOUT_MS,
     WELCOME,
@@ -77,7 +77,7 @@ class LinkKit:
         async with asyncio.timeout(240):
             assert isinstance(await self.events.next(), Connected)
 
-    async def measured(self) -> node_pb2.Measured:
+    async def next_report(self) -> node_pb2.Measured:
         async with asyncio.timeout(240):
             said = await self.service.next_said("measured")
         assert isinstance(said, node_pb2.Measured)
@@ -102,10 +102,10 @@ async def test_a_node_reports_round_trips_and_its_congestion_control(
     kit: LinkKit,
 ) -> None:
     await kit.connect()
-    first = await kit.measured()
+    first = await kit.next_report()
     trips = list(first.round_trips_us)
     while len(trips) < 5:
-        trips += (await kit.measured()).round_trips_us
+        trips += (await kit.next_report()).round_trips_us
     assert all(trip > 0 for trip in trips)
     assert first.congestion_control in CONGESTION_CONTROLS
 
@@ -114,10 +114,10 @@ async def test_a_node_reports_trains_that_came_back(kit: LinkKit) -> None:
     echo = ProbeEcho(ProbeTokens(), lambda _: True)
     await echo.open(HOST, 0)
     await kit.connect(echo.port, echo.token(NODE))
-    report = await kit.measured()
+    report = await kit.next_report()
     # All of one is lost where this process was kept from the processor for a second.
     while all(train.lost == PACKETS for train in report.trains):
-        report = await kit.measured()
+        report = await kit.next_report()
     echo.close()
     assert (report.trains[0].sent, report.is_probing_blocked) == (PACKETS, False)
 
@@ -129,31 +129,21 @@ async def test_datagrams_that_get_nowhere_are_blocked_and_count_for_nothing(
         closed.bind((HOST, 0))
         port = closed.getsockname()[1]
     await kit.connect(port, b"t" * 45)
-    reports = [await kit.measured()]
+    reports = [await kit.next_report()]
     while not reports[-1].is_probing_blocked:
-        reports.append(await kit.measured())
+        reports.append(await kit.next_report())
     assert not any(train.lost == PACKETS for report in reports for train in report.trains)
-    kernel = await kit.measured()
+    kernel = await kit.next_report()
     while not kernel.trains:
-        kernel = await kit.measured()
+        kernel = await kit.next_report()
     assert kernel.trains[0].lost == 0, "the kernel sent nothing twice over loopback"
-
-
-async def test_a_transfer_is_reported_once_it_has_ended(kit: LinkKit) -> None:
-    await kit.connect()
-    found = transfer(node_pb2.DIRECTION_DOWN, 2)
-    kit.link.prober.measurements.add_transfer(found)
-    while not (report := await kit.measured()).transfers:
-        pass
-    (known,) = report.transfers
-    assert (known.size_bytes, known.took_us, known.connections) == (1 << 20, 9_000, 2)
 
 
 async def test_what_was_measured_before_a_break_is_told_after_it(
     kit: LinkKit,
 ) -> None:
     await kit.connect()
-    await kit.measured()
+    await kit.next_report()
     kit.service.to_say.put_nowait(None)
     async with asyncio.timeout(240):
         assert isinstance(await kit.events.next(), LinkLost)
@@ -161,7 +151,7 @@ async def test_what_was_measured_before_a_break_is_told_after_it(
     kit.link.prober.measurements.add_transfer(found)
     kit.service.forget_said()
     await kit.connect()
-    while not (report := await kit.measured()).transfers:
+    while not (report := await kit.next_report()).transfers:
         pass
     assert report.transfers[0].direction == node_pb2.DIRECTION_UP
 
@@ -170,9 +160,9 @@ async def test_the_kernel_counts_the_connections_that_grpc_hides(
     kit: LinkKit,
 ) -> None:
     await kit.connect()
-    (found,) = list(connections_to(kit.service.node_port))
-    assert found.segments > 0
-    assert found.retransmitted == 0
+    ends = list(connections_on(kit.service.node_port))
+    assert len(ends) == 2, "both ends lie in this process"
+    assert all(end.segments > 0 and end.retransmitted == 0 for end in ends)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +173,7 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     made.end()
 
 
-async def welcomed(
+async def open_stream(
     node: WireNode, coordinator: CoordinatorProcess
 ) -> tuple[AsyncIterator[node_pb2.ControlResponse], node_pb2.Welcome]:
     """A control stream and its greeting."""
@@ -192,7 +182,7 @@ async def welcomed(
     return stream, (await anext(stream)).welcome
 
 
-async def probed(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) -> None:
+async def sync(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]) -> None:
     """Until the coordinator has taken in everything that was said before."""
     probe = node_pb2.RoundTripProbe(sequence=77)
     node.say(node_pb2.ControlRequest(round_trip_probe=probe))
@@ -203,7 +193,7 @@ async def probed(node: WireNode, stream: AsyncIterator[node_pb2.ControlResponse]
 
 async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorProcess) -> None:
     node = WireNode(coordinator.address, coordinator.node_address)
-    stream, _ = await welcomed(node, coordinator)
+    stream, _ = await open_stream(node, coordinator)
     measured = node_pb2.Measured(
         round_trips_us=[50_000, 60_000],
         trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
@@ -216,8 +206,8 @@ async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorP
         congestion_control="cubic",
     )
     node.say(node_pb2.ControlRequest(measured=measured))
-    await probed(node, stream)
-    summary = await asyncio.to_thread(listed, coordinator, node.node_id)
+    await sync(node, stream)
+    summary = await asyncio.to_thread(listed_node, coordinator, node.node_id)
     reading = summary.reading
     assert reading.round_trip_us
     assert reading.round_trip_us.samples == 2
@@ -237,25 +227,13 @@ async def test_the_coordinator_echoes_on_the_port_that_its_nodes_dial(
     coordinator: CoordinatorProcess,
 ) -> None:
     node = WireNode(coordinator.address, coordinator.node_address)
-    _, welcome = await welcomed(node, coordinator)
+    _, welcome = await open_stream(node, coordinator)
     assert welcome.probe_port == int(coordinator.node_address.rpartition(":")[2])
     target = ProbeTarget(HOST, welcome.probe_port, welcome.probe_token)
     assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
     await node.close()
 
 
-async def test_the_token_of_one_start_opens_nothing_after_the_next(
-    coordinator: CoordinatorProcess,
-) -> None:
-    node = WireNode(coordinator.address, coordinator.node_address)
-    _, welcome = await welcomed(node, coordinator)
-    coordinator.kill()
-    await asyncio.to_thread(coordinator.start)
-    target = ProbeTarget(HOST, welcome.probe_port, welcome.probe_token)
-    assert (await send_train(target, 1, wait_s=0.1)).lost == PACKETS
-    await node.close()
-
-
-def listed(coordinator: CoordinatorProcess, node_id: str) -> NodeView:
+def listed_node(coordinator: CoordinatorProcess, node_id: str) -> NodeView:
     with coordinator.client() as client:
         return next(node for node in client.nodes() if node.id == node_id)

@@ -62,30 +62,16 @@ def test_any_flipped_bit_is_found_where_it_is(
 
 
 @given(bodies, st.data())
-def test_any_truncation_is_found(
-    contents: list[tuple[int, str, bytes]], drawn: st.DataObject
-) -> None:
-    rows, end = chain_rows(contents)
-    left = drawn.draw(st.integers(0, len(rows) - 1))
-    reading = check_rows(JOB, genesis(JOB), rows[:left], end)
-    assert reading.damage
-    assert reading.head.sequence == left - 1
-
-
-@given(bodies, st.data())
-def test_any_lost_row_is_found(
+def test_any_lost_row_truncation_or_foreign_row_is_found(
     contents: list[tuple[int, str, bytes]], drawn: st.DataObject
 ) -> None:
     rows, end = chain_rows(contents)
     lost = drawn.draw(st.integers(0, len(rows) - 1))
-    reading = check_rows(JOB, genesis(JOB), rows[:lost] + rows[lost + 1 :], end)
-    assert reading.damage
-    assert reading.head.sequence == lost - 1
-
-
-@given(bodies)
-def test_a_row_of_another_job_does_not_fit(contents: list[tuple[int, str, bytes]]) -> None:
-    rows, end = chain_rows(contents)
-    reading = check_rows(JOB, genesis(JobId("job-00000000000b")), rows, end)
-    assert reading.damage
-    assert reading.head.sequence == -1
+    for job_id, left, good in (
+        (JOB, rows[:lost] + rows[lost + 1 :], lost),
+        (JOB, rows[:lost], lost),
+        (JobId("job-00000000000b"), rows, 0),
+    ):
+        reading = check_rows(job_id, genesis(job_id), left, end)
+        assert reading.damage
+        assert reading.head.sequence == good - 1

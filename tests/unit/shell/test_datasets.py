@@ -77,22 +77,16 @@ def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
     assert list((tmp_path / "datasets").iterdir()) == []
 
 
-def test_what_an_earlier_process_left_half_made_is_cleared(
-    blobs: BlobStore, tmp_path: Path
-) -> None:
+def test_unfinished_and_removed_datasets_are_gone(blobs: BlobStore, tmp_path: Path) -> None:
+    datasets = tmp_path / "datasets"
     stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
-    folder = lay_out_dataset(blobs, stored, tmp_path / "datasets")
-    (tmp_path / "datasets" / "other.00000000.part").mkdir()
-    clear_unfinished(tmp_path / "datasets")
-    assert list((tmp_path / "datasets").iterdir()) == [folder]
-
-
-def test_a_removed_dataset_is_gone(blobs: BlobStore, tmp_path: Path) -> None:
-    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
-    lay_out_dataset(blobs, stored, tmp_path / "datasets")
-    remove_layout(tmp_path / "datasets", stored.digest)
-    remove_layout(tmp_path / "datasets", stored.digest)
-    assert list((tmp_path / "datasets").iterdir()) == []
+    folder = lay_out_dataset(blobs, stored, datasets)
+    (datasets / "other.00000000.part").mkdir()
+    clear_unfinished(datasets)
+    assert list(datasets.iterdir()) == [folder]
+    for _ in range(2):
+        remove_layout(datasets, stored.digest)
+    assert list(datasets.iterdir()) == []
 
 
 def test_a_manifest_whose_paths_make_no_folder_is_refused() -> None:

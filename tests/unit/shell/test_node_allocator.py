@@ -3,12 +3,14 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from coordinator.core.job.events import Event, JobPaused, NodeJoined, UpdateRejected
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import SubmittedEvent, decide
 from hypergpu.units import Milliseconds
 from tests.journals import FolderJournal
-from tests.unit.shell.whole_shell import JOB, NODE, connected, driving, prepared_job, services_in
+from tests.unit.shell.whole_shell import JOB, NODE, connect_node, driving, prepared_job, services_in
 
 NOW = Milliseconds(0)
 
@@ -28,35 +30,26 @@ class SlowJournal(FolderJournal):
         super().append(entries, claims)
 
 
-async def test_a_node_lost_while_its_join_is_written_is_lost_to_its_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("departure", ["lose", "drain"])
+async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
+    tmp_path: Path, departure: str
+) -> None:
     journal = SlowJournal(tmp_path)
     services = services_in(tmp_path, journal)
+    allocator = services.allocator
     async with driving(services), asyncio.timeout(240):
         runtime = await prepared_job(services)
-        connected(services)
-        allocating = asyncio.create_task(services.allocator.run())
-        services.allocator.review()
+        connect_node(services)
+        allocating = asyncio.create_task(allocator.run())
+        allocator.review()
         await asyncio.to_thread(journal.is_joining.wait)
-        await services.allocator.lose(NODE, "its cable was cut")
+        await getattr(allocator, departure)(NODE, "maintenance")
         journal.may_write.set()
-        while NODE not in runtime.job.members or runtime.job.members[NODE].is_present:
+        while not (member := runtime.job.members.get(NODE)) or (
+            member.is_present and not member.is_leaving
+        ):
             await runtime.change().wait()
-        allocating.cancel()
-
-
-async def test_a_node_drained_while_its_join_is_written_leaves(tmp_path: Path) -> None:
-    journal = SlowJournal(tmp_path)
-    services = services_in(tmp_path, journal)
-    async with driving(services), asyncio.timeout(240):
-        runtime = await prepared_job(services)
-        connected(services)
-        allocating = asyncio.create_task(services.allocator.run())
-        services.allocator.review()
-        await asyncio.to_thread(journal.is_joining.wait)
-        await services.allocator.drain(NODE, "maintenance")
-        journal.may_write.set()
-        while NODE not in runtime.job.members or not runtime.job.members[NODE].is_leaving:
-            await runtime.change().wait()
+        assert member.is_present == (departure == "drain")
         allocating.cancel()
 
 

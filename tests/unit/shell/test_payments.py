@@ -17,7 +17,7 @@ from tests.unit.shell.servicers.paid_rounds import begun, one_round
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
-    connected,
+    connect_node,
     driving,
     payments_of,
     prepared_job,
@@ -76,7 +76,7 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Pat
         await prepared_job(services)
         host = host_of(services)
         assert not host.send_receipts(NODE, JOB, receipts)
-        session = connected(services)
+        session = connect_node(services)
         assert host.send_receipts(NODE, JOB, receipts)
         sent = [session.outbox.get_nowait() for _ in range(session.outbox.qsize())]
     messages = [message.receipts for message in sent if message and message.HasField("receipts")]
@@ -86,7 +86,7 @@ async def test_receipts_reach_a_connected_node_with_the_jobs_terms(tmp_path: Pat
 
 async def test_a_node_that_reads_nothing_gets_no_receipts(tmp_path: Path) -> None:
     services = services_in(tmp_path)
-    session = connected(services)
+    session = connect_node(services)
     one = [signed_receipt(node_key(1), Work())]
     while not session.is_crowded:
         assert host_of(services).send_receipts(NODE, JOB, one)

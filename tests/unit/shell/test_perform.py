@@ -131,7 +131,7 @@ async def test_an_evaluation_that_breaks_too_often_is_left_out(tmp_path: Path) -
     assert runtime.job.phase is Phase.WAITING
 
 
-async def aware_room(services: Services) -> JobRuntime:
+async def aware_job(services: Services) -> JobRuntime:
     """A job that plans, with its first model and no node."""
     spec = with_strategy(SPEC, "aware")
     await services.driver.submit(JOB, JobCreated(at_ms=NOW, job_id=JOB, spec=spec))
@@ -143,21 +143,11 @@ async def aware_room(services: Services) -> JobRuntime:
     return runtime
 
 
-async def test_a_round_is_planned_and_opened(tmp_path: Path) -> None:
-    services = services_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
-    async with acting(services):
-        runtime = await aware_room(services)
-        await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        await until(runtime, lambda: runtime.job.phase is Phase.TRAINING)
-    kinds = [entry.kind for entry in services.journal.read(JOB).entries]
-    assert kinds[-2:] == ["NodeJoined", "RoundPlanned"]
-
-
 async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Path) -> None:
     services = services_in(tmp_path)._replace(evaluator=BreakingEvaluator(MemoryError()))
     other = NodeId("0x" + "b2" * 20)
     async with acting(services):
-        runtime = await aware_room(services)
+        runtime = await aware_job(services)
         happening: list[Event] = [
             NodeJoined(at_ms=NOW, node=NODE),
             NodeLost(at_ms=NOW, node=NODE, reason="silent"),

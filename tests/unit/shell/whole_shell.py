@@ -93,7 +93,7 @@ async def prepared_job(services: Services) -> JobRuntime:
     return services.driver.runtimes[JOB]
 
 
-def connected(services: Services, node: NodeId = NODE) -> ControlStream:
+def connect_node(services: Services, node: NodeId = NODE) -> ControlStream:
     """A node's control stream, able to work for the job."""
     session = ControlStream(node, Capabilities(workloads={"digits-softmax": 1}), "test")
     services.nodes.connect(session)

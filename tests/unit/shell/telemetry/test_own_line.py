@@ -20,17 +20,9 @@ REQUEST = PlanRequest(
 
 
 def test_a_plan_is_told_what_the_stated_line_carries_besides_its_headers(tmp_path: Path) -> None:
-    asked = with_line(REQUEST, Settings(data_dir=tmp_path, line_mbit_s=100))
-    assert 96_000_000 < asked.line_bits_per_s < 97_000_000
-
-
-def test_a_line_that_is_not_stated_is_not_known(tmp_path: Path) -> None:
+    stated = with_line(REQUEST, Settings(data_dir=tmp_path, line_mbit_s=100))
+    assert 96_000_000 < stated.line_bits_per_s < 97_000_000
     assert with_line(REQUEST, Settings(data_dir=tmp_path)).line_bits_per_s == 0
-
-
-def test_the_environment_states_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYPERGPU_COORDINATOR_LINE_MBIT_S", "250")
-    assert Settings(data_dir=tmp_path).line_mbit_s == 250
 
 
 def test_a_line_of_less_than_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
-"""Counters of the kernel about this process's TCP connections to the coordinator.
+"""Counters of the kernel about this process's TCP connections.
 
 gRPC hides its sockets, but their descriptors can be copied and read. They carry the real transfers,
-so their retransmissions say what an idle socket of our own could not.
+so their retransmissions say what an idle socket of our own could not. Only there does a congestion
+control that a route was given show.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _DEFAULT = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-_LOOKED_AT = 1_024
+_DESCRIPTORS_MAX = 4_096
 _NAME_BYTES = 16
 # struct tcp_info of linux/tcp.h: total_retrans and data_segs_out, there since Linux 4.6.
 _RETRANSMITTED = struct.Struct("=100xI")
@@ -22,7 +23,7 @@ _INFO_BYTES = 160
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
-class TcpCount(NamedTuple):
+class TcpConnection(NamedTuple):
     """One connection as the kernel counts it."""
 
     local_port: int
@@ -32,11 +33,11 @@ class TcpCount(NamedTuple):
     retransmitted: int
 
 
-def connections_to(port: int) -> Iterator[TcpCount]:
-    """This process's connections to a port of any machine; none where there is no /proc."""
+def connections_on(port: int) -> Iterator[TcpConnection]:
+    """This process's connections with the port at either end; none where there is no /proc."""
     try:
         # Listed at once: copies open descriptors of their own meanwhile.
-        descriptors = os.listdir(_DESCRIPTORS)[:_LOOKED_AT]  # noqa: PTH208  names only
+        descriptors = os.listdir(_DESCRIPTORS)[:_DESCRIPTORS_MAX]  # noqa: PTH208  names only
     except OSError:
         return
     for descriptor in descriptors:
@@ -44,9 +45,9 @@ def connections_to(port: int) -> Iterator[TcpCount]:
             yield found
 
 
-def congestion_control_to(port: int) -> str:
+def congestion_control_on(port: int) -> str:
     """Congestion control of a connection to the port, which a route may set; else the default."""
-    for connection in connections_to(port):
+    for connection in connections_on(port):
         return connection.congestion_control
     try:
         return _DEFAULT.read_text("ascii").strip()
@@ -54,24 +55,24 @@ def congestion_control_to(port: int) -> str:
         return ""
 
 
-def _read_counts(descriptor: int, port: int) -> TcpCount | None:
+def _read_counts(descriptor: int, port: int) -> TcpConnection | None:
     try:
         with _copy_socket(descriptor) as copy:
             if copy.type is not socket.SOCK_STREAM or copy.family not in _INTERNET:
                 return None
-            if copy.getpeername()[1] != port:
+            local_port = int(copy.getsockname()[1])
+            if port not in (local_port, copy.getpeername()[1]):
                 return None
             name = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
             counters = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            local_port = int(copy.getsockname()[1])
     except OSError:
         return None
     text = name.partition(b"\0")[0].decode("ascii", "replace")
     if len(counters) < _INFO_BYTES:
-        return TcpCount(local_port, text, 0, 0)
+        return TcpConnection(local_port, text, 0, 0)
     (retransmitted,) = _RETRANSMITTED.unpack_from(counters)
     (segments,) = _SEGMENTS_OUT.unpack_from(counters)
-    return TcpCount(local_port, text, segments, retransmitted)
+    return TcpConnection(local_port, text, segments, retransmitted)
 
 
 def _copy_socket(descriptor: int) -> socket.socket:
