@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from hypergpu.cli.main import app
 from hypergpu.ids import Address
-from hypergpu.keys.keyfile import stored_secret
+from hypergpu.keys.keystore import encrypt_key
 from hypergpu.keys.passphrase import made_passphrase
 from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.domain import Domain, Terms, job_salt, terms_of, word_bytes
@@ -89,9 +89,8 @@ class LedgerSite:
 
     def keystore(self, path: Path, key: IdentityKey, passphrase: Path) -> Path:
         """A key's encrypted file; it is opened by the file with its passphrase."""
-        path.write_text(key.secret.hex())
+        path.write_bytes(encrypt_key(key.secret, made_passphrase(passphrase)))
         path.chmod(0o600)
-        stored_secret(path, made_passphrase(passphrase))
         return path
 
     def work(self, key: IdentityKey, rounds: int) -> None:

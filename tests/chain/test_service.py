@@ -62,13 +62,13 @@ async def test_the_escrow_of_a_running_job_is_not_reclaimed(tmp_path: Path, anvi
     async with opened_world(tmp_path, anvil, PLAN) as world:
         request = pb.RequestReclaimRequest(job_id=PLAN.job_id)
         with pytest.raises(HyperGPUError, match="has not ended") as refused:
-            await servicer(world).RequestReclaim(request, NO_CONTEXT)
+            await servicer(world).request_reclaim(request, NO_CONTEXT)
         assert refused.value.reason is Reason.JOB_PHASE
         world.host.append(PLAN.job_id, [ENDED])
         await world.step()
-        await servicer(world).RequestReclaim(request, NO_CONTEXT)
+        await servicer(world).request_reclaim(request, NO_CONTEXT)
         await world.until(lambda: world.view.ends_at_s > 0)
-        await servicer(world).Reclaim(pb.ReclaimRequest(job_id=PLAN.job_id), NO_CONTEXT)
+        await servicer(world).reclaim(pb.ReclaimRequest(job_id=PLAN.job_id), NO_CONTEXT)
         await world.settle()
         assert world.view.free == 0
 
