@@ -15,7 +15,7 @@ from hypergpu.wire.statements import terms_message
 from hypergpu.wire.token import token_text
 from hypergpu.workloads.registry import build, find
 from hypergpu.workloads.workload import numpy_layout
-from tests.integration.node.fake_coordinator import FakeCoordinator, Served, served, terms_for
+from tests.integration.node.fake_coordinator import FakeCoordinator, Served, serve, terms_for
 from tests.integration.node.test_node_command import node
 
 KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "4"))
@@ -42,7 +42,7 @@ def assign(service: FakeCoordinator, model: tensor_pb2.BlobRef, round_number: in
 
 @pytest.fixture
 async def there() -> AsyncIterator[Served]:
-    async with served() as there:
+    async with serve() as there:
         yield there
 
 

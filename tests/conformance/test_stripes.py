@@ -48,7 +48,7 @@ def whole(blobs: BlobStore, blob: BlobRef = BLOB) -> bytes:
     return content
 
 
-def begun(quarantine: UploadStore) -> list[StripeUpload]:
+def open_stripes(quarantine: UploadStore) -> list[StripeUpload]:
     return [quarantine.open_stripe(KEY, BLOB, stripe, owner="node") for stripe in STRIPES]
 
 
@@ -57,7 +57,7 @@ def bring(upload: StripeUpload, content: bytes = CONTENT) -> None:
     upload.append(start, content[start:end])
 
 
-def committed(quarantine: UploadStore) -> list[int]:
+def committed_offsets(quarantine: UploadStore) -> list[int]:
     return [int(quarantine.committed_stripe(KEY, BLOB, stripe, owner="node")) for stripe in STRIPES]
 
 
@@ -67,14 +67,14 @@ def test_stripes_begin_where_the_one_before_ends(quarantine: UploadStore) -> Non
         (66, 133),
         (133, 200),
     ]
-    assert committed(quarantine) == [0, 66, 133]
+    assert committed_offsets(quarantine) == [0, 66, 133]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_an_upload_is_whole_with_its_last_stripe(
     blobs: BlobStore, quarantine: UploadStore, order: tuple[int, ...]
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     for number in order[:2]:
         bring(uploads[number])
         assert not uploads[number].gather()
@@ -89,7 +89,7 @@ def test_an_upload_is_whole_with_its_last_stripe(
 def test_of_stripes_that_end_together_one_is_told_to_finish(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(bring, uploads))
         told = list(pool.map(StripeUpload.gather, uploads))
@@ -110,29 +110,29 @@ def test_the_whole_is_shown_once_and_in_order(quarantine: UploadStore) -> None:
 def test_every_stripe_goes_on_where_it_ended_after_a_restart(
     blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
-    first, second, _ = begun(quarantine)
+    first, second, _ = open_stripes(quarantine)
     bring(first)
     second.append(66, CONTENT[66:100])
     again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
-    assert committed(again) == [66, 100, 133]
-    uploads = begun(again)
+    assert committed_offsets(again) == [66, 100, 133]
+    uploads = open_stripes(again)
     for upload in uploads[1:]:
         bring(upload)
     assert uploads[0].gather()
     uploads[0].finish()
     assert whole(blobs) == CONTENT
-    assert committed(again) == [0, 66, 133]
+    assert committed_offsets(again) == [0, 66, 133]
 
 
 def test_stripes_that_were_left_go_on_without_a_restart(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    for upload in begun(quarantine):
+    for upload in open_stripes(quarantine):
         bring(upload)
         upload.close()
         upload.close()
-    assert committed(quarantine) == [66, 133, 200]
-    last = begun(quarantine)[2]
+    assert committed_offsets(quarantine) == [66, 133, 200]
+    last = open_stripes(quarantine)[2]
     assert last.gather()
     last.finish()
     assert whole(blobs) == CONTENT
@@ -142,23 +142,23 @@ def test_stripes_that_were_left_go_on_without_a_restart(
 def test_a_gap_or_an_overlap_within_a_stripe_is_refused(
     quarantine: UploadStore, offset: int
 ) -> None:
-    second = begun(quarantine)[1]
+    second = open_stripes(quarantine)[1]
     with refusal(Reason.OFFSET_MISMATCH):
         second.append(offset, b"x")
     assert second.append(66, b"x") == 67
 
 
 def test_more_than_the_stripe_is_refused(quarantine: UploadStore) -> None:
-    second = begun(quarantine)[1]
+    second = open_stripes(quarantine)[1]
     with refusal(Reason.UPDATE_TOO_LARGE):
         second.append(66, CONTENT[66:134])
-    assert committed(quarantine) == [0, 66, 133]
+    assert committed_offsets(quarantine) == [0, 66, 133]
 
 
 def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     newer = quarantine.open_stripe(KEY, BLOB, STRIPES[1], owner="node")
     with refusal(Reason.OFFSET_MISMATCH):
         uploads[1].append(66, CONTENT[66:133])
@@ -171,7 +171,7 @@ def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
 
 
 def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: UploadStore) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     for upload in uploads:
         bring(upload)
     quarantine.open_stripe(KEY, BLOB, STRIPES[0], owner="node")
@@ -182,20 +182,20 @@ def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: UploadStore
 def test_wrong_bytes_are_thrown_away_with_every_stripe(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     for upload in uploads:
         bring(upload, bytes(200))
     assert uploads[0].gather()
     with refusal(Reason.DIGEST_MISMATCH):
         uploads[0].finish()
-    assert committed(quarantine) == [0, 66, 133]
+    assert committed_offsets(quarantine) == [0, 66, 133]
     assert blobs.space.used_bytes == 0
 
 
 def test_a_discarded_upload_is_gone_for_its_other_stripes(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     bring(uploads[0])
     uploads[0].discard()
     with refusal(Reason.OFFSET_MISMATCH):
@@ -206,7 +206,7 @@ def test_a_discarded_upload_is_gone_for_its_other_stripes(
 def test_a_full_quota_at_the_end_keeps_every_stripe(
     blobs: BlobStore, quarantine: UploadStore, space: Space
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     for upload in uploads:
         bring(upload)
     assert uploads[0].gather()
@@ -214,8 +214,8 @@ def test_a_full_quota_at_the_end_keeps_every_stripe(
     with refusal(Reason.DISK_FULL):
         uploads[0].finish()
     space.give(900)
-    assert committed(quarantine) == [66, 133, 200]
-    again = begun(quarantine)[1]
+    assert committed_offsets(quarantine) == [66, 133, 200]
+    again = open_stripes(quarantine)[1]
     assert again.gather()
     again.finish()
     assert whole(blobs) == CONTENT
@@ -227,14 +227,14 @@ def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
 ) -> None:
     quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
-        begun(quarantine)
+        open_stripes(quarantine)
     assert blobs.space.used_bytes == 900
 
 
 def test_the_space_of_every_stripe_is_counted_before_it_comes(
     blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
 ) -> None:
-    begun(quarantine)[0].append(0, b"x")
+    open_stripes(quarantine)[0].append(0, b"x")
     assert blobs.space.used_bytes == len(CONTENT) + COUNTS_BYTES
     after_restart = Space(tmp_path, QUOTA_BYTES)
     UploadStore(tmp_path, blobs, after_restart)
@@ -244,9 +244,9 @@ def test_the_space_of_every_stripe_is_counted_before_it_comes(
 def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    bring(begun(quarantine)[0])
+    bring(open_stripes(quarantine)[0])
     quarantine.open_stripe(KEY, BLOB, Stripe(0, 2), owner="node")
-    assert committed(quarantine) == [0, 66, 133]
+    assert committed_offsets(quarantine) == [0, 66, 133]
     plain = quarantine.open(KEY, BLOB, owner="node")
     plain.append(0, CONTENT)
     plain.finish()
@@ -257,7 +257,7 @@ def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
 def test_abandoned_stripes_expire_and_open_ones_do_not(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     os.utime(uploads[0].path, (1, 1))
     assert quarantine.expire() == 0
     for upload in uploads:
@@ -271,13 +271,13 @@ def test_abandoned_stripes_expire_and_open_ones_do_not(
 def test_a_file_that_is_no_such_upload_begins_anew(
     blobs: BlobStore, quarantine: UploadStore, damage: bytes
 ) -> None:
-    uploads = begun(quarantine)
+    uploads = open_stripes(quarantine)
     bring(uploads[0])
     for upload in uploads:
         upload.close()
     uploads[0].path.write_bytes(damage)
-    assert committed(quarantine) == [0, 66, 133]
-    uploads = begun(quarantine)
+    assert committed_offsets(quarantine) == [0, 66, 133]
+    uploads = open_stripes(quarantine)
     for upload in uploads:
         bring(upload)
     assert uploads[2].gather()

@@ -13,18 +13,7 @@ from msgspec.structs import replace
 
 from gpu_node.core.memory import TrainingStart
 from gpu_node.core.update import TrainedUpdate
-from gpu_node.shell.worker.messages import (
-    InitialModelWritten,
-    Reply,
-    Request,
-    ShardProgress,
-    ShardTrained,
-    TrainShard,
-    WorkerCapabilities,
-    WriteInitialModel,
-    decode_reply,
-    encode,
-)
+from gpu_node.shell.worker import messages
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.tensors.codec import decode_parameters
@@ -58,35 +47,35 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.progress: list[ShardProgress] = []
+        self.progress: list[messages.ShardProgress] = []
         first = self.next_reply()
-        assert isinstance(first, WorkerCapabilities)
+        assert isinstance(first, messages.WorkerCapabilities)
         self.capabilities = first
 
-    def send(self, request: Request) -> None:
+    def send(self, request: messages.Request) -> None:
         """Send one request."""
         assert self.process.stdin is not None
-        self.process.stdin.write(frame(encode(request)))
+        self.process.stdin.write(frame(messages.encode(request)))
         self.process.stdin.flush()
 
-    def next_reply(self) -> Reply:
+    def next_reply(self) -> messages.Reply:
         """Wait for the next reply, progress included."""
         assert self.process.stdout is not None
         payload = read_frame(cast(BinaryIO, self.process.stdout))
         assert payload is not None, "the worker closed its pipe"
-        return decode_reply(payload)
+        return messages.decode_reply(payload)
 
-    def answer(self) -> Reply:
+    def answer(self) -> messages.Reply:
         """Wait for the reply that ends a request; progress is kept aside."""
-        while isinstance(reply := self.next_reply(), ShardProgress):
+        while isinstance(reply := self.next_reply(), messages.ShardProgress):
             self.progress.append(reply)
         return reply
 
-    def train(self, request: TrainShard) -> TrainedUpdate:
+    def train(self, request: messages.TrainShard) -> TrainedUpdate:
         """Train a shard that must succeed."""
         self.send(request)
         reply = self.answer()
-        assert isinstance(reply, ShardTrained), reply
+        assert isinstance(reply, messages.ShardTrained), reply
         return reply.update
 
 
@@ -114,7 +103,7 @@ class ShardKit:
         self.subject = subject
         self.layout = _write_model(folder / "model", subject)
 
-    def request(self, round: int, *, state: str = "state") -> TrainShard:
+    def request(self, round: int, *, state: str = "state") -> messages.TrainShard:
         """Round ``round`` of a job: four inner steps on the positions after the round before."""
         task = Task(
             workload=self.subject.workload,
@@ -130,7 +119,7 @@ class ShardKit:
             model=BlobRef(Digest(f"{round:064}"), Bytes(0)),
             layout=self.layout.digest,
         )
-        return TrainShard(
+        return messages.TrainShard(
             assignment=Assignment(lease=Lease(JOB, round, round + 1), slot=Slot(0), task=task),
             start=TrainingStart(round - 1 if round else None),
             model_path=str(self.folder / "model"),
@@ -138,9 +127,9 @@ class ShardKit:
             update_path=str(self.folder / f"update-{round}"),
         )
 
-    def initial_request(self, seed: int) -> WriteInitialModel:
+    def initial_request(self, seed: int) -> messages.WriteInitialModel:
         """A request for the first model of a job with this seed."""
-        return WriteInitialModel(
+        return messages.WriteInitialModel(
             number=seed,
             workload=self.subject.workload,
             workload_version=find(self.subject.workload).version,
@@ -153,16 +142,16 @@ class ShardKit:
         """The first model of a job, which must succeed."""
         request = self.initial_request(seed)
         worker.send(request)
-        assert worker.answer() == InitialModelWritten(seed)
+        assert worker.answer() == messages.InitialModelWritten(seed)
         return Path(request.model_path).read_bytes()
 
-    def update(self, worker: Worker, request: TrainShard) -> bytes:
+    def update(self, worker: Worker, request: messages.TrainShard) -> bytes:
         """Train and give the update's bytes."""
         worker.train(request)
         return Path(request.update_path).read_bytes()
 
 
-def change(request: TrainShard, **fields: object) -> TrainShard:
+def change(request: messages.TrainShard, **fields: object) -> messages.TrainShard:
     """The request with fields replaced: its own or those of its task, assignment or start."""
 
     def take(kind: type) -> dict[str, object]:

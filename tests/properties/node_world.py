@@ -9,22 +9,7 @@ from functools import singledispatchmethod
 
 import msgspec
 
-from gpu_node.core.commands import (
-    AbortTraining,
-    DeleteJobState,
-    EndWorker,
-    FetchInputs,
-    HandBack,
-    Leave,
-    NodeCommand,
-    OpenLink,
-    SendUpdate,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-    StopFetch,
-    StopUpload,
-)
+from gpu_node.core import commands
 from gpu_node.core.events import NodeEvent, Timer
 from gpu_node.core.memory import Memory
 from gpu_node.core.session import transition
@@ -49,7 +34,7 @@ class Sent(msgspec.Struct):
     lineage: tuple[Digest, ...]
 
 
-class Desk(msgspec.Struct):
+class AssignedJob(msgspec.Struct):
     """The coordinator's side of one job, as far as this node goes."""
 
     job_id: JobId
@@ -60,7 +45,7 @@ class Desk(msgspec.Struct):
     """What the node owes."""
 
 
-class World:
+class NodeWorld:
     """Performs commands and keeps the books."""
 
     def __init__(self) -> None:
@@ -68,12 +53,12 @@ class World:
         self.persisted = Memory()
         self.now_ms = 0
         self.numbers = 0
-        self.desks = {JobId(name): Desk(JobId(name)) for name in ("job-a", "job-b")}
+        self.jobs = {JobId(name): AssignedJob(JobId(name)) for name in ("job-a", "job-b")}
         self.accepted: dict[Digest, int] = {}
         self.disk: dict[tuple[JobId, int], Sent] = {}
         self.fetching: list[Lease] = []
         self.uploading: dict[Lease, TrainedUpdate] = {}
-        self.training: StartTraining | None = None
+        self.training: commands.StartTraining | None = None
         self.is_dialling = False
         self.is_starting_worker = False
         self.timers: dict[Timer, int] = {}
@@ -98,29 +83,29 @@ class World:
         self.is_dialling, self.is_starting_worker, self.timers = False, False, {}
 
     @singledispatchmethod
-    def perform(self, command: NodeCommand) -> None:
+    def perform(self, command: commands.NodeCommand) -> None:
         """Commands without a place here change nothing."""
 
     @perform.register
-    def _(self, command: OpenLink) -> None:
+    def _(self, command: commands.OpenLink) -> None:
         self.is_dialling = True
 
     @perform.register
-    def _(self, command: SetTimer) -> None:
+    def _(self, command: commands.SetTimer) -> None:
         self.timers[command.timer] = command.at_ms
 
     @perform.register
-    def _(self, command: FetchInputs) -> None:
+    def _(self, command: commands.FetchInputs) -> None:
         assert self.session.is_connected
         if command.assignment.lease not in self.fetching:
             self.fetching.append(command.assignment.lease)
 
     @perform.register
-    def _(self, command: StopFetch) -> None:
+    def _(self, command: commands.StopFetch) -> None:
         self.fetching = [lease for lease in self.fetching if lease != command.lease]
 
     @perform.register
-    def _(self, command: StartTraining) -> None:
+    def _(self, command: commands.StartTraining) -> None:
         assert self.training is None, "two trainings at once"
         job_id = command.assignment.lease.job_id
         self.disk = {
@@ -135,45 +120,45 @@ class World:
         self.training = command
 
     @perform.register
-    def _(self, command: AbortTraining) -> None:
+    def _(self, command: commands.AbortTraining) -> None:
         assert self.training is not None
         assert self.training.assignment.lease == command.lease
 
     @perform.register
-    def _(self, command: StartWorker) -> None:
+    def _(self, command: commands.StartWorker) -> None:
         assert self.training is None
         self.is_starting_worker = True
 
     @perform.register
-    def _(self, command: EndWorker) -> None:
+    def _(self, command: commands.EndWorker) -> None:
         assert self.training is not None or self.is_starting_worker, "ended for nothing"
 
     @perform.register
-    def _(self, command: SendUpdate) -> None:
+    def _(self, command: commands.SendUpdate) -> None:
         assert self.session.is_connected
         self.uploading[command.assignment.lease] = command.update
 
     @perform.register
-    def _(self, command: StopUpload) -> None:
+    def _(self, command: commands.StopUpload) -> None:
         self.uploading.pop(command.lease, None)
 
     @perform.register
-    def _(self, command: HandBack) -> None:
-        desk = self.desks[command.lease.job_id]
-        if desk.assignment is not None and desk.assignment.lease == command.lease:
-            desk.assignment = None
+    def _(self, command: commands.HandBack) -> None:
+        job = self.jobs[command.lease.job_id]
+        if job.assignment is not None and job.assignment.lease == command.lease:
+            job.assignment = None
 
     @perform.register
-    def _(self, command: DeleteJobState) -> None:
+    def _(self, command: commands.DeleteJobState) -> None:
         writing = self.training.assignment.lease.job_id if self.training else None
         assert writing != command.job_id, "deleted under the worker's hands"
         self.disk = {key: sent for key, sent in self.disk.items() if key[0] != command.job_id}
 
     @perform.register
-    def _(self, command: Leave) -> None:
+    def _(self, command: commands.Leave) -> None:
         self.has_left = True
 
-    def trained(self) -> TrainedUpdate:
+    def finish_training(self) -> TrainedUpdate:
         """What the worker makes of its request, on disk before it says so."""
         assert self.training is not None
         lease, start = self.training.assignment.lease, self.training.start
@@ -192,10 +177,10 @@ class World:
         assert made.residual + made.message + arrived == made.gained, "mass was lost or doubled"
         return TrainedUpdate(name, Bytes(made.message), inner_steps=1, samples=Samples(1))
 
-    def drawn_up(self, desk: Desk) -> Assignment:
+    def drawn_up(self, job: AssignedJob) -> Assignment:
         """The next assignment of a job under a new lease."""
         self.numbers += 1
-        ranges = (SampleRange(desk.start, Samples(1)),)
+        ranges = (SampleRange(job.start, Samples(1)),)
         task = Task(
             workload="null",
             workload_version=1,
@@ -203,29 +188,29 @@ class World:
             batch_size=1,
             learning_rate=1.0,
             codec="int4",
-            seed=desk.round,
+            seed=job.round,
             ranges=ranges,
-            model=BlobRef(Digest(f"model-{desk.round}"), Bytes(1)),
+            model=BlobRef(Digest(f"model-{job.round}"), Bytes(1)),
             layout=Digest("layout"),
         )
-        desk.assignment = Assignment(
-            lease=Lease(desk.job_id, desk.round, self.numbers),
+        job.assignment = Assignment(
+            lease=Lease(job.job_id, job.round, self.numbers),
             slot=Slot(0),
             task=task,
-            last_accepted=desk.last_accepted,
+            last_accepted=job.last_accepted,
         )
-        return desk.assignment
+        return job.assignment
 
     def is_current(self, lease: Lease) -> bool:
         """Whether the coordinator would take an update under this lease."""
-        desk = self.desks[lease.job_id]
-        return desk.assignment is not None and desk.assignment.lease == lease
+        job = self.jobs[lease.job_id]
+        return job.assignment is not None and job.assignment.lease == lease
 
     def accept(self, lease: Lease) -> None:
         """The update is durable; the node may or may not come to hear of it."""
-        desk = self.desks[lease.job_id]
+        job = self.jobs[lease.job_id]
         update = self.uploading[lease]
         assert update.digest not in self.accepted, "accepted twice"
         assert self.disk[lease.job_id, lease.round].name == update.digest, "sent is not on disk"
         self.accepted[update.digest] = update.size_bytes
-        desk.last_accepted, desk.assignment = update.digest, None
+        job.last_accepted, job.assignment = update.digest, None

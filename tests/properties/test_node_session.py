@@ -2,33 +2,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_node.core.events import (
-    Connected,
-    DrainRequested,
-    FetchBroken,
-    FetchRejected,
-    InputsFetched,
-    JobReleased,
-    LinkLost,
-    ShardAssigned,
-    ShardCancelled,
-    Started,
-    Timer,
-    TimerFired,
-    TrainingAborted,
-    TrainingFailed,
-    TrainingFinished,
-    TrainingProgressed,
-    UploadAccepted,
-    UploadBroken,
-    UploadLate,
-    WorkerDied,
-    WorkerReady,
-)
+from gpu_node.core import events
 from gpu_node.core.state import RESTARTS_MAX, Idle, LinkPhase
 from hypergpu.ids import JobId
 from hypergpu.statements.assignment import Assignment
-from tests.properties.node_world import Desk, World
+from tests.properties.node_world import AssignedJob, NodeWorld
 
 JOBS = st.sampled_from(["job-a", "job-b"]).map(JobId)
 
@@ -38,59 +16,61 @@ class NodeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = NodeWorld()
         self.start()
 
     def start(self) -> None:
-        self.world.happen(lambda ms: Started(at_ms=ms, has_certificate=True))
+        self.world.happen(lambda ms: events.Started(at_ms=ms, has_certificate=True))
 
-    def desk(self, job_id: JobId) -> Desk:
-        return self.world.desks[job_id]
+    def job(self, job_id: JobId) -> AssignedJob:
+        return self.world.jobs[job_id]
 
-    def assign(self, desk: Desk) -> None:
-        assignment = self.world.drawn_up(desk)
+    def assign(self, job: AssignedJob) -> None:
+        assignment = self.world.drawn_up(job)
         if self.world.session.is_connected:
             self.say_again(assignment)
 
     def say_again(self, assignment: Assignment) -> None:
-        self.world.happen(lambda ms: ShardAssigned(at_ms=ms, assignment=assignment))
+        self.world.happen(lambda ms: events.ShardAssigned(at_ms=ms, assignment=assignment))
 
     @rule(job_id=JOBS, rounds=st.integers(1, 4))
     def next_round(self, job_id: JobId, rounds: int) -> None:
-        desk = self.desk(job_id)
-        desk.round += rounds
-        self.assign(desk)
+        job = self.job(job_id)
+        job.round += rounds
+        self.assign(job)
 
-    @precondition(lambda self: any(desk.assignment for desk in self.world.desks.values()))
+    @precondition(lambda self: any(job.assignment for job in self.world.jobs.values()))
     @rule(job_id=JOBS, moves_shard=st.booleans())
     def assign_again(self, *, job_id: JobId, moves_shard: bool) -> None:
-        desk = self.desk(job_id)
-        if desk.assignment is not None:
-            desk.start += moves_shard
-            self.assign(desk)
+        job = self.job(job_id)
+        if job.assignment is not None:
+            job.start += moves_shard
+            self.assign(job)
 
     @rule(job_id=JOBS)
     def repeat_assignment(self, job_id: JobId) -> None:
-        owed = self.desk(job_id).assignment
+        owed = self.job(job_id).assignment
         if owed is not None and self.world.session.is_connected:
             self.say_again(owed)
 
     @rule(job_id=JOBS)
     def cancel(self, job_id: JobId) -> None:
-        desk = self.desk(job_id)
-        owed, desk.assignment = desk.assignment, None
+        job = self.job(job_id)
+        owed, job.assignment = job.assignment, None
         if owed is not None and self.world.session.is_connected:
-            self.world.happen(lambda ms: ShardCancelled(at_ms=ms, lease=owed.lease, reason=""))
+            self.world.happen(
+                lambda ms: events.ShardCancelled(at_ms=ms, lease=owed.lease, reason="")
+            )
 
     @rule(job_id=JOBS)
     def close_round(self, job_id: JobId) -> None:
-        self.desk(job_id).assignment = None
+        self.job(job_id).assignment = None
 
     @rule(job_id=JOBS)
     def release(self, job_id: JobId) -> None:
         if self.world.session.is_connected:
-            self.desk(job_id).assignment = None
-            self.world.happen(lambda ms: JobReleased(at_ms=ms, job_id=job_id, reason="over"))
+            self.job(job_id).assignment = None
+            self.world.happen(lambda ms: events.JobReleased(at_ms=ms, job_id=job_id, reason="over"))
 
     @precondition(lambda self: self.world.is_dialling)
     @rule()
@@ -99,18 +79,18 @@ class NodeMachine(RuleBasedStateMachine):
         working = {
             held.lease for held in (self.world.session.current, *self.world.session.queue) if held
         }
-        self.world.happen(lambda ms: Connected(at_ms=ms))
-        for desk in self.world.desks.values():
-            if desk.assignment is not None and desk.assignment.lease not in working:
-                self.say_again(desk.assignment)
+        self.world.happen(lambda ms: events.Connected(at_ms=ms))
+        for job in self.world.jobs.values():
+            if job.assignment is not None and job.assignment.lease not in working:
+                self.say_again(job.assignment)
 
     @rule()
     def lose_link(self) -> None:
         self.world.is_dialling = False
-        self.world.happen(lambda ms: LinkLost(at_ms=ms, reason="reset"))
+        self.world.happen(lambda ms: events.LinkLost(at_ms=ms, reason="reset"))
 
-    def fire(self, timer: Timer) -> None:
-        self.world.happen(lambda ms: TimerFired(at_ms=ms, timer=timer))
+    def fire(self, timer: events.Timer) -> None:
+        self.world.happen(lambda ms: events.TimerFired(at_ms=ms, timer=timer))
 
     @precondition(lambda self: self.world.timers)
     @rule()
@@ -121,19 +101,23 @@ class NodeMachine(RuleBasedStateMachine):
             self.fire(timer)
 
     @precondition(lambda self: self.world.fetching)
-    @rule(outcome=st.sampled_from([InputsFetched, InputsFetched, FetchBroken, FetchRejected]))
+    @rule(
+        outcome=st.sampled_from(
+            [events.InputsFetched, events.InputsFetched, events.FetchBroken, events.FetchRejected]
+        )
+    )
     def end_fetch(self, outcome: type) -> None:
         lease = self.world.fetching.pop(0)
-        fields = {} if outcome is InputsFetched else {"reason": "reset"}
+        fields = {} if outcome is events.InputsFetched else {"reason": "reset"}
         self.world.happen(lambda ms: outcome(at_ms=ms, lease=lease, **fields))
 
     @precondition(lambda self: self.world.training)
     @rule()
     def finish_training(self) -> None:
         assert self.world.training is not None
-        lease, update = self.world.training.assignment.lease, self.world.trained()
+        lease, update = self.world.training.assignment.lease, self.world.finish_training()
         self.world.training = None
-        self.world.happen(lambda ms: TrainingFinished(at_ms=ms, lease=lease, update=update))
+        self.world.happen(lambda ms: events.TrainingFinished(at_ms=ms, lease=lease, update=update))
 
     @precondition(lambda self: self.world.training)
     @rule(fails=st.booleans())
@@ -141,9 +125,11 @@ class NodeMachine(RuleBasedStateMachine):
         assert self.world.training is not None
         lease, self.world.training = self.world.training.assignment.lease, None
         if fails:
-            self.world.happen(lambda ms: TrainingFailed(at_ms=ms, lease=lease, reason="no memory"))
+            self.world.happen(
+                lambda ms: events.TrainingFailed(at_ms=ms, lease=lease, reason="no memory")
+            )
         else:
-            self.world.happen(lambda ms: TrainingAborted(at_ms=ms, lease=lease))
+            self.world.happen(lambda ms: events.TrainingAborted(at_ms=ms, lease=lease))
 
     @precondition(lambda self: self.world.training)
     @rule(steps_done=st.integers(0, 9))
@@ -151,16 +137,18 @@ class NodeMachine(RuleBasedStateMachine):
         assert self.world.training is not None
         lease = self.world.training.assignment.lease
         self.world.happen(
-            lambda ms: TrainingProgressed(at_ms=ms, lease=lease, steps_done=steps_done)
+            lambda ms: events.TrainingProgressed(at_ms=ms, lease=lease, steps_done=steps_done)
         )
 
     @precondition(lambda self: self.world.training)
     @rule(has_written=st.booleans(), was_ready=st.booleans())
     def kill_worker(self, *, has_written: bool, was_ready: bool) -> None:
         if has_written and was_ready:
-            self.world.trained()
+            self.world.finish_training()
         self.world.training = None
-        self.world.happen(lambda ms: WorkerDied(at_ms=ms, reason="signal 9", was_ready=was_ready))
+        self.world.happen(
+            lambda ms: events.WorkerDied(at_ms=ms, reason="signal 9", was_ready=was_ready)
+        )
 
     @precondition(lambda self: self.world.training)
     @rule()
@@ -175,9 +163,11 @@ class NodeMachine(RuleBasedStateMachine):
     def start_worker(self, *, succeeds: bool) -> None:
         self.world.is_starting_worker = False
         if succeeds:
-            self.world.happen(lambda ms: WorkerReady(at_ms=ms))
+            self.world.happen(lambda ms: events.WorkerReady(at_ms=ms))
         else:
-            self.world.happen(lambda ms: WorkerDied(at_ms=ms, reason="driver", was_ready=False))
+            self.world.happen(
+                lambda ms: events.WorkerDied(at_ms=ms, reason="driver", was_ready=False)
+            )
 
     @precondition(lambda self: self.world.uploading)
     @rule(is_heard=st.booleans())
@@ -186,15 +176,15 @@ class NodeMachine(RuleBasedStateMachine):
         is_known = update.digest in self.world.accepted
         if not is_known and not self.world.is_current(lease):
             del self.world.uploading[lease]
-            self.world.happen(lambda ms: UploadLate(at_ms=ms, lease=lease, reason="closed"))
+            self.world.happen(lambda ms: events.UploadLate(at_ms=ms, lease=lease, reason="closed"))
             return
         if not is_known:
             self.world.accept(lease)
         del self.world.uploading[lease]
         if is_heard:
-            self.world.happen(lambda ms: UploadAccepted(at_ms=ms, lease=lease))
+            self.world.happen(lambda ms: events.UploadAccepted(at_ms=ms, lease=lease))
         else:
-            self.world.happen(lambda ms: UploadBroken(at_ms=ms, lease=lease, reason="reset"))
+            self.world.happen(lambda ms: events.UploadBroken(at_ms=ms, lease=lease, reason="reset"))
 
     @rule()
     def restart_daemon(self) -> None:
@@ -224,8 +214,8 @@ class NodeMachine(RuleBasedStateMachine):
             self.settle()
         assert not self.world.session.unhealthy
         assert isinstance(self.world.session.work, Idle)
-        assert all(desk.assignment is None for desk in self.world.desks.values())
-        self.world.happen(lambda ms: DrainRequested(at_ms=ms, reason="SIGTERM"))
+        assert all(job.assignment is None for job in self.world.jobs.values())
+        self.world.happen(lambda ms: events.DrainRequested(at_ms=ms, reason="SIGTERM"))
         assert self.world.has_left
         assert self.world.session.link.phase is LinkPhase.LEFT
 
@@ -235,7 +225,7 @@ class NodeMachine(RuleBasedStateMachine):
         if world.is_dialling:
             self.connect()
         elif world.fetching:
-            self.end_fetch(InputsFetched)
+            self.end_fetch(events.InputsFetched)
         elif world.training:
             self.finish_training()
         elif world.uploading:

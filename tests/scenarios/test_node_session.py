@@ -60,14 +60,14 @@ from tests.unit.node.node_states import (
     at,
     digest,
     lease,
-    reached,
+    reach,
     rests,
     unhealthy,
     update,
 )
 
 
-def worked(held: Lease, accepted: Digest | None = None) -> tuple[NodeEvent, ...]:
+def train(held: Lease, accepted: Digest | None = None) -> tuple[NodeEvent, ...]:
     """A round from its assignment to its upload; the update is named after the lease."""
     return (
         ShardAssigned(at_ms=at(50), assignment=assignment(held, accepted=accepted)),
@@ -76,27 +76,27 @@ def worked(held: Lease, accepted: Digest | None = None) -> tuple[NodeEvent, ...]
     )
 
 
-def sent(held: Lease) -> Digest:
+def sent_as(held: Lease) -> Digest:
     return digest(f"{held.round}/{held.number}")
 
 
 def start_of(session: NodeSession, held: Lease, accepted: Digest | None) -> TrainingStart:
     """Where the training of an assignment starts."""
-    step = after(session, worked(held, accepted)[:2])
+    step = after(session, train(held, accepted)[:2])
     (command,) = (command for command in step.commands if isinstance(command, StartTraining))
     return command.start
 
 
 ROUND_3, ROUND_4 = lease(3, 7), lease(4, 8)
-AFTER_3 = reached(*CONNECT, *worked(ROUND_3))
+AFTER_3 = reach(*CONNECT, *train(ROUND_3))
 
 
 def test_the_first_training_of_a_job_starts_fresh() -> None:
-    assert start_of(reached(*CONNECT), ROUND_3, None) == FRESH
+    assert start_of(reach(*CONNECT), ROUND_3, None) == FRESH
 
 
 def test_an_accepted_update_is_not_returned() -> None:
-    assert start_of(AFTER_3, ROUND_4, sent(ROUND_3)) == TrainingStart(3, returns_update=False)
+    assert start_of(AFTER_3, ROUND_4, sent_as(ROUND_3)) == TrainingStart(3, returns_update=False)
 
 
 def test_an_update_that_the_assignment_does_not_name_is_returned() -> None:
@@ -116,17 +116,21 @@ def test_a_late_update_is_returned_at_the_next_training() -> None:
 
 
 def test_a_residual_three_rounds_old_is_dropped() -> None:
-    assert start_of(AFTER_3, lease(5, 9), sent(ROUND_3)) == TrainingStart(3, returns_update=False)
-    assert start_of(AFTER_3, lease(6, 9), sent(ROUND_3)) == FRESH
+    assert start_of(AFTER_3, lease(5, 9), sent_as(ROUND_3)) == TrainingStart(
+        3, returns_update=False
+    )
+    assert start_of(AFTER_3, lease(6, 9), sent_as(ROUND_3)) == FRESH
 
 
 def test_a_round_assigned_again_with_another_shard_starts_where_it_started_before() -> None:
-    after_4 = after(AFTER_3, worked(ROUND_4, sent(ROUND_3))).session
-    again = assignment(lease(4, 9), accepted=sent(ROUND_3), start=32)
+    after_4 = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
+    again = assignment(lease(4, 9), accepted=sent_as(ROUND_3), start=32)
     step = transition(after_4, ShardAssigned(at_ms=at(90), assignment=again))
     step = step.then(lambda s: transition(s, InputsFetched(at_ms=at(95), lease=again.lease)))
-    train = step.commands[-2]
-    assert train == StartTraining(again, TrainingStart(3, returns_update=False), kept_rounds=(3,))
+    training = step.commands[-2]
+    assert training == StartTraining(
+        again, TrainingStart(3, returns_update=False), kept_rounds=(3,)
+    )
 
 
 def test_the_same_work_under_another_lease_is_only_sent() -> None:
@@ -136,7 +140,7 @@ def test_the_same_work_under_another_lease_is_only_sent() -> None:
 
 
 def test_the_same_work_is_done_again_when_its_start_was_judged_differently_since() -> None:
-    after_4 = after(AFTER_3, worked(ROUND_4, sent(ROUND_3))).session
+    after_4 = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
     assert start_of(after_4, lease(4, 9), None) == TrainingStart(3, returns_update=True)
 
 
@@ -147,7 +151,7 @@ def test_a_restarted_daemon_sends_a_finished_update_without_training() -> None:
 
 
 def test_training_goes_on_while_the_link_is_down() -> None:
-    lost = after(reached(*CONNECT, ASSIGN, FETCH, LOSE), (TRAIN,))
+    lost = after(reach(*CONNECT, ASSIGN, FETCH, LOSE), (TRAIN,))
     assert isinstance(lost.session.work, Uploading)
     assert lost.commands == ()
     again = TimerFired(at_ms=lost.session.link.retry_at_ms, timer=Timer.RECONNECT)
@@ -156,12 +160,12 @@ def test_training_goes_on_while_the_link_is_down() -> None:
 
 
 def test_an_assignment_said_again_after_a_reconnect_is_ignored() -> None:
-    training = reached(*CONNECT, ASSIGN, FETCH)
+    training = reach(*CONNECT, ASSIGN, FETCH)
     assert transition(training, ASSIGN) == (training, ())
 
 
 def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() -> None:
-    training = reached(*CONNECT, ASSIGN, FETCH)
+    training = reach(*CONNECT, ASSIGN, FETCH)
     following = assignment(lease(4, 8))
     step = after(
         training,
@@ -177,14 +181,14 @@ def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() ->
 
 def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
     cancel = ShardCancelled(at_ms=at(25), lease=lease(), reason="closed")
-    step = after(reached(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
+    step = after(reach(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
     assert step.session.memory.rounds(JOB) == ()
     assert step.session.worker.busy is None
 
 
 def test_another_job_waits_its_turn() -> None:
     step = after(
-        reached(*CONNECT, ASSIGN, OTHER, FETCH, TRAIN),
+        reach(*CONNECT, ASSIGN, OTHER, FETCH, TRAIN),
         (UploadAccepted(at_ms=at(80), lease=lease()),),
     )
     assert step.commands == (FetchInputs(assignment(lease(0, 2, OTHER_JOB))),)
@@ -192,7 +196,7 @@ def test_another_job_waits_its_turn() -> None:
 
 def test_a_drain_lets_training_finish_and_then_leaves() -> None:
     step = after(
-        reached(*CONNECT, ASSIGN, FETCH),
+        reach(*CONNECT, ASSIGN, FETCH),
         (DRAIN, TRAIN, UploadAccepted(at_ms=at(80), lease=lease())),
     )
     assert step.commands == (
@@ -205,7 +209,7 @@ def test_a_drain_lets_training_finish_and_then_leaves() -> None:
 
 def test_a_drain_out_of_time_hands_back_and_leaves() -> None:
     step = after(
-        reached(*CONNECT, ASSIGN, FETCH, DRAIN),
+        reach(*CONNECT, ASSIGN, FETCH, DRAIN),
         (TimerFired(at_ms=at(25_040), timer=Timer.DRAIN),),
     )
     assert step.commands == (
@@ -216,7 +220,7 @@ def test_a_drain_out_of_time_hands_back_and_leaves() -> None:
 
 
 def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_handed_back() -> None:
-    session = reached(*CONNECT, ASSIGN, FETCH)
+    session = reach(*CONNECT, ASSIGN, FETCH)
     waits = []
     for _ in range(3):
         step = transition(session, DIE)
@@ -238,13 +242,13 @@ def given_up_on_a_shard() -> NodeSession:
 def test_a_shard_that_kills_the_worker_does_not_keep_the_node_from_other_work() -> None:
     session = given_up_on_a_shard()
     for held in (lease(0, 2, OTHER_JOB), lease(4, 8)):
-        step = after(session, worked(held)[:2])
+        step = after(session, train(held)[:2])
         assert step.session.worker.deaths == 0
         assert isinstance(step.commands[-2], StartTraining)
 
 
 def test_a_round_that_killed_the_worker_gets_one_more_try_when_it_is_given_again() -> None:
-    step = after(given_up_on_a_shard(), (*worked(lease(3, 9))[:2], DIE))
+    step = after(given_up_on_a_shard(), (*train(lease(3, 9))[:2], DIE))
     assert step.commands[-1] == HandBack(lease(3, 9), "the worker died again: signal 11")
     assert step.session.work == Idle()
 
@@ -274,7 +278,7 @@ def test_an_unhealthy_node_whose_worker_starts_after_all_greets_the_coordinator_
     assert step.commands == (OpenLink(()),)
     well = transition(step.session, Connected(at_ms=at(90_010)))
     assert (well.session.unhealthy, well.commands) == ("", ())
-    assert isinstance(after(well.session, worked(lease(4, 8))[:2]).commands[-2], StartTraining)
+    assert isinstance(after(well.session, train(lease(4, 8))[:2]).commands[-2], StartTraining)
 
 
 def test_a_start_that_hangs_is_ended_like_a_training() -> None:
@@ -292,7 +296,7 @@ def test_starts_that_failed_are_forgiven_once_a_worker_got_ready() -> None:
 
 
 def test_a_training_without_any_progress_has_its_worker_ended_after_ten_minutes() -> None:
-    step = after(reached(*CONNECT, ASSIGN), (FETCH,))
+    step = after(reach(*CONNECT, ASSIGN), (FETCH,))
     stall = step.commands[-1]
     assert stall == SetTimer(Timer.STALL, at(FETCH.at_ms + 600_000))
     step = transition(step.session, TimerFired(at_ms=stall.at_ms, timer=Timer.STALL))
@@ -303,7 +307,7 @@ def test_a_training_without_any_progress_has_its_worker_ended_after_ten_minutes(
 
 def test_after_the_first_progress_silence_is_borne_for_two_minutes() -> None:
     progress = TrainingProgressed(at_ms=at(1_000), lease=lease(), steps_done=5)
-    step = transition(reached(*CONNECT, ASSIGN, FETCH), progress)
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), progress)
     assert step.commands == (SetTimer(Timer.STALL, at(121_000)),)
     early = TimerFired(at_ms=at(120_999), timer=Timer.STALL)
     assert transition(step.session, early) == (step.session, ())
@@ -314,19 +318,19 @@ def test_after_the_first_progress_silence_is_borne_for_two_minutes() -> None:
 def test_slow_inner_steps_are_waited_for_longer() -> None:
     first = TrainingProgressed(at_ms=at(30_020), lease=lease(), steps_done=1)
     quick = TrainingProgressed(at_ms=at(31_020), lease=lease(), steps_done=2)
-    step = after(reached(*CONNECT, ASSIGN, FETCH), (first, quick))
+    step = after(reach(*CONNECT, ASSIGN, FETCH), (first, quick))
     assert step.commands[-1] == SetTimer(Timer.STALL, at(31_020 + 20 * 30_000))
 
 
 def test_a_restarted_training_has_all_its_time_again() -> None:
     progress = TrainingProgressed(at_ms=at(1_000), lease=lease(), steps_done=5)
-    session = after(reached(*CONNECT, ASSIGN, FETCH), (progress, DIE)).session
+    session = after(reach(*CONNECT, ASSIGN, FETCH), (progress, DIE)).session
     step = transition(session, rests(session))
     assert step.commands[-1] == SetTimer(Timer.STALL, at(session.worker.retry_at_ms + 600_000))
 
 
 def test_a_worker_that_is_dropping_its_shard_is_not_ended_for_a_stall() -> None:
-    aborting = reached(*CONNECT, ASSIGN, FETCH, CANCEL)
+    aborting = reach(*CONNECT, ASSIGN, FETCH, CANCEL)
     fired = TimerFired(at_ms=at(700_000), timer=Timer.STALL)
     assert transition(aborting, fired) == (aborting, ())
 
@@ -339,20 +343,20 @@ def test_an_unhealthy_node_says_so_on_each_new_link() -> None:
 
 
 def test_a_finished_training_forgives_the_worker_its_deaths() -> None:
-    session = reached(*CONNECT, ASSIGN, FETCH, DIE)
+    session = reach(*CONNECT, ASSIGN, FETCH, DIE)
     step = after(session, (rests(session), TRAIN))
     assert step.session.worker.deaths == 0
 
 
 def test_an_idle_worker_may_die_without_a_word() -> None:
-    idle = reached(*CONNECT)
+    idle = reach(*CONNECT)
     assert transition(idle, WorkerDied(at_ms=at(50), reason="signal 9")) == (idle, ())
 
 
 def test_work_handed_back_without_a_link_is_told_once_the_link_is_there() -> None:
     lost = after(unhealthy(), (LinkLost(at_ms=at(90_000), reason="reset"),)).session
     assert lost.owed == ()
-    training = reached(*CONNECT, ASSIGN, FETCH, LOSE)
+    training = reach(*CONNECT, ASSIGN, FETCH, LOSE)
     aborted = transition(training, TrainingAborted(at_ms=at(45), lease=lease())).session
     again = TimerFired(at_ms=aborted.link.retry_at_ms, timer=Timer.RECONNECT)
     step = after(aborted, (again, Connected(at_ms=at(900))))
@@ -360,17 +364,17 @@ def test_work_handed_back_without_a_link_is_told_once_the_link_is_there() -> Non
 
 
 def test_work_handed_back_is_not_taken_up_when_it_is_said_again() -> None:
-    idle = after(reached(*CONNECT, ASSIGN, FETCH), (TrainingAborted(at_ms=at(45), lease=lease()),))
+    idle = after(reach(*CONNECT, ASSIGN, FETCH), (TrainingAborted(at_ms=at(45), lease=lease()),))
     step = transition(idle.session, ASSIGN)
     assert [type(command) for command in step.commands] == [HandBack]
 
 
 def test_the_ninth_job_pushes_out_the_one_longest_untouched() -> None:
-    session = reached(*CONNECT)
+    session = reach(*CONNECT)
     for number in range(JOBS_MAX):
         held = lease(0, 1, JobId(f"job-{number:012x}"))
         done = UploadAccepted(at_ms=at(80), lease=held)
-        session = after(session, (*worked(held), done)).session
+        session = after(session, (*train(held), done)).session
     newest = ShardAssigned(at_ms=at(90), assignment=assignment(lease(0, 1, JobId("job-new"))))
     step = transition(session, newest)
     assert step.commands[0] == DeleteJobState(JobId("job-000000000000"))
@@ -397,7 +401,7 @@ def waits_while_away(session: NodeSession, dials: int) -> list[int]:
 
 
 def test_a_good_link_that_broke_is_dialled_every_second_or_so_for_a_minute() -> None:
-    session = reached(*CONNECT)
+    session = reach(*CONNECT)
     broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
     session = transition(session, broken).session
     waits = waits_while_away(session, 60)
@@ -411,7 +415,7 @@ def test_a_good_link_that_broke_is_dialled_every_second_or_so_for_a_minute() -> 
 
 
 def test_a_dial_that_nobody_answered_for_long_is_followed_by_the_next_at_once() -> None:
-    session = reached(*CONNECT)
+    session = reach(*CONNECT)
     broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
     session = transition(session, broken).session
     for _ in range(6):
@@ -423,14 +427,14 @@ def test_a_dial_that_nobody_answered_for_long_is_followed_by_the_next_at_once() 
 
 
 def test_a_coordinator_that_was_never_reached_is_dialled_ever_more_seldom() -> None:
-    session = reached(CONNECT[0])
+    session = reach(CONNECT[0])
     session = transition(session, LinkLost(at_ms=at(5), reason="refused")).session
     waits = waits_while_away(session, 9)
     assert CAP_MS // 2 <= waits[-1] < CAP_MS
 
 
 def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None:
-    session = reached(*CONNECT)
+    session = reach(*CONNECT)
     broken = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="cut")
     session = transition(session, broken).session
     due = session.link.retry_at_ms
@@ -440,7 +444,7 @@ def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None
 
 
 def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() -> None:
-    session = reached(*CONNECT)
+    session = reach(*CONNECT)
     waits = []
     for _ in range(6):
         session = transition(session, LinkLost(at_ms=session.link.since_ms, reason="")).session
@@ -455,14 +459,14 @@ def test_a_link_that_lasted_is_retried_quickly_and_a_flapping_one_ever_slower() 
 
 
 def test_a_refused_link_is_retried_slowly_and_without_end() -> None:
-    session = reached(*CONNECT[:1])
+    session = reach(*CONNECT[:1])
     refused = transition(session, LinkRejected(at_ms=at(7), reason="upgrade")).session
     assert refused.link.retry_at_ms - 7 >= CAP_MS // 2
     assert refused.link.reason == "upgrade"
 
 
 def test_an_upload_that_makes_progress_is_retried_quickly() -> None:
-    session = reached(*CONNECT, ASSIGN, FETCH, TRAIN)
+    session = reach(*CONNECT, ASSIGN, FETCH, TRAIN)
     for _ in range(6):
         broken = UploadBroken(at_ms=at(0), lease=lease(), reason="reset", has_progressed=True)
         step = transition(session, broken)
@@ -474,7 +478,7 @@ def test_an_upload_that_makes_progress_is_retried_quickly() -> None:
 
 
 def test_a_worker_that_rests_trains_nothing_else_meanwhile() -> None:
-    resting = reached(*CONNECT, ASSIGN, FETCH, DIE)
+    resting = reach(*CONNECT, ASSIGN, FETCH, DIE)
     early = TimerFired(at_ms=at(41), timer=Timer.WORKER)
     assert isinstance(resting.work, Training)
     assert transition(resting, early) == (resting, ())
@@ -483,7 +487,7 @@ def test_a_worker_that_rests_trains_nothing_else_meanwhile() -> None:
 def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
     staggered = replace(assignment(), upload_after_ms=at(400))
     told = ShardAssigned(at_ms=at(10), assignment=staggered)
-    session = reached(*CONNECT, told, FETCH)
+    session = reach(*CONNECT, told, FETCH)
     step = transition(session, TrainingFinished(at_ms=at(100), lease=lease(), update=update()))
     assert step.commands == (SetTimer(Timer.RETRY, at(500)),)
     early = transition(step.session, TimerFired(at_ms=at(499), timer=Timer.RETRY))
@@ -495,7 +499,7 @@ def test_a_finished_update_waits_as_long_as_it_was_planned_to() -> None:
 def test_a_planned_wait_does_not_outlast_a_broken_link() -> None:
     staggered = replace(assignment(), upload_after_ms=at(60_000))
     told = ShardAssigned(at_ms=at(10), assignment=staggered)
-    session = reached(*CONNECT, told, FETCH, LOSE)
+    session = reach(*CONNECT, told, FETCH, LOSE)
     finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
     step = transition(session, finished)
     assert step.commands == ()
@@ -507,7 +511,7 @@ def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
     staggered = replace(assignment(), upload_after_ms=at(400))
     told = ShardAssigned(at_ms=at(10), assignment=staggered)
     finished = TrainingFinished(at_ms=at(100), lease=lease(), update=update())
-    session = reached(*CONNECT, told, FETCH, finished, CANCEL)
+    session = reach(*CONNECT, told, FETCH, finished, CANCEL)
     assert session.work == Idle()
     assert transition(session, TimerFired(at_ms=at(500), timer=Timer.RETRY)).commands == ()
 
@@ -515,7 +519,7 @@ def test_an_update_that_waits_is_dropped_with_its_lease() -> None:
 def test_a_worker_that_dies_before_it_trains_costs_the_work_nothing() -> None:
     """It dies over the first model that it was to draw, which is then fetched."""
     for death in (DIE, NO_START):
-        dead = after(reached(*CONNECT, ASSIGN), (death, death, death, death))
+        dead = after(reach(*CONNECT, ASSIGN), (death, death, death, death))
         assert dead.commands == ()
         step = transition(dead.session, FETCH)
         assert isinstance(step.commands[0], StartTraining)

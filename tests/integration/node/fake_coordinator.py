@@ -61,7 +61,7 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.heartbeat = asyncio.Event()
         self.offsets: list[int] = []
         self.asked_bytes = 0
-        """Of blobs, ever."""
+        """Bytes of blobs that were asked for so far."""
         self.nonces: list[int] = []
         self.headers: list[node_pb2.UpdateHeader] = []
         self.stored = bytearray()
@@ -259,12 +259,12 @@ class Served(NamedTuple):
 
     @property
     def address(self) -> str:
-        """Of the main listener."""
+        """Address of the main listener."""
         return self.token.addresses[0]
 
 
 @asynccontextmanager
-async def served(folder: Path | None = None, node_port: int = 0) -> AsyncIterator[Served]:
+async def serve(folder: Path | None = None, node_port: int = 0) -> AsyncIterator[Served]:
     """Serve on loopback: with TLS and an authority in ``folder``, else in the clear."""
     service = FakeCoordinator()
     server = grpc.aio.server()

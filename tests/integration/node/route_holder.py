@@ -21,7 +21,7 @@ def control_to(address: str) -> str:
 
 
 def routes(address: str) -> list[str]:
-    """Of this program, as `ip` shows them."""
+    """Routes of this program, as `ip` shows them."""
     with os.popen(f"ip route show {address} proto 184") as shown:  # noqa: S605
         return shown.read().split("\n")[:-1]
 

@@ -25,7 +25,7 @@ from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.assignment import blob_value
 from hypergpu.wire.frames import frame
 from tests.integration.node.daemon_kit import DaemonKit, message_of
-from tests.integration.node.fake_coordinator import served, state_paths_in
+from tests.integration.node.fake_coordinator import serve, state_paths_in
 from tests.processes import Cluster, json_lines
 from tests.unit.node.node_states import assignment
 
@@ -34,7 +34,7 @@ FETCHED = "the first model is fetched, not computed"
 
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
-    async with served(tmp_path / "authority") as there:
+    async with serve(tmp_path / "authority") as there:
         yield DaemonKit(there, tmp_path)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.wire.token import token_text
-from tests.integration.node.fake_coordinator import Served, served
+from tests.integration.node.fake_coordinator import Served, serve
 from tests.processes import ENVIRONMENT
 
 
@@ -40,7 +40,7 @@ async def node(folder: Path, *arguments: str, **environment: str) -> AsyncIterat
         await process.communicate()
 
 
-async def ended(process: Process, stdin: str = "") -> tuple[int, str]:
+async def wait_for_end(process: Process, stdin: str = "") -> tuple[int, str]:
     """Exit status and what was written, both streams together."""
     async with asyncio.timeout(240):
         out, err = await process.communicate(stdin.encode())
@@ -50,13 +50,13 @@ async def ended(process: Process, stdin: str = "") -> tuple[int, str]:
 
 @pytest.fixture
 async def there(tmp_path: Path) -> AsyncIterator[Served]:
-    async with served(tmp_path / "authority") as there:
+    async with serve(tmp_path / "authority") as there:
         yield there
 
 
 async def test_a_node_that_never_joined_is_told_how(tmp_path: Path) -> None:
     async with node(tmp_path / "node", "run") as process:
-        status, text = await ended(process)
+        status, text = await wait_for_end(process)
     assert status == Reason.NODE_NOT_JOINED.exit_code
     assert "fix: join first: hypergpu-node join --token-file FILE" in text
 
@@ -65,18 +65,18 @@ async def test_a_join_takes_its_token_from_stdin_and_may_end_there(
     there: Served, tmp_path: Path
 ) -> None:
     async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
-        status, text = await ended(process, token_text(there.token) + "\n")
+        status, text = await wait_for_end(process, token_text(there.token) + "\n")
     assert status == 0
     assert f"joined 127.0.0.1:{there.service.node_port}" in text
     async with node(tmp_path / "node", "show") as process:
         assert there.service.joins[0].capabilities.worker == "null"
-        assert "coordinator  127.0.0.1" in (await ended(process))[1]
+        assert "coordinator  127.0.0.1" in (await wait_for_end(process))[1]
 
 
 @pytest.mark.parametrize("command", [("show",), ("passphrase", "--new", "new.txt")])
 async def test_what_only_looks_makes_no_node(tmp_path: Path, command: tuple[str, ...]) -> None:
     async with node(tmp_path / "typo", *command) as process:
-        status, text = await ended(process)
+        status, text = await wait_for_end(process)
     assert status == Reason.NODE_NOT_JOINED.exit_code
     assert f"there is no node's key in {tmp_path / 'typo'}" in text
     assert not (tmp_path / "typo").exists()
@@ -87,7 +87,7 @@ async def test_a_token_of_another_authority_ends_the_daemon(there: Served, tmp_p
     token = tmp_path / "token"
     token.write_text(token_text(there.token))
     async with node(tmp_path / "node", "join", "--token-file", str(token)) as process:
-        status, text = await ended(process)
+        status, text = await wait_for_end(process)
     assert status == Reason.TOKEN_EXPIRED.exit_code
     assert "it ran out" in text
 
@@ -101,7 +101,7 @@ async def test_a_first_sigterm_drains_and_leaves_with_status_0(
         await there.service.heartbeat.wait()
         process.send_signal(signal.SIGTERM)
         assert (await there.service.next_said("draining")).reason == "SIGTERM"
-        status, text = await ended(process)
+        status, text = await wait_for_end(process)
     assert status == 0
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert "Leave" in {line["event"] for line in lines}
@@ -110,7 +110,7 @@ async def test_a_first_sigterm_drains_and_leaves_with_status_0(
 
 async def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
     async with node(tmp_path / "node", "run", "--worker", "abacus") as process:
-        status, text = await ended(process)
+        status, text = await wait_for_end(process)
     assert status == Reason.ARGUMENT_INVALID.exit_code
     assert "worker: Input should be 'auto'" in text
 
@@ -120,7 +120,7 @@ async def test_a_token_that_was_cut_off_is_refused_without_its_secret(
 ) -> None:
     whole = token_text(msgspec.structs.replace(there.token, secret="x" * 40))
     async with node(tmp_path / "node", "join", "--token-file", "-") as process:
-        status, text = await ended(process, whole[:-5] + "\n")
+        status, text = await wait_for_end(process, whole[:-5] + "\n")
     assert status == Reason.TOKEN_INVALID.exit_code
     assert "x" * 10 not in text
 
@@ -135,7 +135,7 @@ async def test_a_sigterm_before_the_worker_is_ready_ends_the_daemon(
         async with asyncio.timeout(240):
             assert b"a worker was started" in await process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        status, _ = await ended(process)
+        status, _ = await wait_for_end(process)
     assert status == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_node_that_comes_back_dials_in_before_its_worker_is_ready(
     there: Served, tmp_path: Path
 ) -> None:
     async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
-        await ended(process, token_text(there.token) + "\n")
+        await wait_for_end(process, token_text(there.token) + "\n")
     known = tmp_path / "node" / "worker.json"
     outdated = known.read_text().replace('"cpu"', '"cuda"')
     known.write_text(outdated)
@@ -178,7 +178,7 @@ async def test_a_node_that_comes_back_says_when_its_worker_is_ready(
     there: Served, tmp_path: Path
 ) -> None:
     async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
-        await ended(process, token_text(there.token) + "\n")
+        await wait_for_end(process, token_text(there.token) + "\n")
     path, begin = held_worker(tmp_path)
     async with node(tmp_path / "node", "run", PYTHONPATH=path):
         assert (await there.service.next_said("hello")).is_starting
@@ -188,7 +188,7 @@ async def test_a_node_that_comes_back_says_when_its_worker_is_ready(
 
 async def test_a_worker_that_hangs_while_it_starts_is_ended(there: Served, tmp_path: Path) -> None:
     async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
-        await ended(process, token_text(there.token) + "\n")
+        await wait_for_end(process, token_text(there.token) + "\n")
     path = worker_that(tmp_path, "import signal; signal.pause()")
     limit = {"HYPERGPU_NODE_FIRST_PROGRESS_LIMIT_MS": "1000"}
     async with node(tmp_path / "node", "run", PYTHONPATH=path, **limit) as process:

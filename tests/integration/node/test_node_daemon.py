@@ -12,12 +12,12 @@ from hypergpu.digest import digest_of
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import assignment_value
 from tests.integration.node.daemon_kit import JOB, OTHER_JOB, DaemonKit
-from tests.integration.node.fake_coordinator import is_signed, served, state_paths_in
+from tests.integration.node.fake_coordinator import is_signed, serve, state_paths_in
 
 
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
-    async with served(tmp_path / "authority") as there:
+    async with serve(tmp_path / "authority") as there:
         yield DaemonKit(there, tmp_path)
 
 
@@ -141,5 +141,5 @@ async def test_an_unreachable_coordinator_is_dialled_until_it_is_there(kit: Daem
         await kit.service.next_said("hello")
     address = kit.service.node_port
     await kit.there.server.stop(None)
-    async with kit.daemon(None), served(kit.folder / "authority", address) as again:
+    async with kit.daemon(None), serve(kit.folder / "authority", address) as again:
         await again.service.next_said("hello")

@@ -34,7 +34,7 @@ from tests.integration.node.fake_coordinator import (
     Served,
     calls_to,
     open_calls,
-    served,
+    serve,
     state_paths_in,
 )
 from tests.unit.node.node_states import assignment, lease
@@ -62,7 +62,7 @@ class DownloadKit:
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[DownloadKit]:
     with state_paths_in(tmp_path) as paths:
-        async with served() as there, calls_to(there.address) as calls:
+        async with serve() as there, calls_to(there.address) as calls:
             there.service.put(CONTENT)
             yield DownloadKit(there, calls, BlobCache(paths, Bytes(1 << 30)))
 
@@ -141,35 +141,7 @@ async def test_the_cache_forgets_what_was_used_longest_ago_and_nothing_at_work(
     assert left == [True, False, False, True]
 
 
-class Advance:
-    """A model, the model before it, and the delta between them, as a coordinator makes them."""
-
-    def __init__(self, kit: DownloadKit, folder: Path) -> None:
-        floats = np.random.default_rng(1).normal(size=LAYOUT.parameters_count).astype(np.float32)
-        difference = Flat(floats, np.empty(0, np.float32), np.empty(0, np.int64))
-        base, delta, model = folder / "base", folder / "delta", folder / "model"
-        base.write_bytes(floats.tobytes())
-        delta.write_bytes(encode_update(LAYOUT, "int4", difference).payload.tobytes())
-        apply_delta(base, delta, model, layout=LAYOUT, scheme="int4")
-        put = kit.service.put
-        put(LAYOUT.to_json())
-        self.base = blob_value(put(base.read_bytes()))
-        self.model = blob_value(put(model.read_bytes()))
-        self.delta = blob_value(put(delta.read_bytes()))
-
-    def first(self) -> Assignment:
-        return self._of(self.base, None)
-
-    def second(self) -> Assignment:
-        return self._of(self.model, Delta(self.base.digest, self.delta, "int4"))
-
-    def _of(self, model: BlobRef, delta: Delta | None) -> Assignment:
-        plain = assignment(lease())
-        task = msgspec.structs.replace(plain.task, model=model, layout=LAYOUT.digest)
-        return msgspec.structs.replace(plain, task=task, deltas=(delta,) if delta else ())
-
-
-class Chain:
+class DeltaChain:
     """Models of some rounds in a row and the deltas between them."""
 
     def __init__(self, kit: DownloadKit, folder: Path, *, rounds: int) -> None:
@@ -190,7 +162,7 @@ class Chain:
             self.deltas.append(Delta(self.models[-1].digest, delta, "int4"))
             self.models.append(blob_value(put(after.read_bytes())))
 
-    def assigned(self, number: int) -> Assignment:
+    def assignment(self, number: int) -> Assignment:
         """Work on the model after that many rounds."""
         plain = assignment(lease())
         task = msgspec.structs.replace(plain.task, model=self.models[number], layout=LAYOUT.digest)
@@ -198,7 +170,7 @@ class Chain:
         return msgspec.structs.replace(plain, task=task, deltas=deltas)
 
 
-async def bring(kit: DownloadKit, *wanted: Assignment) -> Digest:
+async def get_model(kit: DownloadKit, *wanted: Assignment) -> Digest:
     models = Models(kit.cache, kit.download)
     paths = [await models.get(kit.calls, each) for each in wanted]
     return digest_of(paths[-1].read_bytes())
@@ -207,37 +179,37 @@ async def bring(kit: DownloadKit, *wanted: Assignment) -> Digest:
 async def test_a_model_is_made_of_the_one_before_by_its_delta(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    advance = Advance(kit, tmp_path)
-    del kit.service.blobs[advance.model.digest]
-    assert await bring(kit, advance.first(), advance.second()) == advance.model.digest
-    assert not kit.cache.path(advance.delta.digest).exists()
+    chain = DeltaChain(kit, tmp_path, rounds=1)
+    del kit.service.blobs[chain.models[1].digest]
+    assert await get_model(kit, chain.assignment(0), chain.assignment(1)) == chain.models[1].digest
+    assert not kit.cache.path(chain.deltas[0].blob.digest).exists()
 
 
 async def test_without_the_model_before_the_whole_model_is_fetched(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    advance = Advance(kit, tmp_path)
-    del kit.service.blobs[advance.delta.digest]
-    assert await bring(kit, advance.second()) == advance.model.digest
+    chain = DeltaChain(kit, tmp_path, rounds=1)
+    del kit.service.blobs[chain.deltas[0].blob.digest]
+    assert await get_model(kit, chain.assignment(1)) == chain.models[1].digest
 
 
 async def test_a_delta_that_gives_another_model_is_replaced_by_the_whole_model(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    advance = Advance(kit, tmp_path)
-    wrong = blob_value(kit.service.put(bytes(advance.delta.size_bytes)))
-    astray = advance.second()
-    delta = Delta(advance.base.digest, wrong, "int4")
+    chain = DeltaChain(kit, tmp_path, rounds=1)
+    wrong = blob_value(kit.service.put(bytes(chain.deltas[0].blob.size_bytes)))
+    astray = chain.assignment(1)
+    delta = Delta(chain.models[0].digest, wrong, "int4")
     astray = msgspec.structs.replace(astray, deltas=(delta,))
-    assert await bring(kit, advance.first(), astray) == advance.model.digest
+    assert await get_model(kit, chain.assignment(0), astray) == chain.models[1].digest
 
 
 async def test_a_node_that_missed_rounds_applies_the_deltas_since(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(kit, tmp_path, rounds=4)
+    chain = DeltaChain(kit, tmp_path, rounds=4)
     del kit.service.blobs[chain.models[-1].digest]
-    assert await bring(kit, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+    assert await get_model(kit, chain.assignment(1), chain.assignment(4)) == chain.models[4].digest
     held = {path.name for path in kit.cache.path(chain.models[0].digest).parent.iterdir()}
     assert held >= {chain.models[1].digest, chain.models[4].digest}
     assert not held & {model.digest for model in chain.models[2:4]}
@@ -246,28 +218,30 @@ async def test_a_node_that_missed_rounds_applies_the_deltas_since(
 async def test_the_newest_model_here_is_what_deltas_lead_on_from(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(kit, tmp_path, rounds=4)
-    await bring(kit, chain.assigned(1), chain.assigned(3))
+    chain = DeltaChain(kit, tmp_path, rounds=4)
+    await get_model(kit, chain.assignment(1), chain.assignment(3))
     for blob in (*(delta.blob for delta in chain.deltas[:3]), chain.models[4]):
         kit.service.blobs.pop(blob.digest)
-    assert await bring(kit, chain.assigned(4)) == chain.models[4].digest
+    assert await get_model(kit, chain.assignment(4)) == chain.models[4].digest
 
 
 async def test_a_delta_that_is_gone_from_the_middle_is_no_loss(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(kit, tmp_path, rounds=4)
+    chain = DeltaChain(kit, tmp_path, rounds=4)
     del kit.service.blobs[chain.deltas[2].blob.digest]
-    assert await bring(kit, chain.assigned(1), chain.assigned(4)) == chain.models[4].digest
+    assert await get_model(kit, chain.assignment(1), chain.assignment(4)) == chain.models[4].digest
 
 
 async def test_deltas_larger_than_the_model_are_left_alone(
     kit: DownloadKit, tmp_path: Path
 ) -> None:
-    chain = Chain(kit, tmp_path, rounds=12)
+    chain = DeltaChain(kit, tmp_path, rounds=12)
     for delta in chain.deltas:
         del kit.service.blobs[delta.blob.digest]
-    assert await bring(kit, chain.assigned(0), chain.assigned(12)) == chain.models[12].digest
+    assert (
+        await get_model(kit, chain.assignment(0), chain.assignment(12)) == chain.models[12].digest
+    )
 
 
 async def test_only_the_last_two_models_of_a_job_are_kept(kit: DownloadKit) -> None:

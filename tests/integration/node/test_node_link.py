@@ -8,16 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.events import (
-    Connected,
-    DrainRequested,
-    JobReleased,
-    LinkLost,
-    LinkRejected,
-    NodeEvent,
-    ShardAssigned,
-    ShardCancelled,
-)
+from gpu_node.core import events
 from gpu_node.shell.link.access import Access
 from gpu_node.shell.link.channels import reject_distant_plaintext
 from gpu_node.shell.link.control import ControlLink
@@ -45,7 +36,7 @@ from tests.integration.node.fake_coordinator import (
     WELCOME,
     FakeCoordinator,
     Served,
-    served,
+    serve,
     state_paths_in,
     terms_for,
 )
@@ -76,7 +67,7 @@ class JoinedNode:
     async def join(self) -> None:
         await self.access.join(self.there.token, CAPABILITIES)
 
-    async def event(self) -> NodeEvent:
+    async def event(self) -> events.NodeEvent:
         async with asyncio.timeout(240):
             return await self.event_queue.next()
 
@@ -88,7 +79,7 @@ class JoinedNode:
 async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[JoinedNode]:
     folder = tmp_path / "authority" if request.param == "tls" else None
     with state_paths_in(tmp_path) as paths:
-        async with served(folder) as there:
+        async with serve(folder) as there:
             node = JoinedNode(there, paths)
             await node.join()
             yield node
@@ -96,9 +87,9 @@ async def node(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 
 @pytest.fixture
-async def secured(tmp_path: Path) -> AsyncIterator[JoinedNode]:
+async def tls_node(tmp_path: Path) -> AsyncIterator[JoinedNode]:
     with state_paths_in(tmp_path) as paths:
-        async with served(tmp_path / "authority") as there:
+        async with serve(tmp_path / "authority") as there:
             node = JoinedNode(there, paths)
             yield node
             await node.link.close()
@@ -106,7 +97,7 @@ async def secured(tmp_path: Path) -> AsyncIterator[JoinedNode]:
 
 async def connect(node: JoinedNode) -> None:
     node.link.open((HELD,))
-    assert isinstance(await node.event(), Connected)
+    assert isinstance(await node.event(), events.Connected)
 
 
 async def test_a_join_is_signed_by_the_key_whose_id_the_node_bears(node: JoinedNode) -> None:
@@ -116,35 +107,35 @@ async def test_a_join_is_signed_by_the_key_whose_id_the_node_bears(node: JoinedN
     assert node_id_of(request.public_key) == node.identity.node_id
 
 
-async def test_the_secret_is_not_sent_to_another_authority(secured: JoinedNode) -> None:
-    token = msgspec.structs.replace(secured.there.token, authority=Digest("ab" * 32))
-    secured.there = secured.there._replace(token=token)
+async def test_the_secret_is_not_sent_to_another_authority(tls_node: JoinedNode) -> None:
+    token = msgspec.structs.replace(tls_node.there.token, authority=Digest("ab" * 32))
+    tls_node.there = tls_node.there._replace(token=token)
     with pytest.raises(HyperGPUError) as refused:
-        await secured.join()
+        await tls_node.join()
     assert refused.value.reason is Reason.AUTHORITY_MISMATCH
-    assert secured.service.joins == []
+    assert tls_node.service.joins == []
 
 
-async def test_a_join_goes_on_to_the_next_address(secured: JoinedNode) -> None:
-    token = secured.there.token
+async def test_a_join_goes_on_to_the_next_address(tls_node: JoinedNode) -> None:
+    token = tls_node.there.token
     token = msgspec.structs.replace(token, addresses=("127.0.0.1:1", *token.addresses))
-    secured.there = secured.there._replace(token=token)
-    await secured.join()
-    assert len(secured.service.joins) == 1
+    tls_node.there = tls_node.there._replace(token=token)
+    await tls_node.join()
+    assert len(tls_node.service.joins) == 1
 
 
-async def test_a_join_that_reaches_nobody_says_where_it_tried(secured: JoinedNode) -> None:
-    token = msgspec.structs.replace(secured.there.token, addresses=("127.0.0.1:1",))
-    secured.there = secured.there._replace(token=token)
+async def test_a_join_that_reaches_nobody_says_where_it_tried(tls_node: JoinedNode) -> None:
+    token = msgspec.structs.replace(tls_node.there.token, addresses=("127.0.0.1:1",))
+    tls_node.there = tls_node.there._replace(token=token)
     with pytest.raises(HyperGPUError, match=r"COORDINATOR_UNREACHABLE.*127\.0\.0\.1:1"):
-        await secured.join()
+        await tls_node.join()
 
 
-async def test_a_users_token_does_not_make_a_node(secured: JoinedNode) -> None:
-    token = msgspec.structs.replace(secured.there.token, role=Role.USER)
-    secured.there = secured.there._replace(token=token)
+async def test_a_users_token_does_not_make_a_node(tls_node: JoinedNode) -> None:
+    token = msgspec.structs.replace(tls_node.there.token, role=Role.USER)
+    tls_node.there = tls_node.there._replace(token=token)
     with pytest.raises(HyperGPUError, match="ROLE_FORBIDDEN"):
-        await secured.join()
+        await tls_node.join()
 
 
 async def test_the_first_message_is_a_hello_with_what_is_being_worked_on(node: JoinedNode) -> None:
@@ -179,14 +170,14 @@ async def test_a_hello_after_the_worker_got_ready_says_nothing_of_it(node: Joine
 
 
 async def test_a_worker_that_gets_ready_during_the_greeting_is_told_of_after_it(
-    secured: JoinedNode,
+    tls_node: JoinedNode,
 ) -> None:
-    await secured.join()
-    secured.link.note_worker_starting()
-    secured.link.open((HELD,))
-    assert (await secured.service.next_said("hello")).is_starting
-    secured.link.note_worker_ready()
-    await secured.service.next_said("worker_ready")
+    await tls_node.join()
+    tls_node.link.note_worker_starting()
+    tls_node.link.open((HELD,))
+    assert (await tls_node.service.next_said("hello")).is_starting
+    tls_node.link.note_worker_ready()
+    await tls_node.service.next_said("worker_ready")
 
 
 async def test_what_the_coordinator_says_becomes_events(node: JoinedNode) -> None:
@@ -203,11 +194,11 @@ async def test_what_the_coordinator_says_becomes_events(node: JoinedNode) -> Non
     node.say(release=node_pb2.Release(job_id=HELD.job_id, reason="over"))
     node.say(drain=node_pb2.Drain(reason="maintenance"))
     first = await node.event()
-    assert isinstance(first, ShardAssigned)
+    assert isinstance(first, events.ShardAssigned)
     assert first.assignment == assignment_value(assigned)
     assert first.assignment.task.options == {"width": 8}
     kinds = [type(await node.event()) for _ in range(3)]
-    assert kinds == [ShardCancelled, JobReleased, DrainRequested]
+    assert kinds == [events.ShardCancelled, events.JobReleased, events.DrainRequested]
 
 
 async def test_an_assignment_that_cannot_be_read_is_handed_back(node: JoinedNode) -> None:
@@ -243,7 +234,7 @@ async def test_what_the_node_says_last_still_arrives(node: JoinedNode) -> None:
 async def test_a_stream_that_ends_is_a_lost_link(node: JoinedNode) -> None:
     await connect(node)
     node.service.to_say.put_nowait(None)
-    assert isinstance(await node.event(), LinkLost)
+    assert isinstance(await node.event(), events.LinkLost)
     assert node.link.calls is None
 
 
@@ -251,7 +242,7 @@ async def test_a_refused_stream_says_why(node: JoinedNode) -> None:
     node.service.rejection = HyperGPUError(Reason.NODE_REVOKED, "it was revoked")
     node.link.open(())
     event = await node.event()
-    assert isinstance(event, LinkRejected)
+    assert isinstance(event, events.LinkRejected)
     assert event.reason == "NODE_REVOKED: it was revoked"
 
 
@@ -262,7 +253,7 @@ async def test_a_coordinator_of_another_version_is_refused_with_the_upgrade(
     node.service.welcome = node_pb2.Welcome(version=newer, heartbeat_interval_ms=200)
     node.link.open(())
     event = await node.event()
-    assert isinstance(event, LinkRejected)
+    assert isinstance(event, events.LinkRejected)
     assert "run here: pip install --upgrade hypergpu" in event.reason
 
 
@@ -271,7 +262,7 @@ async def test_a_coordinator_that_falls_silent_is_a_lost_link(node: JoinedNode) 
     node.service.welcome = node_pb2.Welcome(version=WELCOME.version, heartbeat_interval_ms=20)
     await connect(node)
     event = await node.event()
-    assert isinstance(event, LinkLost)
+    assert isinstance(event, events.LinkLost)
     assert event.reason == "the coordinator is silent"
 
 
@@ -304,7 +295,7 @@ async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(
             accepted = proxies.statistics().nodes["node"].accepted
         await proxies.obey(SetCondition("node", Condition.OPEN))
         # What was accepted stays dead, yet nothing has to be given up before another is tried.
-        assert isinstance(await node.event(), Connected)
+        assert isinstance(await node.event(), events.Connected)
         await node.link.close()
 
 
@@ -320,69 +311,69 @@ async def test_a_dial_that_nobody_answers_ends(node: JoinedNode) -> None:
         await proxies.obey(SetCondition("node", Condition.HALF_OPEN))
         node.link.open(())
         event = await node.event()
-        assert isinstance(event, LinkLost)
+        assert isinstance(event, events.LinkLost)
         assert event.reason == "the coordinator is silent"
         await node.link.close()
 
 
 async def test_a_node_that_is_to_have_bbr_dials_its_own_machine_without(
-    secured: JoinedNode,
+    tls_node: JoinedNode,
 ) -> None:
-    await secured.join()
+    await tls_node.join()
     access = Access(
-        secured.paths, secured.identity, timeout_ms=TIMEOUT_MS, congestion_control="bbr"
+        tls_node.paths, tls_node.identity, timeout_ms=TIMEOUT_MS, congestion_control="bbr"
     )
-    secured.dial_with(access)
-    await connect(secured)
+    tls_node.dial_with(access)
+    await connect(tls_node)
     access.restore_route()
 
 
-async def test_a_certificate_past_two_thirds_of_its_life_is_renewed(secured: JoinedNode) -> None:
-    await secured.join()
-    due_s = secured.access.renewal_due_s()
+async def test_a_certificate_past_two_thirds_of_its_life_is_renewed(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    due_s = tls_node.access.renewal_due_s()
     assert due_s is not None
     assert 15 * 3600 < due_s <= 16 * 3600
-    os.utime(secured.paths.certificate, (0, 0))
-    await connect(secured)
+    os.utime(tls_node.paths.certificate, (0, 0))
+    await connect(tls_node)
     async with asyncio.timeout(240):
-        await secured.service.renewed.wait()
+        await tls_node.service.renewed.wait()
 
 
-async def test_a_renewal_that_finds_the_disk_full_is_tried_again(secured: JoinedNode) -> None:
-    await secured.join()
-    os.utime(secured.paths.certificate, (0, 0))
+async def test_a_renewal_that_finds_the_disk_full_is_tried_again(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    os.utime(tls_node.paths.certificate, (0, 0))
     # What cannot be written to, for whatever reason.
-    certificate = secured.paths.certificate
+    certificate = tls_node.paths.certificate
     certificate.with_name(f".{certificate.name}.new").mkdir()
-    await connect(secured)
+    await connect(tls_node)
     async with asyncio.timeout(240):
         for _ in range(3):
-            await secured.service.renewed.wait()
-            secured.service.renewed.clear()
-    assert secured.link.calls is not None
+            await tls_node.service.renewed.wait()
+            tls_node.service.renewed.clear()
+    assert tls_node.link.calls is not None
 
 
-async def test_a_renewed_certificate_is_kept_and_lasts_as_long_again(secured: JoinedNode) -> None:
-    await secured.join()
-    before = secured.paths.certificate.read_bytes()
-    os.utime(secured.paths.certificate, (0, 0))
-    calls = secured.access.open_calls()
-    await secured.access.renew(calls)
+async def test_a_renewed_certificate_is_kept_and_lasts_as_long_again(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    before = tls_node.paths.certificate.read_bytes()
+    os.utime(tls_node.paths.certificate, (0, 0))
+    calls = tls_node.access.open_calls()
+    await tls_node.access.renew(calls)
     await calls.close()
-    assert secured.paths.certificate.read_bytes() != before
-    assert (secured.access.renewal_due_s() or 0) > 15 * 3600
+    assert tls_node.paths.certificate.read_bytes() != before
+    assert (tls_node.access.renewal_due_s() or 0) > 15 * 3600
 
 
-async def test_a_certificate_that_ran_out_asks_for_another_join(secured: JoinedNode) -> None:
-    await secured.join()
-    assert secured.access.expiry_reason() == ""
-    assert secured.service.authority is not None
-    request = secured.service.joins[0].certificate_request
-    long_ago = secured.service.authority.issue(secured.identity.node_id, request, 1_000_000_000)
-    secured.paths.certificate.write_bytes(long_ago.pem)
-    secured.link.open(())
-    event = await secured.event()
-    assert isinstance(event, LinkRejected)
+async def test_a_certificate_that_ran_out_asks_for_another_join(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    assert tls_node.access.expiry_reason() == ""
+    assert tls_node.service.authority is not None
+    request = tls_node.service.joins[0].certificate_request
+    long_ago = tls_node.service.authority.issue(tls_node.identity.node_id, request, 1_000_000_000)
+    tls_node.paths.certificate.write_bytes(long_ago.pem)
+    tls_node.link.open(())
+    event = await tls_node.event()
+    assert isinstance(event, events.LinkRejected)
     assert "join again" in event.reason
 
 
@@ -392,21 +383,21 @@ async def test_a_node_that_never_joined_is_told_to(tmp_path: Path) -> None:
         access = Access(paths, identity, timeout_ms=TIMEOUT_MS)
         ControlLink(access, ReceiptKeeper(paths, identity.node_id), event_queue).open(())
         event = await event_queue.next()
-    assert isinstance(event, LinkRejected)
+    assert isinstance(event, events.LinkRejected)
     assert "NODE_NOT_JOINED" in event.reason
 
 
-async def test_keys_are_readable_by_their_owner_alone(secured: JoinedNode) -> None:
-    await secured.join()
-    for path in (secured.paths.identity, secured.paths.tls_key):
+async def test_keys_are_readable_by_their_owner_alone(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    for path in (tls_node.paths.identity, tls_node.paths.tls_key):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    secured.paths.identity.chmod(0o640)
+    tls_node.paths.identity.chmod(0o640)
     with pytest.raises(HyperGPUError, match="chmod 600"):
-        identity_key(secured.paths)
+        identity_key(tls_node.paths)
 
 
-async def test_the_identity_outlives_the_daemon(secured: JoinedNode) -> None:
-    assert identity_key(secured.paths).node_id == secured.identity.node_id
+async def test_the_identity_outlives_the_daemon(tls_node: JoinedNode) -> None:
+    assert identity_key(tls_node.paths).node_id == tls_node.identity.node_id
 
 
 def test_two_daemons_never_share_a_state_folder(tmp_path: Path) -> None:
@@ -426,8 +417,8 @@ def test_nothing_but_this_machine_is_spoken_to_in_the_clear() -> None:
             reject_distant_plaintext(address)
 
 
-async def test_the_node_dials_the_port_that_the_join_named(secured: JoinedNode) -> None:
-    await secured.join()
-    coordinator = load_coordinator(secured.paths)
+async def test_the_node_dials_the_port_that_the_join_named(tls_node: JoinedNode) -> None:
+    await tls_node.join()
+    coordinator = load_coordinator(tls_node.paths)
     assert coordinator is not None
-    assert coordinator.address == f"127.0.0.1:{secured.service.node_port}"
+    assert coordinator.address == f"127.0.0.1:{tls_node.service.node_port}"

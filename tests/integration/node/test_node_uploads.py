@@ -25,7 +25,7 @@ from tests.integration.node.fake_coordinator import (
     calls_to,
     is_signed,
     open_calls,
-    served,
+    serve,
     state_paths_in,
     terms_for,
 )
@@ -59,7 +59,7 @@ class UploadKit:
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[UploadKit]:
     with state_paths_in(tmp_path) as paths:
-        async with served() as there, calls_to(there.address) as calls:
+        async with serve() as there, calls_to(there.address) as calls:
             yield UploadKit(there, calls, paths)
 
 

@@ -29,7 +29,7 @@ class SupervisedWorker(WorkerSupervisor):
             return await self.events.get()
 
 
-def scripted(text: str) -> SupervisedWorker:
+def script_worker(text: str) -> SupervisedWorker:
     """A worker that runs a script instead of training."""
     return SupervisedWorker((sys.executable, "-c", text))
 
@@ -72,7 +72,7 @@ async def test_a_killed_worker_is_reported_and_the_next_request_spawns_another()
 
 async def test_a_worker_that_never_gets_ready_says_why() -> None:
     with pytest.raises(HyperGPUError, match="it left with status 3"):
-        await scripted("import sys; sys.exit(3)").capabilities()
+        await script_worker("import sys; sys.exit(3)").capabilities()
 
 
 NO_TEXT = frame(encode(CAPABILITIES).replace(b"??", b"\xff\xff"))
@@ -83,7 +83,7 @@ async def test_a_worker_that_writes_nonsense_is_ended(written: bytes, tmp_path: 
     path = tmp_path / "written"
     path.write_bytes(written)
     text = f"import sys; sys.stdout.buffer.write(open({str(path)!r}, 'rb').read())"
-    worker = scripted(f"{text}; sys.stdout.flush(); input()")
+    worker = script_worker(f"{text}; sys.stdout.flush(); input()")
     async with asyncio.timeout(240):
         with pytest.raises(HyperGPUError, match="not understood"):
             await worker.capabilities()
@@ -105,7 +105,7 @@ async def test_a_death_is_reported_while_a_child_of_the_worker_holds_its_log(
         f"s.Popen([sys.executable, '-c', {inner!r}], stdin=s.DEVNULL, stdout=s.DEVNULL); "
         "os._exit(3)"
     )
-    worker = scripted(text)
+    worker = script_worker(text)
     waiting = asyncio.ensure_future(worker.capabilities())
     with await asyncio.to_thread(ended.open) as reader:
         with await asyncio.to_thread(held.open, "w"):
@@ -123,7 +123,7 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
 ) -> None:
     once = f"import os; os.open({str(tmp_path / 'mark')!r}, os.O_CREAT | os.O_EXCL); os._exit(7)"
     then = f"import os, sys; os.execv(sys.executable, {list(worker_command('null'))!r})"
-    worker = scripted(f"try:\n  {once}\nexcept FileExistsError:\n  {then}")
+    worker = script_worker(f"try:\n  {once}\nexcept FileExistsError:\n  {then}")
     await worker.start_worker()
     failed = await worker.next_event()
     await worker.start_worker()
@@ -143,7 +143,7 @@ async def test_a_program_that_is_missing_is_a_death_too() -> None:
 
 
 async def test_the_loop_goes_on_while_a_worker_holds_its_own_lock() -> None:
-    worker = scripted("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
+    worker = script_worker("import time, re; re.match('(a+)+$', 'a' * 30 + 'b')")
     await worker.start_worker()
     waiting = asyncio.ensure_future(worker.capabilities())
     await asyncio.sleep(0)

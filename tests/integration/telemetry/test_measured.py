@@ -26,7 +26,7 @@ from tests.integration.node.fake_coordinator import (
     TIMEOUT_MS,
     WELCOME,
     FakeCoordinator,
-    served,
+    serve,
     state_paths_in,
 )
 from tests.node_client import WireNode
@@ -87,7 +87,7 @@ class LinkKit:
 @pytest.fixture
 async def kit(tmp_path: Path) -> AsyncIterator[LinkKit]:
     with state_paths_in(tmp_path) as paths:
-        async with served() as there:
+        async with serve() as there:
             identity, events = identity_key(paths), EventQueue()
             access = Access(paths, identity, timeout_ms=TIMEOUT_MS)
             await access.join(there.token, CAPABILITIES)

@@ -2,36 +2,7 @@
 
 from collections.abc import Iterable
 
-from gpu_node.core.events import (
-    Connected,
-    DrainRequested,
-    FetchBroken,
-    FetchRejected,
-    InputsFetched,
-    JobReleased,
-    Joined,
-    JoinFailed,
-    JoinRejected,
-    LinkLost,
-    LinkRejected,
-    NodeEvent,
-    ShardAssigned,
-    ShardCancelled,
-    Started,
-    StopRequested,
-    Timer,
-    TimerFired,
-    TrainingAborted,
-    TrainingFailed,
-    TrainingFinished,
-    TrainingProgressed,
-    UploadAccepted,
-    UploadBroken,
-    UploadLate,
-    UploadRejected,
-    WorkerDied,
-    WorkerReady,
-)
+from gpu_node.core import events
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, SessionStep
 from gpu_node.core.update import TrainedUpdate
@@ -84,7 +55,7 @@ def update(name: str = "update") -> TrainedUpdate:
     return TrainedUpdate(digest(name), Bytes(60), inner_steps=4, samples=Samples(32))
 
 
-def after(session: NodeSession, events: Iterable[NodeEvent]) -> SessionStep:
+def after(session: NodeSession, events: Iterable[events.NodeEvent]) -> SessionStep:
     """The last step of several, with the commands of all."""
     step = SessionStep(session)
     for event in events:
@@ -92,33 +63,33 @@ def after(session: NodeSession, events: Iterable[NodeEvent]) -> SessionStep:
     return step
 
 
-def reached(*events: NodeEvent) -> NodeSession:
+def reach(*events: events.NodeEvent) -> NodeSession:
     return after(NodeSession(node=NODE), events).session
 
 
-CONNECT: tuple[NodeEvent, ...] = (
-    Started(at_ms=at(0), has_certificate=True),
-    Connected(at_ms=at(5)),
+CONNECT: tuple[events.NodeEvent, ...] = (
+    events.Started(at_ms=at(0), has_certificate=True),
+    events.Connected(at_ms=at(5)),
 )
-ASSIGN = ShardAssigned(at_ms=at(10), assignment=assignment())
-FETCH = InputsFetched(at_ms=at(20), lease=lease())
-TRAIN = TrainingFinished(at_ms=at(30), lease=lease(), update=update())
-LOSE = LinkLost(at_ms=at(40), reason="reset")
-DRAIN = DrainRequested(at_ms=at(40), reason="SIGTERM")
-DIE = WorkerDied(at_ms=at(40), reason="signal 11")
-NO_START = WorkerDied(at_ms=at(40), reason="no driver", was_ready=False)
-OTHER = ShardAssigned(at_ms=at(12), assignment=assignment(lease(0, 2, OTHER_JOB)))
-CANCEL = ShardCancelled(at_ms=at(40), lease=lease(), reason="closed")
+ASSIGN = events.ShardAssigned(at_ms=at(10), assignment=assignment())
+FETCH = events.InputsFetched(at_ms=at(20), lease=lease())
+TRAIN = events.TrainingFinished(at_ms=at(30), lease=lease(), update=update())
+LOSE = events.LinkLost(at_ms=at(40), reason="reset")
+DRAIN = events.DrainRequested(at_ms=at(40), reason="SIGTERM")
+DIE = events.WorkerDied(at_ms=at(40), reason="signal 11")
+NO_START = events.WorkerDied(at_ms=at(40), reason="no driver", was_ready=False)
+OTHER = events.ShardAssigned(at_ms=at(12), assignment=assignment(lease(0, 2, OTHER_JOB)))
+CANCEL = events.ShardCancelled(at_ms=at(40), lease=lease(), reason="closed")
 
 
-def rests(session: NodeSession) -> TimerFired:
+def rests(session: NodeSession) -> events.TimerFired:
     """The worker's rest is over."""
-    return TimerFired(at_ms=session.worker.retry_at_ms, timer=Timer.WORKER)
+    return events.TimerFired(at_ms=session.worker.retry_at_ms, timer=events.Timer.WORKER)
 
 
-def about_to_give_up(death: WorkerDied) -> NodeSession:
+def about_to_give_up(death: events.WorkerDied) -> NodeSession:
     """In training under the last start of the worker that is granted."""
-    session = reached(*CONNECT, ASSIGN, FETCH)
+    session = reach(*CONNECT, ASSIGN, FETCH)
     for _ in range(3):
         session = transition(session, death).session
         session = transition(session, rests(session)).session
@@ -133,66 +104,71 @@ def states() -> dict[str, NodeSession]:
     """One session for each combination that matters, by name."""
     return {
         "down": NodeSession(node=NODE),
-        "joining": reached(Started(at_ms=at(0), has_certificate=False)),
-        "connecting": reached(*CONNECT[:1]),
-        "idle": reached(*CONNECT),
-        "idle, link lost": reached(*CONNECT, LOSE),
-        "fetching": reached(*CONNECT, ASSIGN),
-        "fetching, link lost": reached(*CONNECT, ASSIGN, LOSE),
-        "fetching, other queued": reached(*CONNECT, ASSIGN, OTHER),
-        "training": reached(*CONNECT, ASSIGN, FETCH),
+        "joining": reach(events.Started(at_ms=at(0), has_certificate=False)),
+        "connecting": reach(*CONNECT[:1]),
+        "idle": reach(*CONNECT),
+        "idle, link lost": reach(*CONNECT, LOSE),
+        "fetching": reach(*CONNECT, ASSIGN),
+        "fetching, link lost": reach(*CONNECT, ASSIGN, LOSE),
+        "fetching, other queued": reach(*CONNECT, ASSIGN, OTHER),
+        "training": reach(*CONNECT, ASSIGN, FETCH),
         "training, worker failing": about_to_give_up(DIE),
-        "training, link lost": reached(*CONNECT, ASSIGN, FETCH, LOSE),
-        "training, other queued": reached(*CONNECT, ASSIGN, FETCH, OTHER),
-        "training, worker resting": reached(*CONNECT, ASSIGN, FETCH, DIE),
-        "training, draining": reached(*CONNECT, ASSIGN, FETCH, DRAIN),
-        "aborting": reached(*CONNECT, ASSIGN, FETCH, CANCEL),
-        "uploading": reached(*CONNECT, ASSIGN, FETCH, TRAIN),
-        "uploading, link lost": reached(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE),
-        "uploading, draining": reached(*CONNECT, ASSIGN, FETCH, TRAIN, DRAIN),
+        "training, link lost": reach(*CONNECT, ASSIGN, FETCH, LOSE),
+        "training, other queued": reach(*CONNECT, ASSIGN, FETCH, OTHER),
+        "training, worker resting": reach(*CONNECT, ASSIGN, FETCH, DIE),
+        "training, draining": reach(*CONNECT, ASSIGN, FETCH, DRAIN),
+        "aborting": reach(*CONNECT, ASSIGN, FETCH, CANCEL),
+        "uploading": reach(*CONNECT, ASSIGN, FETCH, TRAIN),
+        "uploading, link lost": reach(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE),
+        "uploading, draining": reach(*CONNECT, ASSIGN, FETCH, TRAIN, DRAIN),
         "unhealthy": unhealthy(),
-        "left": reached(*CONNECT, DRAIN),
+        "left": reach(*CONNECT, DRAIN),
     }
 
 
-def events() -> dict[str, NodeEvent]:
+def all_events() -> dict[str, events.NodeEvent]:
     """One event of each kind, and of some kinds the variants that differ, at one time, by name."""
     late, held = at(700_000), lease()
-    timers: dict[str, NodeEvent] = {
-        f"TimerFired {timer.value}": TimerFired(at_ms=late, timer=timer) for timer in Timer
+    timers: dict[str, events.NodeEvent] = {
+        f"TimerFired {timer.value}": events.TimerFired(at_ms=late, timer=timer)
+        for timer in events.Timer
     }
     return {
-        "Started": Started(at_ms=late, has_certificate=True),
-        "Started, no certificate": Started(at_ms=late, has_certificate=False),
-        "Joined": Joined(at_ms=late),
-        "JoinFailed": JoinFailed(at_ms=late, reason="unreachable"),
-        "JoinRejected": JoinRejected(at_ms=late, reason="token expired"),
-        "Connected": Connected(at_ms=late),
-        "LinkLost": LinkLost(at_ms=late, reason="reset"),
-        "LinkRejected": LinkRejected(at_ms=late, reason="upgrade"),
-        "ShardAssigned, again": ShardAssigned(at_ms=late, assignment=assignment()),
-        "ShardAssigned, new lease": ShardAssigned(at_ms=late, assignment=assignment(lease(3, 8))),
-        "ShardAssigned, next round": ShardAssigned(at_ms=late, assignment=assignment(lease(4, 9))),
-        "ShardAssigned, other job": ShardAssigned(
+        "Started": events.Started(at_ms=late, has_certificate=True),
+        "Started, no certificate": events.Started(at_ms=late, has_certificate=False),
+        "Joined": events.Joined(at_ms=late),
+        "JoinFailed": events.JoinFailed(at_ms=late, reason="unreachable"),
+        "JoinRejected": events.JoinRejected(at_ms=late, reason="token expired"),
+        "Connected": events.Connected(at_ms=late),
+        "LinkLost": events.LinkLost(at_ms=late, reason="reset"),
+        "LinkRejected": events.LinkRejected(at_ms=late, reason="upgrade"),
+        "ShardAssigned, again": events.ShardAssigned(at_ms=late, assignment=assignment()),
+        "ShardAssigned, new lease": events.ShardAssigned(
+            at_ms=late, assignment=assignment(lease(3, 8))
+        ),
+        "ShardAssigned, next round": events.ShardAssigned(
+            at_ms=late, assignment=assignment(lease(4, 9))
+        ),
+        "ShardAssigned, other job": events.ShardAssigned(
             at_ms=late, assignment=assignment(lease(0, 2, OTHER_JOB))
         ),
-        "ShardCancelled": ShardCancelled(at_ms=late, lease=held, reason="closed"),
-        "JobReleased": JobReleased(at_ms=late, job_id=JOB, reason="over"),
-        "InputsFetched": InputsFetched(at_ms=late, lease=held),
-        "FetchBroken": FetchBroken(at_ms=late, lease=held, reason="reset"),
-        "FetchRejected": FetchRejected(at_ms=late, lease=held, reason="unknown blob"),
-        "TrainingFinished": TrainingFinished(at_ms=late, lease=held, update=update()),
-        "TrainingFailed": TrainingFailed(at_ms=late, lease=held, reason="no such workload"),
-        "TrainingAborted": TrainingAborted(at_ms=late, lease=held),
-        "TrainingProgressed": TrainingProgressed(at_ms=late, lease=held, steps_done=2),
-        "WorkerReady": WorkerReady(at_ms=late),
-        "WorkerDied": WorkerDied(at_ms=late, reason="signal 11"),
-        "WorkerDied, never ready": WorkerDied(at_ms=late, reason="driver", was_ready=False),
-        "UploadAccepted": UploadAccepted(at_ms=late, lease=held),
-        "UploadLate": UploadLate(at_ms=late, lease=held, reason="round closed"),
-        "UploadRejected": UploadRejected(at_ms=late, lease=held, reason="not finite"),
-        "UploadBroken": UploadBroken(at_ms=late, lease=held, reason="reset"),
+        "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held, reason="closed"),
+        "JobReleased": events.JobReleased(at_ms=late, job_id=JOB, reason="over"),
+        "InputsFetched": events.InputsFetched(at_ms=late, lease=held),
+        "FetchBroken": events.FetchBroken(at_ms=late, lease=held, reason="reset"),
+        "FetchRejected": events.FetchRejected(at_ms=late, lease=held, reason="unknown blob"),
+        "TrainingFinished": events.TrainingFinished(at_ms=late, lease=held, update=update()),
+        "TrainingFailed": events.TrainingFailed(at_ms=late, lease=held, reason="no such workload"),
+        "TrainingAborted": events.TrainingAborted(at_ms=late, lease=held),
+        "TrainingProgressed": events.TrainingProgressed(at_ms=late, lease=held, steps_done=2),
+        "WorkerReady": events.WorkerReady(at_ms=late),
+        "WorkerDied": events.WorkerDied(at_ms=late, reason="signal 11"),
+        "WorkerDied, never ready": events.WorkerDied(at_ms=late, reason="driver", was_ready=False),
+        "UploadAccepted": events.UploadAccepted(at_ms=late, lease=held),
+        "UploadLate": events.UploadLate(at_ms=late, lease=held, reason="round closed"),
+        "UploadRejected": events.UploadRejected(at_ms=late, lease=held, reason="not finite"),
+        "UploadBroken": events.UploadBroken(at_ms=late, lease=held, reason="reset"),
         **timers,
-        "DrainRequested": DrainRequested(at_ms=late, reason="SIGTERM"),
-        "StopRequested": StopRequested(at_ms=late, reason="SIGTERM"),
+        "DrainRequested": events.DrainRequested(at_ms=late, reason="SIGTERM"),
+        "StopRequested": events.StopRequested(at_ms=late, reason="SIGTERM"),
     }

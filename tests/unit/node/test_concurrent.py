@@ -9,7 +9,7 @@ class BrokenError(Exception):
     """What one of them ends by."""
 
 
-async def broken() -> None:
+async def fail() -> None:
     raise BrokenError
 
 
@@ -23,7 +23,7 @@ async def for_ever(ended: asyncio.Event) -> None:
 async def test_what_breaks_one_breaks_the_body_and_ends_the_others() -> None:
     ended = asyncio.Event()
     with pytest.raises(BrokenError):
-        async with run_alongside(for_ever(ended), broken()):
+        async with run_alongside(for_ever(ended), fail()):
             await asyncio.Event().wait()
     assert ended.is_set()
 

@@ -5,7 +5,7 @@ from gpu_node.core.commands import NodeCommand, SetTimer
 from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
 from gpu_node.core.state import LinkPhase, NodeSession
-from tests.unit.node.node_states import events, states
+from tests.unit.node.node_states import all_events, states
 
 TABLE = Path(__file__).parents[1] / "session_pairs.txt"
 
@@ -16,7 +16,7 @@ def place(session: NodeSession) -> str:
     return f"{session.link.phase.value} | {type(session.work).__name__.lower()} | {worker}"
 
 
-def told(command: NodeCommand) -> str:
+def command_name(command: NodeCommand) -> str:
     name = type(command).__name__
     return f"{name} {command.timer.value}" if isinstance(command, SetTimer) else name
 
@@ -26,7 +26,8 @@ def outcome(session: NodeSession, event: NodeEvent) -> str:
     step = transition(session, event)
     if step == (session, ()):
         return "ignored"
-    return f"-> {place(step.session)} [{', '.join(told(command) for command in step.commands)}]"
+    names = ", ".join(command_name(command) for command in step.commands)
+    return f"-> {place(step.session)} [{names}]"
 
 
 def pair_table() -> str:
@@ -34,7 +35,7 @@ def pair_table() -> str:
     lines = [
         f"{state:25} {name:26} {outcome(session, event)}"
         for state, session in states().items()
-        for name, event in events().items()
+        for name, event in all_events().items()
     ]
     return "\n".join(lines) + "\n"
 
@@ -42,7 +43,7 @@ def pair_table() -> str:
 def test_the_table_covers_every_connection_and_every_event() -> None:
     covered = {session.link.phase for session in states().values()}
     assert covered == set(LinkPhase) - {LinkPhase.JOIN_WAITING}
-    assert {type(event) for event in events().values()} == set(NodeEvent.__subclasses__())
+    assert {type(event) for event in all_events().values()} == set(NodeEvent.__subclasses__())
 
 
 def test_every_pair_has_its_committed_outcome() -> None:
@@ -51,12 +52,12 @@ def test_every_pair_has_its_committed_outcome() -> None:
 
 def test_a_node_that_left_ignores_everything() -> None:
     left = states()["left"]
-    assert all(transition(left, event) == (left, ()) for event in events().values())
+    assert all(transition(left, event) == (left, ()) for event in all_events().values())
 
 
 def test_an_event_of_another_lease_leaves_the_work_alone() -> None:
     training = states()["training"]
-    for event in events().values():
+    for event in all_events().values():
         held = getattr(event, "lease", None)
         if held is not None:
             other = held.__class__(held.job_id, held.round, 99)
