@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.core.job.commands import CancelShard
-from coordinator.core.job.state import Job, Participant, Score, WorkState
+from coordinator.core.job.state import Job, ModelScore, Participant, WorkState
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
@@ -155,7 +155,7 @@ def event_message(entry: Entry) -> job_pb2.JobEvent:
 
 def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
     """One line about a job."""
-    score = job.score or Score(0, Digest(""), math.nan, math.nan)
+    score = job.score or ModelScore(0, Digest(""), math.nan, math.nan)
     message = job_pb2.JobSummary(
         job_id=job.job_id,
         name=job.spec.name,

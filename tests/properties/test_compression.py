@@ -54,13 +54,13 @@ def vectors(draw: st.DrawFn) -> Float32s:
     return values
 
 
-def encoded(name: str, values: Float32s) -> Octets:
+def encode(name: str, values: Float32s) -> Octets:
     payload = np.empty(scheme_named(name).encoded_bytes(values.size), np.uint8)
     scheme_named(name).encode(values, payload)
     return payload
 
 
-def decoded(name: str, payload: Octets, count: int) -> Float32s:
+def decode(name: str, payload: Octets, count: int) -> Float32s:
     out = np.empty(count, np.float32)
     scheme_named(name).decode(payload, out)
     return out
@@ -88,7 +88,7 @@ def records_of(values: Float32s) -> list[Float32s]:
 
 
 def sparse_bound_of(values: Float32s) -> Float32s:
-    """What is not said is missed whole; what is said lies within the record's magnitudes."""
+    """Omitted values err by their magnitude; sent ones lie within the record's magnitudes."""
     largest = [np.full(record.size, np.abs(record).max()) for record in records_of(values)]
     bound: Float32s = (np.concatenate(largest) * (1 + 2**-7) + 2.0**-120).astype(np.float32)
     return bound
@@ -96,15 +96,15 @@ def sparse_bound_of(values: Float32s) -> Float32s:
 
 @given(schemes, vectors())
 def test_a_round_trip_stays_within_the_scheme_s_bound(name: str, values: Float32s) -> None:
-    error = np.abs(decoded(name, encoded(name, values), values.size) - values)
+    error = np.abs(decode(name, encode(name, values), values.size) - values)
     assert (error <= bound_of(name, values)).all()
 
 
 @given(schemes, vectors())
 def test_what_is_finite_is_encoded_as_finite(name: str, values: Float32s) -> None:
-    payload = encoded(name, values)
+    payload = encode(name, values)
     assert scheme_named(name).flaw(payload, values.size) is None
-    assert np.isfinite(decoded(name, payload, values.size)).all()
+    assert np.isfinite(decode(name, payload, values.size)).all()
 
 
 @given(schemes, vectors(), st.integers(0, 2**32))
@@ -115,8 +115,8 @@ def test_payload_and_residual_are_the_values(name: str, values: Float32s, seed: 
     payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
     encode_into_residual(scheme, values, unsaid, payload)
     total = values + np.float32(scheme.residual_decay) * residual
-    said = decoded(name, payload, values.size)
-    assert np.array_equal(payload, encoded(name, total))
+    said = decode(name, payload, values.size)
+    assert np.array_equal(payload, encode(name, total))
     assert np.array_equal(unsaid, total - said)
     if name in BLOCKS:
         assert np.allclose(said + unsaid, total, rtol=2**-23, atol=0)
@@ -133,10 +133,10 @@ def test_aligned_records_stand_alone(name: str, values: Float32s, draw: st.DataO
     first = draw.draw(st.integers(0, records - 1)) * RECORD
     last = min(draw.draw(st.integers(first // RECORD + 1, records)) * RECORD, values.size)
     there = slice(scheme.encoded_bytes(first), scheme.encoded_bytes(last))
-    payload = encoded(name, values)
-    assert np.array_equal(payload[there], encoded(name, values[first:last]))
-    whole = decoded(name, payload, values.size)
-    assert np.array_equal(decoded(name, payload[there], last - first), whole[first:last])
+    payload = encode(name, values)
+    assert np.array_equal(payload[there], encode(name, values[first:last]))
+    whole = decode(name, payload, values.size)
+    assert np.array_equal(decode(name, payload[there], last - first), whole[first:last])
 
 
 @st.composite
@@ -152,14 +152,14 @@ def test_a_sparse_record_says_its_largest_magnitudes_and_of_equal_ones_the_first
     name: str, values: Float32s
 ) -> None:
     scheme = sparse_named(name)
-    payload = encoded(name, values)
+    payload = encode(name, values)
     expected = [
         start + np.sort(np.argsort(-np.abs(record), kind="stable")[: said_of(name, record.size)])
         for start, record in zip(range(0, values.size, RECORD), records_of(values), strict=True)
     ]
     entries = scheme.entries(payload, values.size)
     assert np.array_equal(entries.places, np.concatenate(expected))
-    dense = decoded(name, payload, values.size)
+    dense = decode(name, payload, values.size)
     assert np.array_equal(dense[entries.places], entries.values)
     assert np.count_nonzero(dense) == np.count_nonzero(entries.values)
 
@@ -168,7 +168,7 @@ def test_a_sparse_record_says_its_largest_magnitudes_and_of_equal_ones_the_first
 def test_a_place_that_does_not_ascend_is_a_flaw(
     name: str, values: Float32s, draw: st.DataObject
 ) -> None:
-    payload = encoded(name, values)
+    payload = encode(name, values)
     records = [payload] if values.size < RECORD else np.split(payload, [record_bytes(name)])
     record, length = records[0], min(values.size, RECORD)
     said = said_of(name, length)
@@ -185,10 +185,10 @@ def test_a_place_that_does_not_ascend_is_a_flaw(
 def test_entries_of_any_bytes_stay_within_the_vector(
     name: str, values: Float32s, seed: int
 ) -> None:
-    payload = np.frombuffer(np.random.default_rng(seed).bytes(encoded(name, values).size), np.uint8)
+    payload = np.frombuffer(np.random.default_rng(seed).bytes(encode(name, values).size), np.uint8)
     with np.errstate(invalid="ignore", over="ignore"):
         entries = sparse_named(name).entries(payload, values.size)
-        assert decoded(name, payload, values.size).size == values.size
+        assert decode(name, payload, values.size).size == values.size
     assert 0 <= entries.places.min() <= entries.places.max() < values.size
 
 

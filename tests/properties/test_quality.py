@@ -14,7 +14,7 @@ from coordinator.core.job.state import Trial
 from coordinator.core.quality.rule import (
     JUDGED_LEAST,
     TRIALS_KEPT,
-    Measured,
+    UpdateFindings,
     quality_of,
     trial_of,
     worth_by,
@@ -30,9 +30,9 @@ parts_found = st.floats(0, 5, allow_subnormal=False)
 RANDOM_TRIALS = 10_000
 
 
-def measured_by(numbers: st.SearchStrategy[float | None]) -> st.SearchStrategy[Measured]:
+def measured_by(numbers: st.SearchStrategy[float | None]) -> st.SearchStrategy[UpdateFindings]:
     return st.builds(
-        Measured,
+        UpdateFindings,
         agreement=numbers,
         typical_agreement=numbers,
         worth=numbers,
@@ -47,7 +47,9 @@ def trials_of(nodes: Sequence[NodeId], parts: Sequence[float]) -> list[Trial]:
 
 
 @given(measured=measured_by(anything))
-def test_a_quality_is_between_nothing_and_the_whole_and_has_a_reason(measured: Measured) -> None:
+def test_a_quality_is_between_nothing_and_the_whole_and_has_a_reason(
+    measured: UpdateFindings,
+) -> None:
     quality = quality_of(measured)
     assert 0 <= quality.bps <= 10_000
     assert quality.reason
@@ -55,7 +57,7 @@ def test_a_quality_is_between_nothing_and_the_whole_and_has_a_reason(measured: M
 
 
 @given(measured=measured_by(figures), better=st.floats(0, 1e6))
-def test_better_work_is_never_worse(measured: Measured, better: float) -> None:
+def test_better_work_is_never_worse(measured: UpdateFindings, better: float) -> None:
     before = quality_of(measured).bps
     if measured.agreement is not None:
         agreed = replace(measured, agreement=measured.agreement + better)
@@ -65,7 +67,7 @@ def test_better_work_is_never_worse(measured: Measured, better: float) -> None:
 
 
 @given(measured=measured_by(figures), less=times)
-def test_less_time_is_never_worse(measured: Measured, less: Milliseconds) -> None:
+def test_less_time_is_never_worse(measured: UpdateFindings, less: Milliseconds) -> None:
     sooner = replace(measured, took_ms=Milliseconds(max(0, measured.took_ms - less)))
     assert quality_of(sooner).bps >= quality_of(measured).bps
 
@@ -113,7 +115,7 @@ def test_over_a_long_job_two_equals_are_paid_alike_though_one_is_judged_nine_tim
         worth = worth_by(trials)
         for node in earned:
             known = None if worth is None else worth.of(node)
-            quality = quality_of(Measured(agreement=1.0, typical_agreement=1.0, worth=known))
+            quality = quality_of(UpdateFindings(agreement=1.0, typical_agreement=1.0, worth=known))
             earned[node] += quality.bps
     assert earned[SELDOM] == pytest.approx(earned[OFTEN], rel=0.02)
     assert earned[FREE] == pytest.approx(earned[OFTEN], rel=0.02)
@@ -174,69 +176,76 @@ def test_a_trial_by_example(gain: float, whole: float, part: float | None) -> No
 @given(typical=st.floats(1e-6, 1), worth=st.floats(0, 1))
 def test_updates_without_worth_earn_nothing(typical: float, worth: float) -> None:
     for own in (0.0, -typical, math.nan, -math.inf):
-        worthless = Measured(agreement=own, typical_agreement=typical, worth=worth)
+        worthless = UpdateFindings(agreement=own, typical_agreement=typical, worth=worth)
         assert quality_of(worthless).bps == 0
-    agreeing = Measured(agreement=typical, typical_agreement=typical, worth=0.0)
+    agreeing = UpdateFindings(agreement=typical, typical_agreement=typical, worth=0.0)
     assert quality_of(agreeing).bps == 0
 
 
 @given(typical=st.floats(1e-6, 1))
 def test_honest_updates_earn_the_whole(typical: float) -> None:
     for share in (0.5, 0.8, 3.0):
-        honest = Measured(agreement=typical * share, typical_agreement=typical, worth=1.0)
+        honest = UpdateFindings(agreement=typical * share, typical_agreement=typical, worth=1.0)
         assert quality_of(honest).bps >= 9_999
 
 
 @pytest.mark.parametrize(
     ("measured", "bps", "evaluator", "reason"),
     [
-        (Measured(), 10_000, "unmeasured", "nothing to compare it with"),
+        (UpdateFindings(), 10_000, "unmeasured", "nothing to compare it with"),
         (
-            Measured(agreement=0.01, typical_agreement=0.04),
+            UpdateFindings(agreement=0.01, typical_agreement=0.04),
             5_000,
             "agreement",
             "agrees by 0.01 where the round's median is 0.04",
         ),
         (
-            Measured(agreement=0.04, typical_agreement=0.04, worth=0.25),
+            UpdateFindings(agreement=0.04, typical_agreement=0.04, worth=0.25),
             2_500,
             "agreement+held-out",
             "median is 0.04; its node's judged updates are worth 25%",
         ),
         (
-            Measured(agreement=0.01, typical_agreement=0.04, worth=0.5),
+            UpdateFindings(agreement=0.01, typical_agreement=0.04, worth=0.5),
             2_500,
             "agreement+held-out",
             "are worth 50%",
         ),
-        (Measured(worth=0.5), 5_000, "held-out", "its node's judged updates are worth 50%"),
-        (Measured(is_round_idle=True), 5_000, "held-out", "neither it nor its round lowered"),
-        (Measured(worth=1.0, is_round_idle=True), 5_000, "held-out", "neither it nor its round"),
+        (UpdateFindings(worth=0.5), 5_000, "held-out", "its node's judged updates are worth 50%"),
+        (UpdateFindings(is_round_idle=True), 5_000, "held-out", "neither it nor its round lowered"),
         (
-            Measured(agreement=1.0, typical_agreement=1.0, is_round_idle=True),
+            UpdateFindings(worth=1.0, is_round_idle=True),
+            5_000,
+            "held-out",
+            "neither it nor its round",
+        ),
+        (
+            UpdateFindings(agreement=1.0, typical_agreement=1.0, is_round_idle=True),
             10_000,
             "agreement",
             "agrees by 1",
         ),
         # Where honest updates do not agree either, agreement says nothing.
-        (Measured(agreement=0.5, typical_agreement=-0.1), 10_000, "unmeasured", "nothing to"),
+        (UpdateFindings(agreement=0.5, typical_agreement=-0.1), 10_000, "unmeasured", "nothing to"),
         (
-            Measured(took_ms=Milliseconds(1_500), allowed_ms=Milliseconds(1_000)),
+            UpdateFindings(took_ms=Milliseconds(1_500), allowed_ms=Milliseconds(1_000)),
             7_500,
             "unmeasured",
             "500 ms after the deadline",
         ),
         (
-            Measured(took_ms=Milliseconds(99_000), allowed_ms=Milliseconds(1_000)),
+            UpdateFindings(took_ms=Milliseconds(99_000), allowed_ms=Milliseconds(1_000)),
             5_000,
             "unmeasured",
             "98000 ms after the deadline",
         ),
-        (Measured(took_ms=Milliseconds(99_000)), 10_000, "unmeasured", "nothing to"),
+        (UpdateFindings(took_ms=Milliseconds(99_000)), 10_000, "unmeasured", "nothing to"),
     ],
     ids=str,
 )
-def test_the_rule_by_example(measured: Measured, bps: int, evaluator: str, reason: str) -> None:
+def test_the_rule_by_example(
+    measured: UpdateFindings, bps: int, evaluator: str, reason: str
+) -> None:
     quality = quality_of(measured)
     assert (quality.bps, quality.evaluator) == (bps, f"quality/2 {evaluator}")
     assert reason in quality.reason

@@ -18,9 +18,9 @@ from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (
     at,
-    created,
     evaluation_ready,
     model,
+    new_job,
     node_plan,
     round_plan,
     update,
@@ -61,9 +61,9 @@ choices = st.lists(
 )
 
 
-def _begun(spec: JobSpec) -> Job:
+def _job_with_nodes(spec: JobSpec) -> Job:
     """A job with a model and its nodes, so that most of what follows finds it in a round."""
-    job = transition(created(spec, TERMS), FIRST).job
+    job = transition(new_job(spec, TERMS), FIRST).job
     for node in NODES[:4]:
         job = transition(job, events.NodeJoined(at_ms=at(0), node=node)).job
     return job
@@ -111,16 +111,16 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.AggregateReady(at_ms=now, round=number - 1, model=model(number)),
         lambda: evaluation_ready(number),
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
-        lambda: _judged(job, at_ms, place=0),
-        lambda: _judged(job, at_ms, place=-1),
+        lambda: _judgement(job, at_ms, place=0),
+        lambda: _judgement(job, at_ms, place=-1),
         lambda: events.FundingChanged(at_ms=now, funded_samples=at_ms // 2, reason="so much"),
         lambda: events.FundingChanged(at_ms=now, funded_samples=None),
     ]
     # Nothing else happens to a job that plans, so plans come often.
-    return makers[choice]() if choice < len(makers) else _planned(job, node, at_ms)
+    return makers[choice]() if choice < len(makers) else _plan_event(job, node, at_ms)
 
 
-def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
+def _plan_event(job: Job, skipped: NodeId, at_ms: int) -> Event:
     """A plan for everybody who has ever been here but one, with other work for each."""
     eager = job.spec.round.overlap == "eager"
     parts = {
@@ -137,7 +137,7 @@ def _planned(job: Job, skipped: NodeId, at_ms: int) -> Event:
     return events.RoundPlanned(at_ms=at(at_ms), plan=replace(plan, resting={skipped: "slow"}))
 
 
-def _judged(job: Job, at_ms: int, *, place: int) -> Event:
+def _judgement(job: Job, at_ms: int, *, place: int) -> Event:
     """What a judge says of a round that waits for it, or of one that does not."""
     waiting = [each for each in job.unmeasured if not each.is_ready]
     if not waiting:
@@ -160,7 +160,7 @@ def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:
 def test_no_sequence_of_events_breaks_an_invariant(
     spec: JobSpec, picks: list[tuple[int, NodeId, int]]
 ) -> None:
-    job = _begun(spec)
+    job = _job_with_nodes(spec)
     journal: list[Event] = []
     now_ms = 0
     for choice, node, wait_ms in picks:
@@ -182,7 +182,7 @@ def test_no_sequence_of_events_breaks_an_invariant(
     assert not step_violations(job, stopped)
     hypothesis_event(f"reached round {job.model.round if job.model else None}")
     hypothesis_event(f"ended {job.phase.value}")
-    replayed = _begun(spec)
+    replayed = _job_with_nodes(spec)
     for event in journal:
         replayed = transition(replayed, event).job
     assert replayed == job
@@ -193,7 +193,7 @@ def test_no_sequence_of_events_breaks_an_invariant(
 def test_a_state_and_its_journal_survive_being_written_down(
     spec: JobSpec, picks: list[tuple[int, NodeId, int]]
 ) -> None:
-    job = _begun(spec)
+    job = _job_with_nodes(spec)
     for now_ms, (choice, node, _) in enumerate(picks):
         event = _event(job, choice, node, now_ms)
         assert msgspec.json.decode(msgspec.json.encode(event), type=Event) == event

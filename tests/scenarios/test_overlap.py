@@ -19,12 +19,13 @@ from tests.unit.job_states import (
     SPEC,
     after,
     at,
-    model,
+    both_updates,
+    fold_event,
     node_plan,
-    planned,
+    plan_event,
     planning,
-    received,
     training,
+    update_event,
 )
 
 
@@ -39,8 +40,7 @@ EAGER = eager(SPEC)
 
 
 def shard(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
-    assert job.round is not None
-    return job.round.participants[node].shard.ranges
+    return job.open_round.participants[node].shard.ranges
 
 
 def run(start: int, count: int) -> SampleRange:
@@ -52,21 +52,21 @@ def prefetch(job: Job, node: NodeId) -> tuple[SampleRange, ...]:
     return () if found is None else found.ranges
 
 
-def given(commands: tuple[Command, ...]) -> dict[NodeId, Assignment]:
+def assignments_by_node(commands: tuple[Command, ...]) -> dict[NodeId, Assignment]:
     return {one.node: one.assignment for one in commands if isinstance(one, AssignShard)}
 
 
 def second_round(job: Job) -> JobStep:
     """Both updates of round 0 are in and folded."""
-    job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
-    return transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    job = after(job, *both_updates())
+    return transition(job, fold_event(0, at_ms=60))
 
 
 def test_an_assignment_prefetches_the_beginning_of_the_next_rounds_shard() -> None:
     job = training(EAGER)
     assert (shard(job, ALICE), shard(job, BOB)) == ((run(0, 8),), (run(8, 8),))
     assert (prefetch(job, ALICE), prefetch(job, BOB)) == ((run(16, 4),), (run(20, 4),))
-    told = given(outstanding(job))
+    told = assignments_by_node(outstanding(job))
     alice, bob = told[ALICE].prefetch, told[BOB].prefetch
     assert alice is not None
     assert bob is not None
@@ -87,28 +87,33 @@ def test_the_next_shard_begins_with_its_prefetch() -> None:
     step = second_round(before)
     assert shard(step.job, ALICE) == (run(16, 4), run(24, 4))
     assert shard(step.job, BOB) == (run(20, 4), run(28, 4))
-    assert given(step.commands)[ALICE].task.prefetched == before.members[ALICE].prefetch
+    assert (
+        assignments_by_node(step.commands)[ALICE].task.prefetched == before.members[ALICE].prefetch
+    )
     assert (prefetch(step.job, ALICE), prefetch(step.job, BOB)) == ((run(32, 4),), (run(36, 4),))
 
 
 def test_the_last_round_prefetches_nothing() -> None:
     job = second_round(training(EAGER)).job
-    job = after(job, received(ALICE, round_=1, lease=3), received(BOB, round_=1, lease=4))
-    step = transition(job, events.AggregateReady(at_ms=at(90), round=1, model=model(2)))
-    assert [one.prefetch for one in given(step.commands).values()] == [None, None]
-    assert [one.task.prefetched is None for one in given(step.commands).values()] == [False, False]
+    job = after(job, *both_updates(1, first_lease=3))
+    step = transition(job, fold_event(1, at_ms=90))
+    assert [one.prefetch for one in assignments_by_node(step.commands).values()] == [None, None]
+    assert [one.task.prefetched is None for one in assignments_by_node(step.commands).values()] == [
+        False,
+        False,
+    ]
     assert sum(stream.cursor for stream in step.job.streams) == 48
 
 
 def test_the_prefetch_of_a_lost_node_goes_out_first_in_the_next_round() -> None:
     job = after(
         training(EAGER),
-        received(BOB, round_=0, lease=2),
-        received(ALICE, round_=0, lease=1),
+        update_event(BOB, round_=0, lease=2),
+        update_event(ALICE, round_=0, lease=1),
         events.NodeLost(at_ms=at(55), node=BOB, reason="silent"),
     )
     assert prefetch(job, BOB) == (run(20, 4),)
-    step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    step = transition(job, fold_event(0, at_ms=60))
     assert shard(step.job, ALICE) == (run(16, 4), run(20, 4))
     assert prefetch(step.job, BOB) == ()
     assert violations(step.job) == ()
@@ -117,26 +122,26 @@ def test_the_prefetch_of_a_lost_node_goes_out_first_in_the_next_round() -> None:
 def test_a_node_that_is_back_in_time_keeps_its_prefetch() -> None:
     job = after(
         training(EAGER),
-        received(BOB, round_=0, lease=2),
+        update_event(BOB, round_=0, lease=2),
         events.NodeLost(at_ms=at(52), node=BOB, reason="silent"),
         events.NodeJoined(at_ms=at(54), node=BOB),
-        received(ALICE, round_=0, lease=1),
+        update_event(ALICE, round_=0, lease=1),
     )
-    step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    step = transition(job, fold_event(0, at_ms=60))
     assert shard(step.job, BOB)[0] == run(20, 4)
-    assert given(step.commands)[BOB].task.prefetched is not None
+    assert assignments_by_node(step.commands)[BOB].task.prefetched is not None
 
 
 def test_a_node_that_was_cut_begins_with_its_prefetch_all_the_same() -> None:
     job = after(
         training(EAGER),
-        received(ALICE, round_=0, lease=1),
+        update_event(ALICE, round_=0, lease=1),
         events.DeadlineReached(at_ms=at(1030), round=0),
     )
-    step = transition(job, events.AggregateReady(at_ms=at(1100), round=0, model=model(1)))
+    step = transition(job, fold_event(0, at_ms=1100))
     assert shard(step.job, ALICE) == (run(16, 4), run(8, 4))
     assert shard(step.job, BOB) == (run(20, 4), run(12, 4))
-    assert given(step.commands)[BOB].task.prefetched is not None
+    assert assignments_by_node(step.commands)[BOB].task.prefetched is not None
     assert violations(step.job) == ()
 
 
@@ -144,7 +149,7 @@ def test_whoever_takes_a_shard_over_takes_it_from_the_model() -> None:
     job = second_round(training(EAGER)).job
     job = after(job, events.NodeLost(at_ms=at(65), node=BOB, reason="silent"))
     step = transition(job, events.NodeJoined(at_ms=at(70), node=BOB))
-    again = given(step.commands)[BOB]
+    again = assignments_by_node(step.commands)[BOB]
     assert again.task.ranges == (run(20, 4), run(28, 4))
     assert again.task.prefetched is None
 
@@ -153,8 +158,8 @@ def test_a_pause_keeps_the_prefetch() -> None:
     before = second_round(training(EAGER)).job
     paused = after(before, events.JobPaused(at_ms=at(70)))
     step = transition(paused, events.JobResumed(at_ms=at(80)))
-    first = given(outstanding(before))
-    again = given(step.commands)
+    first = assignments_by_node(outstanding(before))
+    again = assignments_by_node(step.commands)
     assert {node: (one.task.prefetched, one.prefetch) for node, one in again.items()} == {
         node: (one.task.prefetched, one.prefetch) for node, one in first.items()
     }
@@ -163,13 +168,16 @@ def test_a_pause_keeps_the_prefetch() -> None:
 
 def test_a_plan_with_fewer_steps_than_were_prefetched_puts_them_back() -> None:
     three = replace(node_plan(4), prefetch_steps=3)
-    job = after(planning(eager(AWARE)), planned(0, {ALICE: three, BOB: three}))
+    job = after(planning(eager(AWARE)), plan_event(0, {ALICE: three, BOB: three}))
     assert prefetch(job, ALICE) == (run(32, 12),)
-    job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
-    job = after(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    job = after(job, *both_updates())
+    job = after(job, fold_event(0, at_ms=60))
     assert job.phase is Phase.PLANNING
-    step = transition(job, planned(1, {ALICE: node_plan(2), BOB: node_plan(3)}, at_ms=70))
-    assert [one.task.prefetched is None for one in given(step.commands).values()] == [True, False]
+    step = transition(job, plan_event(1, {ALICE: node_plan(2), BOB: node_plan(3)}, at_ms=70))
+    assert [one.task.prefetched is None for one in assignments_by_node(step.commands).values()] == [
+        True,
+        False,
+    ]
     assert shard(step.job, ALICE) == (run(32, 8),)
     assert shard(step.job, BOB) == (run(44, 12),)
     assert violations(step.job) == ()
@@ -177,9 +185,9 @@ def test_a_plan_with_fewer_steps_than_were_prefetched_puts_them_back() -> None:
 
 def test_a_plan_request_states_prefetched_steps() -> None:
     part = replace(node_plan(4), prefetch_steps=3)
-    job = after(planning(eager(AWARE)), planned(0, {ALICE: part, BOB: node_plan(1)}))
-    job = after(job, received(ALICE, round_=0, lease=1), received(BOB, round_=0, lease=2))
-    step = transition(job, events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    job = after(planning(eager(AWARE)), plan_event(0, {ALICE: part, BOB: node_plan(1)}))
+    job = after(job, *both_updates())
+    step = transition(job, fold_event(0, at_ms=60))
     (request,) = [one.request for one in step.commands if hasattr(one, "request")]
     assert request.prefetched == {ALICE: 3}
 
@@ -187,5 +195,4 @@ def test_a_plan_request_states_prefetched_steps() -> None:
 def test_rounds_that_do_not_overlap_prefetch_nothing() -> None:
     job = training()
     assert [member.prefetch for member in job.members.values()] == [None, None]
-    assert job.round is not None
-    assert {part.work for part in job.round.participants.values()} == {WorkState.PENDING}
+    assert {part.work for part in job.open_round.participants.values()} == {WorkState.PENDING}

@@ -27,14 +27,17 @@ from tests.unit.job_states import (
     SPEC,
     after,
     at,
+    both_updates,
     evaluation_ready,
+    fold_event,
     model,
     node_plan,
-    planned,
+    only,
+    plan_event,
     planning,
-    received,
     round_plan,
     training,
+    update_event,
     waiting,
 )
 
@@ -48,14 +51,9 @@ def figures(step: JobStep) -> RoundRecorded:
     return record
 
 
-def only(step: JobStep, kind: type) -> object:
-    (command,) = [command for command in step.commands if isinstance(command, kind)]
-    return command
-
-
 def open_round(number: int = 0) -> Job:
     """Alice under lease 1 with three inner steps, Bob under lease 2 with one."""
-    return after(planning(), planned(number, BOTH))
+    return after(planning(), plan_event(number, BOTH))
 
 
 def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
@@ -63,8 +61,7 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
     assert one.phase is Phase.WAITING
     step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
     assert (step.job.phase, step.job.reason) == (Phase.PLANNING, "round 0 is being planned")
-    command = only(step, PlanRound)
-    assert isinstance(command, PlanRound)
+    command = only(step.commands, PlanRound)
     request = command.request
     assert request.candidates == {ALICE: 0, BOB: 1}
     assert (request.samples_done, request.samples_total) == (0, 48)
@@ -72,35 +69,33 @@ def test_a_job_plans_its_round_as_soon_as_its_nodes_are_there() -> None:
 
 
 def test_the_round_opens_as_planned() -> None:
-    step = transition(planning(), planned(0, BOTH))
+    step = transition(planning(), plan_event(0, BOTH))
     assert step.job.reason == "round 0: as the test has it"
-    assert only(step, SetDeadline) == SetDeadline(0, at(1040))
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1040))
     first, second = (each for each in step.commands if isinstance(each, AssignShard))
     assert first.node == ALICE
     assert first.assignment.reason == "round 0, slot 0: H=3, topk64, as planned"
     assert sum(range_.count for range_ in first.assignment.task.ranges) == 12
     assert sum(range_.count for range_ in second.assignment.task.ranges) == 4
     assert first.assignment.task.total_samples == 48
-    assert step.job.round is not None
-    assert step.job.round.participants[ALICE].plan == BOTH[ALICE]
+    assert step.job.open_round.participants[ALICE].plan == BOTH[ALICE]
 
 
 def test_a_node_that_went_while_its_round_was_planned_is_left_out() -> None:
     job = after(planning(), events.NodeLost(at_ms=at(35), node=BOB, reason="silent"))
-    step = transition(replace(job, model=model(1)), planned(1, BOTH))
+    step = transition(replace(job, model=model(1)), plan_event(1, BOTH))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [ALICE]
 
 
 def test_a_plan_of_nodes_that_have_all_gone_is_made_again() -> None:
     job = replace(planning(), model=model(1))
     job = after(job, events.NodeJoined(at_ms=at(33), node=CAROL))
-    step = transition(job, planned(1, {ALICE: node_plan()}))
+    step = transition(job, plan_event(1, {ALICE: node_plan()}))
     assert step.job.phase is Phase.TRAINING
     job = after(job, events.NodeLost(at_ms=at(35), node=ALICE, reason="silent"))
-    step = transition(job, planned(1, {ALICE: node_plan()}))
+    step = transition(job, plan_event(1, {ALICE: node_plan()}))
     assert step.job.phase is Phase.PLANNING
-    command = only(step, PlanRound)
-    assert isinstance(command, PlanRound)
+    command = only(step.commands, PlanRound)
     assert list(command.request.candidates) == [BOB, CAROL]
 
 
@@ -108,14 +103,15 @@ def test_a_job_whose_nodes_have_all_gone_while_it_planned_waits_for_one() -> Non
     job = replace(planning(), model=model(1))
     for node in (ALICE, BOB):
         job = after(job, events.NodeLost(at_ms=at(35), node=node, reason="silent"))
-    step = transition(job, planned(1, BOTH))
+    step = transition(job, plan_event(1, BOTH))
     assert (step.job.phase, step.commands) == (Phase.WAITING, ())
+    assert step.job.plan_memory is None
     again = transition(step.job, events.NodeJoined(at_ms=at(50), node=BOB))
     assert again.job.phase is Phase.PLANNING
 
 
 def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
-    assert rejection(planning(), planned(1, BOTH)) == (
+    assert rejection(planning(), plan_event(1, BOTH)) == (
         "round 1 is not being planned; the job is in round 0"
     )
     nobody = events.RoundPlanned(at_ms=at(40), plan=round_plan(0, {}))
@@ -124,32 +120,24 @@ def test_a_plan_of_another_round_or_of_nobody_is_refused() -> None:
 
 def test_a_pause_while_a_round_is_planned_voids_the_plan() -> None:
     job = after(planning(), events.JobPaused(at_ms=at(35)))
-    assert rejection(job, planned(0, BOTH)) == "job-1 is paused and plans no round now"
+    assert rejection(job, plan_event(0, BOTH)) == "job-1 is paused and plans no round now"
     step = transition(job, events.JobResumed(at_ms=at(90)))
     assert step.job.phase is Phase.PLANNING
-    assert isinstance(only(step, PlanRound), PlanRound)
+    only(step.commands, PlanRound)
 
 
 def test_a_restart_asks_for_the_plan_again() -> None:
-    (command,) = outstanding(planning())
-    assert isinstance(command, PlanRound)
+    command = only(outstanding(planning()), PlanRound)
     assert command.request.round == 0
 
 
-def test_a_job_stopped_while_it_plans_lets_its_nodes_go() -> None:
-    job = after(planning(), events.JobStopped(at_ms=at(35)))
-    assert job.phase is Phase.STOPPED
-    assert not any(member.is_present for member in job.members.values())
-
-
 def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
-    job = after(open_round(), received(ALICE, round_=0, lease=1, at_ms=140))
+    job = after(open_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
     job = after(job, events.NodeLost(at_ms=at(160), node=BOB, reason="silent"))
     ready = events.AggregateReady(at_ms=at(1100), round=0, model=model(1), agreement=1.5)
     step = transition(job, ready)
     assert step.job.phase is Phase.PLANNING
-    command = only(step, PlanRound)
-    assert isinstance(command, PlanRound)
+    command = only(step.commands, PlanRound)
     request = command.request
     assert request.round == 1
     assert request.previous == round_plan(0, {}).memory
@@ -162,29 +150,12 @@ def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
     assert request.samples_done == 12
 
 
-def test_a_shard_that_is_handed_back_is_an_update_that_was_not_there() -> None:
-    back = events.ShardHandedBack(at_ms=at(60), node=BOB, round=0, lease=2, reason="no memory")
-    job = after(open_round(), back, received(ALICE, round_=0, lease=1, at_ms=140))
-    step = transition(job, events.AggregateReady(at_ms=at(150), round=0, model=model(1)))
-    command = only(step, PlanRound)
-    assert isinstance(command, PlanRound)
-    assert command.request.results[BOB].took_ms == 0
-
-
-def test_a_plan_that_opened_no_round_is_not_remembered() -> None:
-    job = replace(planning(), model=model(1))
-    for node in (ALICE, BOB):
-        job = after(job, events.NodeLost(at_ms=at(35), node=node, reason="silent"))
-    assert transition(job, planned(1, BOTH)).job.plan_memory is None
-
-
 def test_each_update_is_folded_by_the_scheme_that_its_sender_was_given() -> None:
     step = transition(
-        after(open_round(), received(BOB, round_=0, lease=2, at_ms=60)),
-        received(ALICE, round_=0, lease=1, at_ms=90),
+        after(open_round(), update_event(BOB, round_=0, lease=2, at_ms=60)),
+        update_event(ALICE, round_=0, lease=1, at_ms=90),
     )
-    command = only(step, Aggregate)
-    assert isinstance(command, Aggregate)
+    command = only(step.commands, Aggregate)
     assert [(each.scheme, each.weight) for each in command.updates] == [
         ("topk64", 12),
         ("int8", 4),
@@ -194,30 +165,29 @@ def test_each_update_is_folded_by_the_scheme_that_its_sender_was_given() -> None
 
 def test_a_model_that_is_lost_is_made_again_by_the_very_same_fold() -> None:
     step = transition(
-        after(open_round(), received(BOB, round_=0, lease=2, at_ms=60)),
-        received(ALICE, round_=0, lease=1, at_ms=90),
+        after(open_round(), update_event(BOB, round_=0, lease=2, at_ms=60)),
+        update_event(ALICE, round_=0, lease=1, at_ms=90),
     )
-    job = after(step.job, events.AggregateReady(at_ms=at(95), round=0, model=model(1)))
+    job = after(step.job, fold_event(0, at_ms=95))
     lost = events.ModelLost(at_ms=at(99), model=model(1).blob.digest, reason="flipped bit")
     again = transition(job, lost)
-    assert only(again, Aggregate) == only(step, Aggregate)
-    restored = transition(again.job, events.AggregateReady(at_ms=at(120), round=0, model=model(1)))
+    assert only(again.commands, Aggregate) == only(step.commands, Aggregate)
+    restored = transition(again.job, fold_event(0, at_ms=120))
     assert restored.job.phase is Phase.PLANNING
-    assert isinstance(only(restored, PlanRound), PlanRound)
+    only(restored.commands, PlanRound)
 
 
 def test_a_plan_that_comes_while_the_model_is_made_again_opens_nothing() -> None:
     job = replace(planning(), previous=model(0), model=model(1))
     lost = events.ModelLost(at_ms=at(35), model=model(1).blob.digest, reason="flipped bit")
-    job = after(job, lost, planned(1, BOTH))
+    job = after(job, lost, plan_event(1, BOTH))
     assert (job.phase, job.round) == (Phase.WAITING, None)
 
 
 def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
     job = after(open_round(), events.NodeLost(at_ms=at(60), node=ALICE, reason="silent"))
     step = transition(job, events.NodeJoined(at_ms=at(70), node=CAROL))
-    command = only(step, AssignShard)
-    assert isinstance(command, AssignShard)
+    command = only(step.commands, AssignShard)
     work = command.assignment
     assert (work.task.inner_steps, work.task.codec, work.upload_after_ms) == (3, "topk64", 0)
     assert work.reason == "round 0, slot 2: H=3, topk64, taken over"
@@ -225,16 +195,14 @@ def test_who_takes_a_shard_over_gets_the_plan_it_was_cut_for() -> None:
 
 def test_a_batch_of_its_own_is_counted_and_taken_over_as_it_is() -> None:
     alice, bob = (replace(node_plan(1), batch_size=size) for size in (6, 2))
-    job = after(planning(), planned(0, {ALICE: alice, BOB: bob}))
-    assert job.round is not None
-    ranges = {node: part.shard.ranges for node, part in job.round.participants.items()}
+    job = after(planning(), plan_event(0, {ALICE: alice, BOB: bob}))
+    ranges = {node: part.shard.ranges for node, part in job.open_round.participants.items()}
     assert ranges == {ALICE: (SampleRange(0, Samples(6)),), BOB: (SampleRange(6, Samples(2)),)}
-    step = transition(job, received(ALICE, round_=0, lease=1, at_ms=60))
+    step = transition(job, update_event(ALICE, round_=0, lease=1, at_ms=60))
     assert step.job.tally.samples == 6
     job = after(step.job, events.NodeJoined(at_ms=at(70), node=CAROL))
     step = transition(job, events.NodeLost(at_ms=at(80), node=BOB, reason="silent"))
-    command = only(step, AssignShard)
-    assert isinstance(command, AssignShard)
+    command = only(step.commands, AssignShard)
     assert (command.node, command.assignment.task.batch_size) == (CAROL, 2)
     assert command.assignment.task.ranges == ranges[BOB]
 
@@ -259,19 +227,19 @@ def test_a_resting_node_takes_nothing_over_while_others_work() -> None:
 
 
 def test_the_deadline_of_the_plan_closes_the_round_at_its_quorum() -> None:
-    job = after(open_round(), received(ALICE, round_=0, lease=1, at_ms=140))
+    job = after(open_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
     step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
     assert step.job.phase is Phase.TRAINING, "one of two is less than the quorum of 0.6"
     three = {**BOTH, CAROL: node_plan()}
-    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), planned(0, three))
+    job = after(planning(), events.NodeJoined(at_ms=at(35), node=CAROL), plan_event(0, three))
     job = after(
         job,
-        received(ALICE, round_=0, lease=1, at_ms=140),
-        received(BOB, round_=0, lease=2, at_ms=150),
+        update_event(ALICE, round_=0, lease=1, at_ms=140),
+        update_event(BOB, round_=0, lease=2, at_ms=150),
     )
     step = transition(job, events.DeadlineReached(at_ms=at(1040), round=0))
     assert step.job.phase is Phase.AGGREGATING
-    assert only(step, CancelShard) == CancelShard(
+    assert only(step.commands, CancelShard) == CancelShard(
         CAROL,
         0,
         3,
@@ -287,10 +255,9 @@ def opening_round() -> Job:
 
 
 def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_there() -> None:
-    job = after(opening_round(), received(ALICE, round_=0, lease=1, at_ms=140))
-    assert job.round is not None
-    assert job.round.deadline_at_ms == 0
-    step = transition(job, received(BOB, round_=0, lease=2, at_ms=240))
+    job = after(opening_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
+    assert job.open_round.deadline_at_ms == 0
+    step = transition(job, update_event(BOB, round_=0, lease=2, at_ms=240))
     assert step.commands == (SetDeadline(0, at(840)),), "four times the 200 ms of Bob"
     assert SetDeadline(0, at(840)) in outstanding(step.job)
 
@@ -298,8 +265,8 @@ def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_
 def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None:
     job = after(
         opening_round(),
-        received(ALICE, round_=0, lease=1, at_ms=140),
-        received(BOB, round_=0, lease=2, at_ms=240),
+        update_event(ALICE, round_=0, lease=1, at_ms=140),
+        update_event(BOB, round_=0, lease=2, at_ms=240),
     )
     step = transition(job, events.DeadlineReached(at_ms=at(840), round=0))
     assert step.job.phase is Phase.AGGREGATING
@@ -309,40 +276,40 @@ def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None
 def test_a_quorum_that_comes_during_a_pause_sets_the_deadline_when_it_is_over() -> None:
     job = after(
         opening_round(),
-        received(ALICE, round_=0, lease=1, at_ms=140),
+        update_event(ALICE, round_=0, lease=1, at_ms=140),
         events.JobPaused(at_ms=at(200)),
-        received(BOB, round_=0, lease=2, at_ms=240),
+        update_event(BOB, round_=0, lease=2, at_ms=240),
     )
     step = transition(job, events.JobResumed(at_ms=at(1000)))
-    assert only(step, SetDeadline) == SetDeadline(0, at(1600))
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1600))
 
 
 def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_anybody() -> None:
     job = after(
         opening_round(),
         events.ModelLost(at_ms=at(50), model=model(0).blob.digest, reason="flipped bit"),
-        received(ALICE, round_=0, lease=1, at_ms=140),
-        received(BOB, round_=0, lease=2, at_ms=240),
+        update_event(ALICE, round_=0, lease=1, at_ms=140),
+        update_event(BOB, round_=0, lease=2, at_ms=240),
     )
     again = events.ModelInitialised(at_ms=at(300), model=model(0), partition_sizes=(Samples(9),))
     step = transition(job, again)
-    assert only(step, SetDeadline) == SetDeadline(0, at(900))
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(900))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
 
 
 def test_a_round_of_another_strategy_without_a_deadline_waits_for_everybody() -> None:
     spec = replace(SPEC, round=replace(SPEC.round, deadline_ms=0))
-    step = transition(training(spec), received(ALICE, round_=0, lease=1, at_ms=140))
+    step = transition(training(spec), update_event(ALICE, round_=0, lease=1, at_ms=140))
     assert step.commands == ()
 
 
 def test_the_record_of_a_round_has_what_was_planned_and_how_far_off_it_was() -> None:
     job = after(
         open_round(),
-        received(BOB, round_=0, lease=2, at_ms=60),
-        received(ALICE, round_=0, lease=1, at_ms=140),
+        update_event(BOB, round_=0, lease=2, at_ms=60),
+        update_event(ALICE, round_=0, lease=1, at_ms=140),
     )
-    step = transition(job, events.AggregateReady(at_ms=at(150), round=0, model=model(1)))
+    step = transition(job, fold_event(0, at_ms=150))
     record = figures(step)
     assert (record.inner_steps, record.codecs, record.resting) == (2, {"topk64": 1, "int8": 1}, 0)
     assert record.forecast_error == pytest.approx(1.0)  # 200 ms forecast, 100 taken
@@ -353,12 +320,12 @@ def test_forecasts_of_those_who_were_cut_count_as_off_by_at_least_what_they_were
     job = after(
         planning(),
         events.NodeJoined(at_ms=at(35), node=CAROL),
-        planned(0, three),
-        received(ALICE, round_=0, lease=1, at_ms=240),
-        received(BOB, round_=0, lease=2, at_ms=240),
+        plan_event(0, three),
+        update_event(ALICE, round_=0, lease=1, at_ms=240),
+        update_event(BOB, round_=0, lease=2, at_ms=240),
         events.DeadlineReached(at_ms=at(1040), round=0),
     )
-    step = transition(job, events.AggregateReady(at_ms=at(1100), round=0, model=model(1)))
+    step = transition(job, fold_event(0, at_ms=1100))
     assert figures(step).forecast_error == pytest.approx((0 + 0.8) / 2)
 
 
@@ -366,12 +333,11 @@ def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:
     big = {ALICE: node_plan(6), BOB: node_plan(6)}
     job = after(
         planning(),
-        planned(0, big),
-        received(ALICE, round_=0, lease=1, at_ms=60),
-        received(BOB, round_=0, lease=2, at_ms=60),
+        plan_event(0, big),
+        *both_updates(at_ms=60),
     )
     assert job.tally.samples == 48
-    job = after(job, events.AggregateReady(at_ms=at(70), round=0, model=model(1)))
+    job = after(job, fold_event(0, at_ms=70))
     assert job.phase is Phase.FINISHING
     done = after(job, replace(evaluation_ready(1), round=1))
     assert done.phase is Phase.FINISHED
@@ -379,18 +345,13 @@ def test_a_job_is_done_when_its_work_is_done_however_few_the_rounds() -> None:
 
 def test_a_job_goes_on_past_its_stated_rounds_until_its_work_is_done() -> None:
     job = planning()
-    lease = 1
     for number in range(SPEC.training.rounds + 2):
         job = after(
             job,
-            planned(number, {ALICE: node_plan(1), BOB: node_plan(1)}, at_ms=100 * number + 100),
-            received(ALICE, round_=number, lease=lease, at_ms=100 * number + 150),
-            received(BOB, round_=number, lease=lease + 1, at_ms=100 * number + 150),
-            events.AggregateReady(
-                at_ms=at(100 * number + 160), round=number, model=model(number + 1)
-            ),
+            plan_event(number, {ALICE: node_plan(1), BOB: node_plan(1)}, at_ms=100 * number + 100),
+            *both_updates(number, first_lease=2 * number + 1, at_ms=100 * number + 150),
+            fold_event(number, at_ms=100 * number + 160),
         )
-        lease += 2
         assert (job.phase is Phase.FINISHING) == (job.tally.samples >= 48)
     assert job.tally.samples == 40
 
@@ -398,10 +359,9 @@ def test_a_job_goes_on_past_its_stated_rounds_until_its_work_is_done() -> None:
 def test_settings_that_are_done_already_are_refused() -> None:
     job = after(
         planning(),
-        planned(0, {ALICE: node_plan(3), BOB: node_plan(3)}),
-        received(ALICE, round_=0, lease=1, at_ms=60),
-        received(BOB, round_=0, lease=2, at_ms=60),
-        events.AggregateReady(at_ms=at(70), round=0, model=model(1)),
+        plan_event(0, {ALICE: node_plan(3), BOB: node_plan(3)}),
+        *both_updates(at_ms=60),
+        fold_event(0, at_ms=70),
     )
     spec = replace(AWARE, training=replace(AWARE.training, rounds=1))
     assert rejection(job, events.ParametersChanged(at_ms=at(80), spec=spec)) == (
@@ -414,26 +374,17 @@ def test_a_pause_does_not_count_as_the_time_that_an_update_took() -> None:
         open_round(),
         events.JobPaused(at_ms=at(60)),
         events.JobResumed(at_ms=at(560)),
-        received(ALICE, round_=0, lease=3, at_ms=640),
+        update_event(ALICE, round_=0, lease=3, at_ms=640),
     )
-    assert job.round is not None
-    assert job.round.participants[ALICE].took_ms == 100
-
-
-def test_other_strategies_plan_nothing() -> None:
-    job = training()
-    assert job.round is not None
-    assert job.plan_memory is None
-    assert {part.plan.reason for part in job.round.participants.values()} == {"H=2, int4"}
+    assert job.open_round.participants[ALICE].took_ms == 100
 
 
 def test_a_sparse_codec_takes_the_plain_outer_step() -> None:
     spec = replace(
         SPEC, codec=CodecChoice("topk64", "int4"), outer=Outer(learning_rate=1.0, momentum=0.0)
     )
-    job = after(training(spec), received(ALICE, round_=0, lease=1))
-    command = only(transition(job, received(BOB, round_=0, lease=2)), Aggregate)
-    assert isinstance(command, Aggregate)
+    job = after(training(spec), update_event(ALICE, round_=0, lease=1))
+    command = only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
     assert command.is_sparse
 
 
@@ -441,9 +392,8 @@ def test_a_job_that_reaches_its_target_is_finished_at_once() -> None:
     spec = replace(SPEC, evaluation=Evaluation(every=1, target=0.95))
     job = after(
         training(spec),
-        received(ALICE, round_=0, lease=1),
-        received(BOB, round_=0, lease=2),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        *both_updates(),
+        fold_event(0, at_ms=60),
     )
     below = replace(evaluation_ready(1), metric=0.94)
     assert after(job, below).phase is Phase.TRAINING
@@ -457,10 +407,9 @@ def test_a_target_reached_while_the_job_is_paused_finishes_it() -> None:
     spec = replace(AWARE, evaluation=Evaluation(every=1, target=0.95))
     job = after(
         planning(spec),
-        planned(0, BOTH),
-        received(ALICE, round_=0, lease=1, at_ms=50),
-        received(BOB, round_=0, lease=2, at_ms=50),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        plan_event(0, BOTH),
+        *both_updates(at_ms=50),
+        fold_event(0, at_ms=60),
         events.JobPaused(at_ms=at(70)),
         evaluation_ready(1),
     )
@@ -471,9 +420,8 @@ def test_the_samples_of_an_update_that_was_unreadable_are_work_again() -> None:
     big = {ALICE: node_plan(6), BOB: node_plan(6)}
     job = after(
         planning(),
-        planned(0, big),
-        received(ALICE, round_=0, lease=1, at_ms=60),
-        received(BOB, round_=0, lease=2, at_ms=60),
+        plan_event(0, big),
+        *both_updates(at_ms=60),
         events.AggregateReady(
             at_ms=at(70), round=0, model=model(1), omitted=((BOB, "flipped bit"),)
         ),

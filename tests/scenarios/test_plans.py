@@ -94,7 +94,7 @@ def _job(name: str) -> JobSpec:
 
 
 def transcript(name: str) -> str:
-    """What is planned in each round of the scene."""
+    """Plans of each round of the scene."""
     job, lines = _job(name), []
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}

@@ -24,7 +24,7 @@ from tests.unit.job_states import (
     evaluation_ready,
     model,
     node_plan,
-    planned,
+    plan_event,
     update,
 )
 
@@ -52,21 +52,21 @@ def training(spec: JobSpec, funding: Funding | None = None) -> Job:
     return after(with_alice(spec, funding), events.NodeJoined(at_ms=at(30), node=BOB))
 
 
-def signed(node: NodeId, round_: int) -> AcceptedUpdate:
+def signed_update(node: NodeId, round_: int) -> AcceptedUpdate:
     """An update with its sender's signature and nonce."""
     return replace(update(f"update-{node}-{round_}"), nonce=round_ + 1, signature=node.encode())
 
 
-def sent(job: Job, node: NodeId) -> Event:
+def sent_update(job: Job, node: NodeId) -> Event:
     """The update that a participant owes."""
     assert job.round is not None
     number, lease = job.round.number, job.round.participants[node].lease
     return events.UpdateReceived(
-        at_ms=at(50), node=node, round=number, lease=lease, update=signed(node, number)
+        at_ms=at(50), node=node, round=number, lease=lease, update=signed_update(node, number)
     )
 
 
-def folded(number: int, **agreements: float) -> Event:
+def fold_event(number: int, **agreements: float) -> Event:
     """A round's fold, with how far each node's update agrees with the others."""
     named = {NodeId(name): cosine for name, cosine in agreements.items()}
     return events.AggregateReady(
@@ -76,8 +76,8 @@ def folded(number: int, **agreements: float) -> Event:
 
 def with_both(job: Job) -> Job:
     """Both updates of the open round are in."""
-    job = after(job, sent(job, ALICE))
-    return after(job, sent(job, BOB))
+    job = after(job, sent_update(job, ALICE))
+    return after(job, sent_update(job, BOB))
 
 
 def records_of(commands: tuple[Command, ...]) -> list[RoundMeasured | JobEnded]:
@@ -92,13 +92,13 @@ def measured_of(commands: tuple[Command, ...]) -> list[RoundMeasured]:
     return [record for record in records_of(commands) if isinstance(record, RoundMeasured)]
 
 
-def funded(samples: int | None, reason: str = "") -> Event:
+def funding_event(samples: int | None, reason: str = "") -> Event:
     return events.FundingChanged(at_ms=at(90), funded_samples=samples, reason=reason)
 
 
 def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
     job = with_both(training(FREE))
-    step = transition(job, folded(0, alice=0.5, bob=0.5))
+    step = transition(job, fold_event(0, alice=0.5, bob=0.5))
     (record,) = measured_of(step.commands)
     assert (record.round, len(record.updates)) == (0, 2)
     assert [each.contribution.node for each in record.updates] == [ALICE, BOB]
@@ -109,7 +109,7 @@ def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
     assert (first.contribution.model, first.contribution.update) == ("model-0", "update-alice-0")
     assert (first.contribution.samples, first.contribution.inner_steps) == (8, 2)
 
-    again = transition(with_both(step.job), folded(1, alice=0.5, bob=0.1))
+    again = transition(with_both(step.job), fold_event(1, alice=0.5, bob=0.1))
     (later,) = measured_of(again.commands)
     assert later.round == 1
     assert later.updates[1].quality_bps < later.updates[0].quality_bps
@@ -117,7 +117,7 @@ def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
 
 def test_an_update_that_was_unreadable_is_not_recorded() -> None:
     job = with_both(training(FREE))
-    ready = replace(folded(0, alice=0.5), omitted=((BOB, "damaged"),))
+    ready = replace(fold_event(0, alice=0.5), omitted=((BOB, "damaged"),))
     (record,) = measured_of(transition(job, ready).commands)
     assert [each.contribution.node for each in record.updates] == [ALICE]
 
@@ -125,7 +125,7 @@ def test_an_update_that_was_unreadable_is_not_recorded() -> None:
 def test_an_update_of_a_later_round_belongs_to_its_epoch() -> None:
     job = training(FREE)
     for number in range(3):
-        step = transition(with_both(job), folded(number))
+        step = transition(with_both(job), fold_event(number))
         (record,) = measured_of(step.commands)
         assert {each.contribution.epoch for each in record.updates} == {number // 2}
         job = step.job
@@ -134,7 +134,7 @@ def test_an_update_of_a_later_round_belongs_to_its_epoch() -> None:
 def test_a_job_that_has_ended_says_so_once_after_its_last_round() -> None:
     job = training(PAID)
     for number in range(3):
-        job = after(with_both(job), folded(number))
+        job = after(with_both(job), fold_event(number))
     assert job.phase is Phase.FINISHING
     step = transition(after(job, evaluation_ready(2)), evaluation_ready(3))
     (end,) = records_of(step.commands)
@@ -144,7 +144,7 @@ def test_a_job_that_has_ended_says_so_once_after_its_last_round() -> None:
 
 def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() -> None:
     job = training(PAID)
-    job = after(job, sent(job, ALICE))
+    job = after(job, sent_update(job, ALICE))
     step = transition(job, events.JobStopped(at_ms=at(70)))
     record, end = records_of(step.commands)
     assert isinstance(record, RoundMeasured)
@@ -160,7 +160,7 @@ def test_a_job_stopped_before_any_work_only_ends() -> None:
 
 
 def test_the_next_round_does_not_wait_for_a_judge() -> None:
-    step = transition(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    step = transition(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
     assert step.job.phase is Phase.TRAINING
     assert records_of(step.commands) == []
     (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
@@ -170,7 +170,7 @@ def test_the_next_round_does_not_wait_for_a_judge() -> None:
 
 
 def test_judged_updates_are_recorded_once_the_judge_has_answered() -> None:
-    step = transition(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    step = transition(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
     (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
     node = judge.updates[0].node
     answer = events.UpdatesJudged(
@@ -191,7 +191,7 @@ def judged_rounds(count: int, own_loss: Mapping[NodeId, float]) -> list[RoundMea
     job = training(replace(JUDGED, training=training_))
     records = []
     for number in range(count):
-        step = transition(with_both(job), folded(number, alice=0.5, bob=0.5))
+        step = transition(with_both(job), fold_event(number, alice=0.5, bob=0.5))
         (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
         losses = {update.node: own_loss[update.node] for update in judge.updates}
         answer = events.UpdatesJudged(
@@ -218,7 +218,7 @@ def test_a_node_that_a_judge_finds_worthless_has_less_in_unjudged_rounds_too() -
 
 
 def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
-    job = after(with_both(training(JUDGED)), folded(0, alice=0.5, bob=0.5))
+    job = after(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
     gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="the evaluator died")
     (record,) = measured_of(transition(job, gone).commands)
     assert {each.evaluator for each in record.updates} == {"quality/2 agreement"}
@@ -227,7 +227,7 @@ def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
 def test_rounds_are_recorded_in_order_whatever_the_order_of_the_judges_answers() -> None:
     job = training(JUDGED)
     for number in range(3):
-        step = transition(with_both(job), folded(number, alice=0.5, bob=0.5))
+        step = transition(with_both(job), fold_event(number, alice=0.5, bob=0.5))
         assert records_of(step.commands) == []
         job = step.job
     judging = [each.round for each in outstanding(job) if isinstance(each, JudgeUpdates)]
@@ -244,7 +244,7 @@ def test_a_judge_that_never_answers_is_not_waited_for_forever() -> None:
     job = training(replace(JUDGED, training=training_))
     recorded: list[int] = []
     for number in range(QUEUE_MOST + 1):
-        step = transition(with_both(job), folded(number))
+        step = transition(with_both(job), fold_event(number))
         job = step.job
         recorded += [record.round for record in measured_of(step.commands)]
     assert recorded == [0]
@@ -253,7 +253,7 @@ def test_a_judge_that_never_answers_is_not_waited_for_forever() -> None:
 
 
 def test_an_ended_job_waits_for_its_judge_before_it_is_over() -> None:
-    job = after(with_both(training(JUDGED)), folded(0))
+    job = after(with_both(training(JUDGED)), fold_event(0))
     stopped = transition(job, events.JobStopped(at_ms=at(70)))
     assert records_of(stopped.commands) == []
     gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="gone")
@@ -267,35 +267,35 @@ def test_a_paid_job_waits_until_its_first_round_is_funded() -> None:
     assert job.reason == (
         "round 0 has 16 samples, 0 more are funded: the escrow is not on the ledger yet"
     )
-    short = after(job, funded(15, "the escrow pays for 15 samples"))
+    short = after(job, funding_event(15, "the escrow pays for 15 samples"))
     assert short.phase is Phase.WAITING
     assert short.reason.endswith("15 more are funded: the escrow pays for 15 samples")
-    assert after(short, funded(16)).phase is Phase.TRAINING
-    assert after(short, funded(None)).phase is Phase.TRAINING
+    assert after(short, funding_event(16)).phase is Phase.TRAINING
+    assert after(short, funding_event(None)).phase is Phase.TRAINING
 
 
 def test_a_round_that_is_not_funded_waits_and_an_open_one_goes_on() -> None:
-    job = after(training(PAID), funded(20, "the escrow is used up"))
+    job = after(training(PAID), funding_event(20, "the escrow is used up"))
     assert job.phase is Phase.TRAINING
-    job = after(with_both(job), folded(0))
+    job = after(with_both(job), fold_event(0))
     assert job.phase is Phase.WAITING
     assert job.reason == "round 1 has 16 samples, 4 more are funded: the escrow is used up"
     again = after(job, events.JobPaused(at_ms=at(80)), events.JobResumed(at_ms=at(90)))
     assert again.phase is Phase.WAITING
-    assert after(job, funded(32)).phase is Phase.TRAINING
+    assert after(job, funding_event(32)).phase is Phase.TRAINING
 
 
 def test_a_planned_round_that_is_not_funded_waits_too() -> None:
     spec = replace(AWARE, pay=PAID.pay)
     job = training(spec, Funding(3, "too little"))
-    job = after(job, planned(0, {ALICE: node_plan(), BOB: node_plan()}))
+    job = after(job, plan_event(0, {ALICE: node_plan(), BOB: node_plan()}))
     assert (job.phase, job.round) == (Phase.WAITING, None)
-    assert after(job, funded(16)).phase is Phase.PLANNING
+    assert after(job, funding_event(16)).phase is Phase.PLANNING
 
 
 def test_an_ended_job_takes_no_funds() -> None:
     stopped = after(training(PAID), events.JobStopped(at_ms=at(70)))
-    assert rejection(stopped, funded(10)) == "job-1 is stopped and needs no more funds"
+    assert rejection(stopped, funding_event(10)) == "job-1 is stopped and needs no more funds"
 
 
 def test_an_escrow_is_never_lowered() -> None:

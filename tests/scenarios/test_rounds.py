@@ -10,9 +10,9 @@ from coordinator.core.job.commands import (
     SetDeadline,
 )
 from coordinator.core.job.live_blobs import live_blobs
-from coordinator.core.job.state import Job, Phase, WorkState
+from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import JobStep, rejection, transition
+from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.statements.assignment import Assignment, SampleRange
 from hypergpu.units import Samples
@@ -24,10 +24,13 @@ from tests.unit.job_states import (
     after,
     aggregating,
     at,
+    both_updates,
     finishing,
+    fold_event,
     model,
-    received,
+    only,
     training,
+    update_event,
     waiting,
 )
 
@@ -36,14 +39,8 @@ def assignments(commands: tuple[Command, ...]) -> list[tuple[NodeId, Assignment]
     return [(one.node, one.assignment) for one in commands if isinstance(one, AssignShard)]
 
 
-def commands_of(step: JobStep, kind: type) -> list[object]:
-    return [command for command in step.commands if isinstance(command, kind)]
-
-
 def pending(job: Job) -> set[str]:
-    assert job.round is not None
-    parts = job.round.participants.items()
-    return {node for node, part in parts if part.work is WorkState.PENDING}
+    return set(job.open_round.pending)
 
 
 def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
@@ -52,8 +49,8 @@ def test_a_job_starts_only_at_its_stated_number_of_nodes() -> None:
     assert one.reason == "1 of 2 nodes are here"
     step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
     assert step.job.phase is Phase.TRAINING
-    assert len(commands_of(step, AssignShard)) == 2
-    assert commands_of(step, SetDeadline) == [SetDeadline(0, at(1030))]
+    assert len(assignments(step.commands)) == 2
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1030))
 
 
 def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
@@ -65,27 +62,28 @@ def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
 
 def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:
     first = transition(
-        after(training(), received(BOB, round_=0, lease=2)), received(ALICE, round_=0, lease=1)
+        after(training(), update_event(BOB, round_=0, lease=2)),
+        update_event(ALICE, round_=0, lease=1),
     )
     second = transition(
-        after(training(), received(ALICE, round_=0, lease=1)), received(BOB, round_=0, lease=2)
+        after(training(), update_event(ALICE, round_=0, lease=1)),
+        update_event(BOB, round_=0, lease=2),
     )
-    assert commands_of(first, Aggregate) == commands_of(second, Aggregate)
-    (aggregate,) = commands_of(first, Aggregate)
-    assert isinstance(aggregate, Aggregate)
+    aggregate = only(first.commands, Aggregate)
+    assert aggregate == only(second.commands, Aggregate)
     assert [update.slot for update in aggregate.updates] == [0, 1]
 
 
 def test_late_update_is_refused_with_its_round() -> None:
-    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
-    late = received(ALICE, round_=0, lease=1)
+    job = after(aggregating(), fold_event(0, at_ms=60))
+    late = update_event(ALICE, round_=0, lease=1)
     assert rejection(job, late) == "round 0 is not the open one; the job is in round 1"
 
 
 def test_a_deadline_without_a_quorum_leaves_the_round_open_until_there_is_one() -> None:
     job = after(training(), events.DeadlineReached(at_ms=at(1030), round=0))
     assert job.phase is Phase.TRAINING
-    step = transition(job, received(ALICE, round_=0, lease=1, at_ms=1100))
+    step = transition(job, update_event(ALICE, round_=0, lease=1, at_ms=1100))
     assert step.job.phase is Phase.AGGREGATING
     assert [command.node for command in step.commands if isinstance(command, CancelShard)] == [BOB]
 
@@ -98,13 +96,12 @@ def test_an_early_deadline_is_refused() -> None:
 def test_the_shard_of_a_node_cut_by_the_deadline_goes_out_first_in_the_next_round() -> None:
     job = after(
         training(),
-        received(ALICE, round_=0, lease=1),
+        update_event(ALICE, round_=0, lease=1),
         events.DeadlineReached(at_ms=at(1030), round=0),
-        events.AggregateReady(at_ms=at(1100), round=0, model=model(1)),
+        fold_event(0, at_ms=1100),
     )
-    assert job.round is not None
-    assert job.round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
-    assert job.round.participants[BOB].shard.ranges == (SampleRange(16, Samples(8)),)
+    assert job.open_round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
+    assert job.open_round.participants[BOB].shard.ranges == (SampleRange(16, Samples(8)),)
 
 
 def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
@@ -113,7 +110,7 @@ def test_a_lost_nodes_shard_goes_to_a_newcomer_under_a_fresh_lease() -> None:
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (CAROL, 2, 3)
     assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
-    assert rejection(step.job, received(BOB, round_=0, lease=2)).startswith(
+    assert rejection(step.job, update_event(BOB, round_=0, lease=2)).startswith(
         "the work under lease 2"
     )
 
@@ -123,13 +120,13 @@ def test_a_node_that_comes_back_gets_its_own_shard_and_slot_again() -> None:
     step = transition(job, events.NodeJoined(at_ms=at(50), node=BOB))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.slot, assigned.lease.number) == (BOB, 1, 3)
-    assert rejection(step.job, received(BOB, round_=0, lease=2)) == (
+    assert rejection(step.job, update_event(BOB, round_=0, lease=2)) == (
         "lease 2 is void; the current one is 3"
     )
 
 
 def test_a_round_closes_without_a_node_that_is_lost_for_good() -> None:
-    job = after(training(), received(ALICE, round_=0, lease=1))
+    job = after(training(), update_event(ALICE, round_=0, lease=1))
     step = transition(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert step.job.phase is Phase.AGGREGATING
     assert step.job.streams[0].returned == (SampleRange(8, Samples(8)),)
@@ -175,9 +172,9 @@ def test_nodes_whose_shards_were_taken_over_do_not_count_for_the_quorum() -> Non
         training(spec),
         events.NodeLost(at_ms=at(40), node=BOB, reason="silent"),
         events.NodeJoined(at_ms=at(41), node=CAROL),
-        received(ALICE, round_=0, lease=1),
+        update_event(ALICE, round_=0, lease=1),
         events.DeadlineReached(at_ms=at(1030), round=0),
-        received(CAROL, round_=0, lease=3, at_ms=1100),
+        update_event(CAROL, round_=0, lease=3, at_ms=1100),
     )
     assert job.phase is Phase.AGGREGATING
 
@@ -185,8 +182,7 @@ def test_nodes_whose_shards_were_taken_over_do_not_count_for_the_quorum() -> Non
 def test_schedules_end_with_the_nodes_that_are_there_not_with_the_stated_number() -> None:
     job = after(waiting(), events.NodeJoined(at_ms=at(1), node=CAROL))
     job = after(job, events.NodeJoined(at_ms=at(20), node=ALICE))
-    assert job.round is not None
-    assert job.round.total_samples == 3 * 2 * 8
+    assert job.open_round.total_samples == 3 * 2 * 8
 
 
 def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() -> None:
@@ -202,11 +198,11 @@ def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() ->
 
 
 def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> None:
-    job = after(training(), received(ALICE, round_=0, lease=1), events.JobPaused(at_ms=at(530)))
+    job = after(training(), update_event(ALICE, round_=0, lease=1), events.JobPaused(at_ms=at(530)))
     step = transition(job, events.JobResumed(at_ms=at(10_000)))
     ((node, assigned),) = assignments(step.commands)
     assert (node, assigned.lease.number) == (BOB, 3)
-    assert commands_of(step, SetDeadline) == [SetDeadline(0, at(10_500))]
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(10_500))
 
 
 def test_a_pause_by_the_coordinator_itself_says_why() -> None:
@@ -218,7 +214,7 @@ def test_an_aggregate_that_arrives_during_a_pause_is_kept() -> None:
     job = after(
         aggregating(),
         events.JobPaused(at_ms=at(55)),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        fold_event(0, at_ms=60),
     )
     assert job.phase is Phase.PAUSED
     assert job.model == model(1)
@@ -227,7 +223,7 @@ def test_an_aggregate_that_arrives_during_a_pause_is_kept() -> None:
 
 def test_a_draining_node_finishes_its_shard_and_is_released() -> None:
     job = after(training(), events.NodeDraining(at_ms=at(40), node=ALICE, reason="asked"))
-    step = transition(job, received(ALICE, round_=0, lease=1))
+    step = transition(job, update_event(ALICE, round_=0, lease=1))
     assert [c.node for c in step.commands if isinstance(c, ReleaseNode)] == [ALICE]
     assert not step.job.members[ALICE].is_present
 
@@ -240,18 +236,15 @@ def test_an_unreadable_update_is_taken_out_again_and_its_samples_return() -> Non
     assert job.tally.updates_accepted == 1
     assert job.tally.updates_refused == 1
     assert job.members[BOB].last_accepted is None
-    assert job.round is not None
-    assert job.round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
+    assert job.open_round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
 
 
 def test_a_damaged_model_is_made_again_from_the_round_that_made_it() -> None:
-    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    job = after(aggregating(), fold_event(0, at_ms=60))
     lost = events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit")
     step = transition(job, lost)
-    (aggregate,) = commands_of(step, Aggregate)
-    assert isinstance(aggregate, Aggregate)
-    assert aggregate.base == model(0)
-    again = transition(step.job, events.AggregateReady(at_ms=at(80), round=0, model=model(1)))
+    assert only(step.commands, Aggregate).base == model(0)
+    again = transition(step.job, fold_event(0, at_ms=80))
     assert again.job.phase is Phase.TRAINING
     assert {type(command) for command in again.commands} == {SetDeadline, AssignShard}
 
@@ -259,7 +252,7 @@ def test_a_damaged_model_is_made_again_from_the_round_that_made_it() -> None:
 def test_a_damaged_model_that_comes_out_different_fails_the_job() -> None:
     job = after(
         aggregating(),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        fold_event(0, at_ms=60),
         events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit"),
         events.AggregateReady(at_ms=at(80), round=0, model=model(7)),
     )
@@ -269,7 +262,7 @@ def test_a_damaged_model_that_comes_out_different_fails_the_job() -> None:
 def test_a_damaged_model_whose_base_is_damaged_too_fails_the_job() -> None:
     job = after(
         aggregating(),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        fold_event(0, at_ms=60),
         events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="flipped bit"),
         events.ModelLost(at_ms=at(80), model=model(0).blob.digest, reason="gone"),
     )
@@ -280,16 +273,13 @@ def test_a_damaged_model_whose_base_is_damaged_too_fails_the_job() -> None:
 def test_changed_parameters_take_effect_at_the_next_round() -> None:
     spec = replace(SPEC, inner=replace(SPEC.inner, learning_rate=0.5))
     job = after(training(), events.ParametersChanged(at_ms=at(40), spec=spec))
-    assert job.round is not None
-    assert job.round.spec == SPEC
+    assert job.open_round.spec == SPEC
     job = after(
         job,
-        received(ALICE, round_=0, lease=1),
-        received(BOB, round_=0, lease=2),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        *both_updates(),
+        fold_event(0, at_ms=60),
     )
-    assert job.round is not None
-    assert job.round.spec == spec
+    assert job.open_round.spec == spec
 
 
 def test_fewer_rounds_end_the_job_after_the_open_one() -> None:
@@ -297,15 +287,14 @@ def test_fewer_rounds_end_the_job_after_the_open_one() -> None:
     job = after(
         training(),
         events.ParametersChanged(at_ms=at(40), spec=spec),
-        received(ALICE, round_=0, lease=1),
-        received(BOB, round_=0, lease=2),
-        events.AggregateReady(at_ms=at(60), round=0, model=model(1)),
+        *both_updates(),
+        fold_event(0, at_ms=60),
     )
     assert job.phase is Phase.FINISHING
 
 
 def test_rounds_that_are_done_cannot_be_taken_back() -> None:
-    job = after(aggregating(), events.AggregateReady(at_ms=at(60), round=0, model=model(1)))
+    job = after(aggregating(), fold_event(0, at_ms=60))
     spec = replace(SPEC, training=replace(SPEC.training, rounds=1))
     fewer = events.ParametersChanged(at_ms=at(70), spec=spec)
     assert rejection(job, fewer) == (
@@ -329,7 +318,7 @@ def test_the_best_model_is_kept_after_two_more_rounds() -> None:
 
 
 def test_outstanding_work_of_a_training_job_is_every_pending_assignment() -> None:
-    job = after(training(), received(ALICE, round_=0, lease=1))
+    job = after(training(), update_event(ALICE, round_=0, lease=1))
     ((node, assigned),) = assignments(outstanding(job))
     assert (node, assigned.lease.number) == (BOB, 2)
     assert SetDeadline(0, at(1030)) in outstanding(job)

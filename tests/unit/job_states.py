@@ -1,6 +1,9 @@
 """Jobs in every phase and events of every kind: the rows and columns of the pair table."""
 
+from typing import TypeVar
+
 from coordinator.core.job import events
+from coordinator.core.job.commands import Command
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
@@ -11,6 +14,7 @@ from hypergpu.statements.assignment import BlobRef
 from hypergpu.statements.domain import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
+CommandKind = TypeVar("CommandKind", bound=Command)
 ALICE, BOB, CAROL = NodeId("alice"), NodeId("bob"), NodeId("carol")
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -41,12 +45,31 @@ def update(name: str, size: int = 4) -> AcceptedUpdate:
     return AcceptedUpdate(BlobRef(Digest(name), Bytes(size)), Samples(0), 0, loss_last=1.5)
 
 
-def received(node: NodeId, *, round_: int, lease: int, at_ms: int = 50) -> Event:
+def update_event(node: NodeId, *, round_: int, lease: int, at_ms: int = 50) -> Event:
     """An update of ``node`` under ``lease``."""
     name = f"update-{node}-{round_}"
     return events.UpdateReceived(
         at_ms=at(at_ms), node=node, round=round_, lease=lease, update=update(name)
     )
+
+
+def both_updates(round_: int = 0, *, first_lease: int = 1, at_ms: int = 50) -> tuple[Event, Event]:
+    """The updates of Alice and Bob, who hold consecutive leases."""
+    return (
+        update_event(ALICE, round_=round_, lease=first_lease, at_ms=at_ms),
+        update_event(BOB, round_=round_, lease=first_lease + 1, at_ms=at_ms),
+    )
+
+
+def fold_event(round_: int, *, at_ms: int = 60) -> Event:
+    """The fold of a round is done."""
+    return events.AggregateReady(at_ms=at(at_ms), round=round_, model=model(round_ + 1))
+
+
+def only(commands: tuple[Command, ...], kind: type[CommandKind]) -> CommandKind:
+    """The one command of a kind."""
+    (command,) = [command for command in commands if isinstance(command, kind)]
+    return command
 
 
 def after(job: Job | None, *happened: Event) -> Job:
@@ -59,7 +82,7 @@ def after(job: Job | None, *happened: Event) -> Job:
     return job
 
 
-def created(spec: JobSpec = SPEC, terms: Terms = Terms()) -> Job:  # noqa: B008  frozen
+def new_job(spec: JobSpec = SPEC, terms: Terms = Terms()) -> Job:  # noqa: B008  frozen
     """A job that waits for its first model."""
     job_id = JobId("job-1")
     return after(None, events.JobCreated(at_ms=at(0), job_id=job_id, spec=spec, terms=terms))
@@ -68,7 +91,7 @@ def created(spec: JobSpec = SPEC, terms: Terms = Terms()) -> Job:  # noqa: B008 
 def waiting(spec: JobSpec = SPEC) -> Job:
     """A job that has a model and no node."""
     first = events.ModelInitialised(at_ms=at(10), model=model(0), partition_sizes=(Samples(100),))
-    return after(created(spec), first)
+    return after(new_job(spec), first)
 
 
 def training(spec: JobSpec = SPEC) -> Job:
@@ -100,7 +123,7 @@ def round_plan(number: int, nodes: dict[NodeId, NodePlan], *, deadline_ms: int =
     )
 
 
-def planned(number: int, nodes: dict[NodeId, NodePlan], *, at_ms: int = 40) -> Event:
+def plan_event(number: int, nodes: dict[NodeId, NodePlan], *, at_ms: int = 40) -> Event:
     """The plan of a round has been made."""
     return events.RoundPlanned(at_ms=at(at_ms), plan=round_plan(number, nodes, deadline_ms=1000))
 
@@ -118,8 +141,8 @@ def aggregating(spec: JobSpec = SPEC) -> Job:
     """A job whose round 0 has closed with both updates."""
     return after(
         training(spec),
-        received(ALICE, round_=0, lease=1),
-        received(BOB, round_=0, lease=2),
+        update_event(ALICE, round_=0, lease=1),
+        update_event(BOB, round_=0, lease=2),
     )
 
 
@@ -130,8 +153,8 @@ def finishing() -> Job:
         lease = 2 * number + 1
         job = after(
             job,
-            received(ALICE, round_=number, lease=lease),
-            received(BOB, round_=number, lease=lease + 1),
+            update_event(ALICE, round_=number, lease=lease),
+            update_event(BOB, round_=number, lease=lease + 1),
             events.AggregateReady(at_ms=at(60), round=number, model=model(number + 1)),
         )
     return job
@@ -155,7 +178,7 @@ def states() -> dict[Phase, Job]:
     stop = events.JobStopped(at_ms=at(70))
     fail = events.PreparationFailed(at_ms=at(5), reason="no such folder")
     return {
-        Phase.PREPARING: created(),
+        Phase.PREPARING: new_job(),
         Phase.WAITING: waiting(),
         Phase.PLANNING: planning(),
         Phase.TRAINING: training(),
@@ -164,7 +187,7 @@ def states() -> dict[Phase, Job]:
         Phase.FINISHING: finishing(),
         Phase.FINISHED: after(finishing(), evaluation_ready(3), evaluation_ready(2)),
         Phase.STOPPED: after(training(), stop),
-        Phase.FAILED: after(created(), fail),
+        Phase.FAILED: after(new_job(), fail),
     }
 
 
@@ -178,8 +201,8 @@ def all_events() -> tuple[Event, ...]:
         events.NodeJoined(at_ms=now, node=CAROL),
         events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
         events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
-        planned(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
-        received(ALICE, round_=0, lease=1, at_ms=2000),
+        plan_event(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
+        update_event(ALICE, round_=0, lease=1, at_ms=2000),
         events.UpdateRejected(at_ms=now, node=ALICE, round=0, reason="not finite"),
         events.ShardHandedBack(at_ms=now, node=ALICE, round=0, lease=1, reason="out of memory"),
         events.DeadlineReached(at_ms=now, round=0),

@@ -167,7 +167,7 @@ class Round(msgspec.Struct, frozen=True):
         }
 
     @property
-    def accepted(self) -> list[tuple[NodeId, Participant, AcceptedUpdate]]:
+    def accepted_updates(self) -> list[tuple[NodeId, Participant, AcceptedUpdate]]:
         """Participants whose updates are in, in slot order."""
         received = [
             (node, participant, participant.update)
@@ -207,7 +207,7 @@ class Tally(msgspec.Struct, frozen=True):
     updates_refused: int = 0
 
 
-class Score(msgspec.Struct, frozen=True):
+class ModelScore(msgspec.Struct, frozen=True):
     """One evaluation of one model on the held-out set."""
 
     round: int
@@ -318,8 +318,8 @@ class Job(msgspec.Struct, frozen=True):
     closed: Round | None = None
     """The round that made ``model`` out of ``previous``."""
     evaluating: tuple[Model, ...] = ()
-    score: Score | None = None
-    best: Score | None = None
+    score: ModelScore | None = None
+    best: ModelScore | None = None
     best_model: Model | None = None
     round: Round | None = None
     members: dict[NodeId, Member] = {}

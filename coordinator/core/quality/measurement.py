@@ -6,8 +6,8 @@ from statistics import median
 from coordinator.core.job.state import Judgement, Trial, UnmeasuredRound
 from coordinator.core.quality.rule import (
     TRIALS_KEPT,
-    Measured,
     Quality,
+    UpdateFindings,
     quality_of,
     trial_of,
     worth_by,
@@ -43,7 +43,7 @@ def update_qualities(waiting: UnmeasuredRound, trials: Trials) -> dict[NodeId, Q
     is_idle = _is_idle(waiting)
     return {
         node: quality_of(
-            Measured(
+            UpdateFindings(
                 agreement=due.agreement,
                 typical_agreement=typical,
                 worth=None if worth is None else worth.of(node),

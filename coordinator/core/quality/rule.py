@@ -11,20 +11,18 @@ Everything that goes in was measured by the coordinator; nothing a node says of 
     timeliness  of this update: time used against the time that the round allowed
 
 Only a sample of updates is judged on held-out data, so a judgement must not count for the update
-that was drawn: whoever is drawn more often would have other pay for equal work. It counts for the
-node, beside everybody's. A judged update is a *trial*: what it alone took off the loss, as a part
-of what its round did. Its mark is that part against half the median of the job's newest trials,
-and::
+that was drawn: a node drawn more often would have other pay for equal work. It counts for the node,
+beside those of all others. A judged update is a *trial*: its own reduction of the loss, as a part
+of its round's. Its mark is that part against half the median of the job's newest trials, and::
 
     worth = (PRIOR x mean of all marks + sum of the node's own) / (PRIOR + how many are its own)
 
-Nodes of equal work have marks of equal expectation, and so equal worth in expectation, judged
-often or never: the mean of all marks stands in for what is not known. Whoever has not been judged
-is taken for the average; whoever is found worthless again and again comes to nothing in every
-round.
+Nodes of equal work have marks of equal expectation, and so equal worth in expectation, judged often
+or never: the mean of all marks stands in for unknown ones. A node that was never judged counts as
+average; one that is found worthless again and again approaches zero in every round.
 
-So an update of zeros, of noise or with its sign turned earns nothing. What the rule cannot see: an
-update copied from a neighbour, or work done on other data.
+So an update of zeros, of noise or with its sign turned earns nothing. The rule cannot see an update
+copied from a neighbour, or work done on other data.
 """
 
 import math
@@ -42,69 +40,69 @@ from hypergpu.units import BasisPoints, Milliseconds
 FULL_MARKS_AT = 0.5
 """The part of the yardstick that earns full marks."""
 LATE_LEAST = BasisPoints(5_000)
-"""What remains of an update's quality that took twice its time or more, and was still of use."""
+"""Quality left to a useful update that took twice its time or more."""
 UNCLEAR = BasisPoints(5_000)
-"""Where updates are compared with no others, and what was judged brought nothing."""
+"""Quality of updates that are compared with no others, where judged ones brought nothing."""
 PRIOR = 2
 """A node's worth begins with so many marks that are the mean of all."""
 JUDGED_LEAST = 3
-"""Of fewer judged updates there is no telling what is usual."""
+"""Least number of judged updates whose median is a yardstick."""
 TRIALS_KEPT = 64
-"""The newest: what a node did long ago is forgotten."""
+"""Number of newest trials that count: older ones are forgotten."""
 GAIN_LEAST = 0.05
-"""Of the loss. Where a round gains more, honest updates alone do 0.1 to 0.8 of that; where it gains
-less, -3 to 4 times as much was measured of them: chance, which says nothing of their nodes."""
+"""Least gain of a round, as a part of the loss. Where a round gains more, honest updates alone gain
+0.1 to 0.8 of that; below it -3 to 4 times as much was measured: chance, not their nodes' worth."""
 _PART_MOST = 1_000.0
 RULE = "quality/2"
 
 
 class Worth(NamedTuple):
-    """What judged updates of a job come to."""
+    """Worth of nodes, from the judged updates of a job."""
 
     judged: Mapping[NodeId, float]
-    """In [0, 1], of the nodes that were judged."""
+    """Worth of the nodes that were judged, in [0, 1]."""
     others: float
-    """Of everybody else: the mean of all marks."""
+    """Worth of all other nodes: the mean of all marks."""
 
     def of(self, node: NodeId) -> float:
         """A node's worth."""
         return self.judged.get(node, self.others)
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator measured of one update and its node. Every figure may be missing."""
+class UpdateFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one update and its node by the coordinator. Every figure may be missing."""
 
     agreement: float | None = None
-    """In [-1, 1]; 0 of an update without content."""
+    """Agreement with the others' mean, in [-1, 1]; 0 for an empty update."""
     typical_agreement: float | None = None
-    """The median of the round's."""
+    """Median agreement of the round."""
     worth: float | None = None
-    """Of the node, in [0, 1]."""
+    """Worth of the node, in [0, 1]."""
     is_round_idle: bool = False
-    """The round was judged, and neither it nor what was judged of it lowered the loss."""
+    """The round was judged, and neither it nor a judged update lowered the loss."""
     took_ms: Milliseconds = Milliseconds(0)
     """From the assignment to the update's last byte, by the coordinator's clock."""
     allowed_ms: Milliseconds = Milliseconds(0)
-    """Until the round's deadline; 0: it has none."""
+    """Time from the assignment to the round's deadline; 0: it has none."""
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """A quality with where it comes from."""
+    """A quality with its origin."""
 
     bps: BasisPoints
     evaluator: str
-    """A short name of what measured it; its Keccak-256 goes into the receipt."""
+    """Short name of the rule and its measurements; its Keccak-256 goes into the receipt."""
     reason: str
 
 
 def trial_of(node: NodeId, gain: float, round_gain: float, base_loss: float) -> Trial | None:
-    """What a judgement says of a node; None where the round did not gain enough to tell.
+    """Trial of a node by one judgement; None where the round did not gain enough to tell.
 
     Args:
-        node: Whose update was judged.
-        gain: What it alone took off the loss; not finite where the loss with it is not.
-        round_gain: What the whole round did.
-        base_loss: Before both.
+        node: Node of the judged update.
+        gain: Reduction of the loss by it alone; not finite where the loss with it is not.
+        round_gain: Reduction of the loss by the whole round.
+        base_loss: Loss before both.
     """
     if not math.isfinite(gain):
         return Trial(node, 0.0)
@@ -134,7 +132,7 @@ def worth_by(trials: Sequence[Trial]) -> Worth | None:
     return Worth(judged, mean)
 
 
-def quality_of(measured: Measured) -> Quality:
+def quality_of(measured: UpdateFindings) -> Quality:
     """The quality of an accepted update.
 
     Bounded by 0 and 10,000. A higher agreement or worth, or less time, never lowers it.
@@ -156,7 +154,7 @@ def quality_of(measured: Measured) -> Quality:
     )
 
 
-def _agreement_bps(measured: Measured) -> tuple[int | None, str]:
+def _agreement_bps(measured: UpdateFindings) -> tuple[int | None, str]:
     own, typical = measured.agreement, measured.typical_agreement
     if own is None or typical is None or not math.isfinite(typical) or typical <= 0:
         return None, ""
@@ -164,7 +162,7 @@ def _agreement_bps(measured: Measured) -> tuple[int | None, str]:
     return marks, f"agrees by {own:.3g} where the round's median is {typical:.3g}"
 
 
-def _worth_bps(measured: Measured, *, is_alone: bool) -> tuple[int | None, str]:
+def _worth_bps(measured: UpdateFindings, *, is_alone: bool) -> tuple[int | None, str]:
     worth = measured.worth
     if is_alone and measured.is_round_idle:
         return UNCLEAR, "neither it nor its round lowered the held-out loss"
@@ -174,7 +172,7 @@ def _worth_bps(measured: Measured, *, is_alone: bool) -> tuple[int | None, str]:
     return int(WHOLE_BPS * bounded), f"its node's judged updates are worth {bounded:.0%}"
 
 
-def _time_bps(measured: Measured) -> tuple[int, str]:
+def _time_bps(measured: UpdateFindings) -> tuple[int, str]:
     allowed = measured.allowed_ms
     late = measured.took_ms - allowed
     if allowed <= 0 or late <= 0:

@@ -89,7 +89,7 @@ def aggregate(round_: Round, base: Model) -> Aggregate:
         base=base,
         updates=tuple(
             FoldedUpdate(node, participant.slot, update.blob, weights[node], update.codec)
-            for node, participant, update in round_.accepted
+            for node, participant, update in round_.accepted_updates
         ),
         spec=round_.spec,
         down=round_.down,
@@ -100,10 +100,11 @@ def aggregate(round_: Round, base: Model) -> Aggregate:
 
 def _weights(round_: Round) -> Weights:
     """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
+    updates = {node: update for node, _, update in round_.accepted_updates}
     if round_.spec.strategy != "aware":
-        return Weights({node: update.samples for node, _, update in round_.accepted}, 1.0)
+        return Weights({node: update.samples for node, update in updates.items()}, 1.0)
     done = {
-        node: UpdateWork(update.samples, update.inner_steps) for node, _, update in round_.accepted
+        node: UpdateWork(update.samples, update.inner_steps) for node, update in updates.items()
     }
     return update_weights(done, round_.spec.data.sharding)
 

@@ -10,10 +10,10 @@ from coordinator.core.job.state import (
     ENDED,
     Job,
     Model,
+    ModelScore,
     Participant,
     Phase,
     Round,
-    Score,
     Stream,
     WorkState,
 )
@@ -96,7 +96,7 @@ def remake_model(job: Job, event: events.ModelLost) -> JobStep:
 def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
-    score = Score(event.round, event.model, event.loss, event.metric, event.metric_name)
+    score = ModelScore(event.round, event.model, event.loss, event.metric, event.metric_name)
     is_best = job.best is None or event.loss < job.best.loss
     is_newest = job.score is None or event.round >= job.score.round
     job = replace(
@@ -181,7 +181,7 @@ def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) ->
 
 
 def _figures(job: Job, round_: Round, event: events.AggregateReady) -> events.RoundRecorded:
-    updates = [update for _, _, update in round_.accepted]
+    updates = [update for _, _, update in round_.accepted_updates]
     samples = sum(update.samples for update in updates)
     duration_ms = max(1, job.at_ms - round_.opened_at_ms)
     losses = [

@@ -10,12 +10,12 @@ from blake3 import blake3
 from coordinator.shell.evaluator.messages import (
     Evaluate,
     Evaluated,
+    EvaluatorFailure,
     Initialise,
     Initialised,
     MeasureUpdates,
     Reply,
     Request,
-    RequestFailed,
 )
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.update_losses import UpdateLosses
@@ -38,7 +38,7 @@ class Evaluator:
         self._update_losses = UpdateLosses()
 
     def answer(self, request: Request) -> Reply:
-        """Answer one request; an error becomes a `RequestFailed` with its reason."""
+        """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
         try:
             entry = find(request.workload)
             model = self._open(entry, request)
@@ -49,18 +49,18 @@ class Evaluator:
                 return self._update_losses.measure(model, request)
             return _evaluate(entry, model, request)
         except HyperGPUError as error:
-            return RequestFailed(reason=error.reason.name, detail=error.detail)
+            return EvaluatorFailure(reason=error.reason.name, detail=error.detail)
         except UnknownWorkloadError as error:
-            return RequestFailed(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
+            return EvaluatorFailure(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
         except BuilderMissingError as error:
             is_torch = error.module.partition(".")[0] in {"torch", "torchvision"}
             reason = Reason.TORCH_MISSING if is_torch else Reason.WORKLOAD_UNKNOWN
-            return RequestFailed(reason=reason.name, detail=str(error))
+            return EvaluatorFailure(reason=reason.name, detail=str(error))
         except (OptionError, DatasetError, LayoutError, ValueError) as error:
-            return RequestFailed(reason=Reason.SPEC_INVALID.name, detail=str(error))
+            return EvaluatorFailure(reason=Reason.SPEC_INVALID.name, detail=str(error))
         except (MemoryError, RuntimeError, OSError) as error:
             detail = f"{type(error).__name__}: {error}"
-            return RequestFailed(reason=Reason.NOT_READY.name, detail=detail)
+            return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=detail)
 
     def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)

@@ -89,7 +89,7 @@ class UpdatesMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Losses of the base with each of the updates alone."""
 
 
-class RequestFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The request cannot be met. ``reason`` names a `hypergpu.errors.Reason`."""
 
     reason: str
@@ -97,4 +97,4 @@ class RequestFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 Request = Initialise | Evaluate | MeasureUpdates
-Reply = Initialised | Evaluated | UpdatesMeasured | RequestFailed
+Reply = Initialised | Evaluated | UpdatesMeasured | EvaluatorFailure

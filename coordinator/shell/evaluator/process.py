@@ -14,12 +14,12 @@ import msgspec
 from coordinator.shell.evaluator.messages import (
     Evaluate,
     Evaluated,
+    EvaluatorFailure,
     Initialise,
     Initialised,
     MeasureUpdates,
     Reply,
     Request,
-    RequestFailed,
     UpdatesMeasured,
 )
 from hypergpu.errors import HyperGPUError, Reason
@@ -94,7 +94,7 @@ class EvaluatorProcess:
             raise HyperGPUError(
                 Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
             )
-        if isinstance(reply, RequestFailed):
+        if isinstance(reply, EvaluatorFailure):
             raise HyperGPUError(Reason[reply.reason], reply.detail)
         if not isinstance(reply, answer):
             detail = f"the evaluator answered {type(reply).__name__}"

@@ -50,7 +50,7 @@ def random_flat(seed: int, magnitude: float = 1.0, layout: Layout = LAYOUT) -> F
     )
 
 
-def stored(path: Path, content: bytes) -> StoredBlob:
+def write_blob(path: Path, content: bytes) -> StoredBlob:
     """Write a file and name its content."""
     path.write_bytes(content)
     return StoredBlob(path, Digest(blake3(content).hexdigest()))
@@ -60,13 +60,13 @@ def first_request(
     folder: Path, samples: Sequence[int], setting: FoldSetting, seed: int = 0
 ) -> FoldRequest:
     """A request for the first outer step, with one update for each sample count."""
-    base = stored(folder / "base", b"".join(part.tobytes() for part in random_flat(seed)))
+    base = write_blob(folder / "base", b"".join(part.tobytes() for part in random_flat(seed)))
     updates: list[StoredUpdate] = []
     for slot, count in enumerate(samples):
         flat = random_flat(seed + slot + 1, 0.01)
         scheme = setting.scheme_of(slot)
         payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
-        blob = stored(folder / f"update-{slot}", payload)
+        blob = write_blob(folder / f"update-{slot}", payload)
         updates.append(StoredUpdate(blob.path, blob.digest, Samples(count), scheme))
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)

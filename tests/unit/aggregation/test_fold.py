@@ -27,9 +27,9 @@ from tests.unit.aggregation.fold_files import (
     model_of,
     next_request,
     random_flat,
-    stored,
     torch_steps,
     updates_of,
+    write_blob,
 )
 
 VECTOR_BYTES = 4 * LAYOUT.parameters_count
@@ -46,11 +46,13 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
     assert small.large_count == 0
     ones = np.ones(small.parameters_count, np.float32)
     request = first_request(tmp_path, [1], FoldSetting("int4"))
-    base = stored(tmp_path / "small", ones.tobytes())
+    base = write_blob(tmp_path / "small", ones.tobytes())
     updates = []
     for slot, factor in enumerate((2, 2, -1, 0)):
         flat = Flat(ones * factor, np.empty(0, np.float32), np.empty(0, np.int64))
-        blob = stored(tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes())
+        blob = write_blob(
+            tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes()
+        )
         updates.append(StoredUpdate(blob.path, blob.digest, Samples(1), "int4"))
     request = replace(request, layout=small, base_model=base, updates=tuple(updates))
     result = fold(request)
@@ -250,7 +252,7 @@ def test_a_missing_base_model_is_named(tmp_path: Path) -> None:
 def test_a_model_that_left_the_range_of_floats_is_not_written(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1], FoldSetting("fp32", "int4", Outer(1e38, 0.9)))
     huge = encode_update(LAYOUT, "fp32", random_flat(9, 1e30)).payload.tobytes()
-    blob = stored(request.updates[0].path, huge)
+    blob = write_blob(request.updates[0].path, huge)
     update = replace(request.updates[0], digest=blob.digest)
     with pytest.raises(DivergedError, match="not finite"):
         fold(replace(request, updates=(update,)))

@@ -17,8 +17,8 @@ from tests.unit.aggregation.fold_files import (
     model_of,
     next_request,
     random_flat,
-    stored,
     updates_of,
+    write_blob,
 )
 
 PLAIN = FoldSetting("topk64", "fp32", PLAIN_STEP)
@@ -32,7 +32,7 @@ def request_with(folder: Path, vectors: list[Float32s], scheme: str = "fp32") ->
         flat = random_flat(slot)
         flat.parameters[: LAYOUT.large_count] = vector
         payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
-        digest = stored(update.path, payload).digest
+        digest = write_blob(update.path, payload).digest
         updates.append(replace(update, digest=digest))
     return replace(request, updates=tuple(updates))
 

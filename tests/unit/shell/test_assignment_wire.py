@@ -9,7 +9,7 @@ from hypergpu.statements.assignment import Assignment, InitialModel, Prefetch, S
 from hypergpu.units import Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import assignment_message, assignment_value
-from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planned, planning
+from tests.unit.job_states import ALICE, BOB, after, at, node_plan, plan_event, planning
 
 LAYOUT = Digest("0d" * 32)
 MODEL = Digest("0e" * 32)
@@ -19,7 +19,7 @@ def assigned(batch_size: int = 0) -> Assignment:
     plan = replace(
         node_plan(3, "topk64"), upload_after_ms=at(700), connections=4, batch_size=batch_size
     )
-    job = after(planning(), planned(0, {ALICE: plan, BOB: node_plan()}))
+    job = after(planning(), plan_event(0, {ALICE: plan, BOB: node_plan()}))
     assert job.model is not None
     model = replace(job.model, blob=replace(job.model.blob, digest=MODEL))
     training = replace(job.spec.training, seed=2**40)
@@ -67,7 +67,7 @@ def test_an_assignment_that_names_no_connections_means_one() -> None:
 
 
 def test_the_tables_show_why_a_participant_has_its_work() -> None:
-    job = after(planning(), planned(0, {ALICE: node_plan(3)}))
+    job = after(planning(), plan_event(0, {ALICE: node_plan(3)}))
     assert job.round is not None
     summary = participant_summary(ALICE, job.round.participants[ALICE], None)
     assert summary.reason == "H=3, int4, as planned"

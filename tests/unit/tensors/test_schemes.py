@@ -10,7 +10,7 @@ INTEGER_SCHEMES = ("int8", "int4")
 SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
 
 
-def encoded(name: str, values: Float32s) -> Octets:
+def encode(name: str, values: Float32s) -> Octets:
     scheme = scheme_named(name)
     payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
     scheme.encode(values, payload)
@@ -19,7 +19,7 @@ def encoded(name: str, values: Float32s) -> Octets:
 
 def round_trip(name: str, values: Float32s) -> Float32s:
     out = np.empty_like(values)
-    scheme_named(name).decode(encoded(name, values), out)
+    scheme_named(name).decode(encode(name, values), out)
     return out
 
 
@@ -60,7 +60,7 @@ def test_bf16_rounds_like_torch() -> None:
     values = np.concatenate((bits, ties)).view(np.float32)
     values = values[np.isfinite(values)]
     expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
-    assert np.array_equal(encoded("bf16", values).view(np.int16), expected)
+    assert np.array_equal(encode("bf16", values).view(np.int16), expected)
 
 
 @pytest.mark.parametrize("name", INTEGER_SCHEMES)
@@ -96,7 +96,7 @@ def test_values_too_small_for_a_scale_become_zero(name: str) -> None:
 def test_what_is_not_finite_is_found_in_the_payload(name: str, bad: float, place: int) -> None:
     values = noise(5000)
     values[place] = bad
-    assert scheme_named(name).flaw(encoded(name, values), 5000) is Flaw.NOT_FINITE
+    assert scheme_named(name).flaw(encode(name, values), 5000) is Flaw.NOT_FINITE
 
 
 def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
@@ -106,7 +106,7 @@ def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
 
 @pytest.mark.parametrize("name", INTEGER_SCHEMES)
 def test_a_scale_whose_codes_overflow_is_not_finite(name: str) -> None:
-    payload = encoded(name, noise(256))
+    payload = encode(name, noise(256))
     scale_bytes = 4 if name == "int8" else 2
     largest = np.array([3e38], np.float32).view(np.uint8)
     payload[:scale_bytes] = largest[4 - scale_bytes :]

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from coordinator.core.job.state import Job, Model, Score
+from coordinator.core.job.state import Job, Model, ModelScore
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.serving import BlobRange, pieces
@@ -72,5 +72,5 @@ def model_card(job: Job, model: Model) -> str:
     return "\n".join(lines)
 
 
-def _score_line(score: Score) -> str:
+def _score_line(score: ModelScore) -> str:
     return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
