@@ -44,8 +44,8 @@ GiveUpAfter = Annotated[
         "--give-up-after",
         parser=seconds_within(1, YEAR_S),
         metavar="DURATION",
-        help="Of one run: 10m, 2h.",
-        show_default="1h",
+        help="Time limit of one run, such as 10m; else 1h.",
+        show_default=False,
     ),
 ]
 
@@ -74,7 +74,7 @@ def up(  # noqa: PLR0913 - each is an option
         typer.Option("--retry-payments", help="Try halted payments again, this once."),
     ] = False,
 ) -> None:
-    """Start a coordinator here and print the line that nodes join with."""
+    """Start a coordinator here and print a join line."""
     from hypergpu.cli.up import settled_by
     from hypergpu.cli.up import up as run
     from hypergpu.client.settings import resolve_settings
@@ -134,7 +134,7 @@ def demo(  # noqa: PLR0913 - each is an option
         ),
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
-    nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="How many.")] = 5,
+    nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
@@ -155,7 +155,7 @@ def demo(  # noqa: PLR0913 - each is an option
         ),
     ] = Metering.BATCHED,
 ) -> None:
-    """Train handwritten digits on five nodes here over five home lines, killing one half-way."""
+    """Train digits on five nodes of this machine; one is killed."""
     from hypergpu.cli.demo.job import plan
     from hypergpu.cli.demo.run import demonstrate, run_over_lines
     from hypergpu.sites import told_sites
@@ -198,7 +198,7 @@ def compare(  # noqa: PLR0913 - each is an option
     give_up_after: GiveUpAfter = 3600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a job by several strategies over the same lines and show which is there first."""
+    """Compare strategies on your job over the same bad lines."""
     from hypergpu.cli.compare.compare import compare as run
     from hypergpu.cli.compare.runs import ComparisonOrder
 
@@ -219,7 +219,7 @@ def compare(  # noqa: PLR0913 - each is an option
 
 
 def doctor(*, as_json: AsJson = False) -> None:
-    """Try what training needs on this machine; each failure comes with its fix."""
+    """Check what training needs on this machine, with fixes."""
     from hypergpu.cli.checks import FAIL
     from hypergpu.cli.doctor import diagnosis, verdict_line
     from hypergpu.errors import HyperGPUError, Reason
@@ -237,7 +237,7 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 def env(*, as_json: AsJson = False) -> None:
-    """Print versions, machine and settings to paste into an issue; secrets are left out."""
+    """Print versions, machine and settings to paste into an issue."""
     from hypergpu.cli.environment import environment, environment_lines
     from hypergpu.terminal.output import say, say_json
 

@@ -14,8 +14,17 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 USAGE_STATUS = 2
 
 
+_FIRST = ("up", "join", "job", "node", "token", "ledger", "demo", "compare", "netsim")
+"""Commands at the top of the list of help, in the order in which a user meets them."""
+
+
 class Commands(TyperGroup):
-    """Reports what the commands raise, wrong usage included."""
+    """Reports the errors of commands, wrong usage included."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of help."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line; leaves with its exit status."""

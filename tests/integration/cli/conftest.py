@@ -43,7 +43,7 @@ def start(words: list[str], folder: Path) -> subprocess.Popen[str]:
         )
 
 
-def ended(child: subprocess.Popen[str]) -> int:
+def end_and_wait(child: subprocess.Popen[str]) -> int:
     """Ask a command to end and wait for it."""
     child.send_signal(signal.SIGTERM)
     status = child.wait(END_WITHIN_S)
@@ -68,7 +68,7 @@ def join_line(folder: Path) -> Iterator[str]:
         if line.strip().startswith(JOIN):
             break
     yield line.strip()
-    assert ended(up) == 0
+    assert end_and_wait(up) == 0
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def nodes(folder: Path, join_line: str) -> Iterator[list[subprocess.Popen[str]]]
         child.stdin.close()
         children.append(child)
     yield children
-    assert [ended(child) for child in children] == [0, 0]
+    assert [end_and_wait(child) for child in children] == [0, 0]
 
 
 @pytest.fixture(scope="module")

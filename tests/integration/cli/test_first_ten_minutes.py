@@ -21,12 +21,6 @@ Lines = list[dict[str, Any]]
 Nodes = list[subprocess.Popen[str]]
 
 
-def test_ca_in_the_join_line_is_the_one_that_answers(join_line: str) -> None:
-    token = parse_token(join_line.rsplit(maxsplit=1)[-1])
-    pem = fetch_authority(token.addresses[0], token.authority)
-    assert pem.startswith(b"-----BEGIN CERTIFICATE-----")
-
-
 def test_another_ca_is_refused_before_the_secret_leaves(join_line: str) -> None:
     token = parse_token(join_line.rsplit(maxsplit=1)[-1])
     with pytest.raises(HyperGPUError, match="none of them is CA") as caught:
@@ -73,19 +67,6 @@ def test_nodes_are_listed_with_what_they_did(hypergpu: Run, first_job: Lines) ->
     assert sum(node["updates_accepted"] for node in found) >= accepted
     assert {node["worker"] for node in found} == {"numpy"}
     assert {"machine-1", "machine-2"} <= {node["name"] for node in found}
-
-
-def test_job_of_an_unknown_workload_is_refused_with_the_line(hypergpu: Run, folder: Path) -> None:
-    (folder / "bad.toml").write_text('workload = "digits-sofmax"\n', "utf-8")
-    ended = hypergpu("job", "submit", "bad.toml")
-    assert ended.returncode == 12
-    assert 'bad.toml:1 workload: there is no workload "digits-sofmax"' in ended.stderr
-
-
-def test_coordinator_refuses_what_its_phase_does_not_allow(hypergpu: Run, first_job: Lines) -> None:
-    ended = hypergpu("job", "pause", first_job[0]["job"])
-    assert ended.returncode == Reason.JOB_PHASE.exit_code
-    assert ended.stderr.startswith("error 2003: ")
 
 
 def test_revoked_token_lets_nobody_in(hypergpu: Run) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypergpu.errors import Reason
 from hypergpu.wire.ports import free_ports
 from hypergpu.wire.token import parse_token
-from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, ended, home, start
+from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
 from tests.integration.cli.left import processes_left
 
 ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
@@ -32,10 +32,10 @@ def up(folder: Path, *words: str) -> Iterator[list[str]]:
     try:
         yield said
     finally:
-        assert ended(child) == 0
+        assert end_and_wait(child) == 0
 
 
-def failed(folder: Path, *words: str) -> Ended:
+def run_command(folder: Path, *words: str) -> Ended:
     return subprocess.run(
         [*PROGRAM, *words],
         capture_output=True,
@@ -81,7 +81,7 @@ def test_second_coordinator_leaves_the_profile_to_the_one_that_runs(tmp_path: Pa
             assert any(
                 line.endswith(f"for this one add --token-file {token_file}") for line in said
             )
-            there = failed(tmp_path, "node", "ls", "--token-file", str(token_file))
+            there = run_command(tmp_path, "node", "ls", "--token-file", str(token_file))
             assert there.returncode == 0, there.stderr
     with up(tmp_path, "--data-dir", str(tmp_path / "second")):
         assert profile(tmp_path)["token_file"] == str(token_file)
@@ -92,7 +92,7 @@ def test_next_start_tells_the_same_join_line_again(tmp_path: Path) -> None:
         first = parse_token(join_line(said))
     with up(tmp_path) as said:
         second = parse_token(join_line(said))
-        tokens = failed(tmp_path, "token", "ls").stdout
+        tokens = run_command(tmp_path, "token", "ls").stdout
     assert second.secret == first.secret
     assert tokens.count(" up ") == 1
     kept = tmp_path / "data" / "hypergpu" / "coordinator" / "join.token"
@@ -102,7 +102,7 @@ def test_next_start_tells_the_same_join_line_again(tmp_path: Path) -> None:
 def test_revoked_join_line_is_not_told_again(tmp_path: Path) -> None:
     with up(tmp_path) as said:
         first = parse_token(join_line(said))
-        assert failed(tmp_path, "token", "revoke", first.id[:6]).returncode == 0
+        assert run_command(tmp_path, "token", "revoke", first.id[:6]).returncode == 0
     with up(tmp_path) as said:
         assert parse_token(join_line(said)).id != first.id
 
@@ -118,7 +118,7 @@ def test_revoked_join_line_is_not_told_again(tmp_path: Path) -> None:
 def test_start_that_cannot_succeed_ends_in_one_line(
     words: list[str], status: int, line: str, tmp_path: Path
 ) -> None:
-    told = failed(tmp_path, "up", *ANYWHERE, *words)
+    told = run_command(tmp_path, "up", *ANYWHERE, *words)
     assert told.returncode == status, told.stderr
     assert told.stderr.startswith(line)
     assert told.stderr.count("\n") == 1
@@ -131,7 +131,7 @@ def test_taken_port_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
         port = other.getsockname()[1]
         folder = tmp_path / "kept"
         words = ["--port", str(port), "--data-dir", str(folder)]
-        told = failed(tmp_path, "up", *ANYWHERE, *words)
+        told = run_command(tmp_path, "up", *ANYWHERE, *words)
     assert told.returncode == Reason.ADDRESS_UNUSABLE.exit_code
     assert told.stderr.startswith(f"error 5007: 127.0.0.1:{port} cannot be bound. Fix: ")
     assert told.stderr.count("\n") == 1
@@ -140,8 +140,8 @@ def test_taken_port_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
     with up(tmp_path) as said:
-        told = failed(tmp_path, "up", *ANYWHERE)
-        assert failed(tmp_path, "node", "ls").returncode == 0
+        told = run_command(tmp_path, "up", *ANYWHERE)
+        assert run_command(tmp_path, "node", "ls").returncode == 0
     assert join_line(said)
     assert told.returncode == Reason.FOLDER_UNUSABLE.exit_code
     assert told.stderr.startswith("error 5008: the journal ")
@@ -153,7 +153,7 @@ def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
 def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     with up(tmp_path, "--node-port", str(port)):
-        told = failed(tmp_path, "node", "ls", "--address", f"127.0.0.1:{port}")
+        told = run_command(tmp_path, "node", "ls", "--address", f"127.0.0.1:{port}")
     assert told.returncode == Reason.COORDINATOR_UNREACHABLE.exit_code
     assert told.stderr == (
         f"error 5005: 127.0.0.1:{port} is that coordinator's port for nodes."
@@ -164,10 +164,10 @@ def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
 def test_other_coordinator_at_the_address_is_recognised(tmp_path: Path) -> None:
     with up(tmp_path):
         # The first call keeps the CA: the second one dials without asking for it again.
-        assert failed(tmp_path, "node", "ls").returncode == 0
+        assert run_command(tmp_path, "node", "ls").returncode == 0
         with up(tmp_path, "--data-dir", str(tmp_path / "second")):
             token = parse_token((tmp_path / "second" / "operator.token").read_text("utf-8"))
-            told = failed(tmp_path, "node", "ls", "--address", token.addresses[0])
+            told = run_command(tmp_path, "node", "ls", "--address", token.addresses[0])
     assert told.returncode == Reason.AUTHORITY_MISMATCH.exit_code, told.stderr
     assert told.stderr.startswith("error 1106: ")
     assert told.stderr.count("\n") == 1

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import hypergpu.client
-from hypergpu.client import HyperGPUError, JobEvent, RemoteFailureError, Role, connect
-from hypergpu.client.blocking import run
+from hypergpu.client import HyperGPUError, JobEvent, Role, connect
 from tests.processes import Cluster
 
 JOB = """
@@ -73,19 +72,3 @@ def test_a_stream_that_is_dropped_does_not_hold_up_the_next_call() -> None:
         assert isinstance(first, JobEvent)
         assert first.kind == "JobCreated"
         assert coordinator.find_job() == job
-
-
-@pytest.mark.usefixtures("user")
-def test_what_an_operator_does_is_refused_to_a_user() -> None:
-    with connect() as coordinator, pytest.raises(HyperGPUError) as refused:
-        coordinator.nodes()
-    assert refused.value.reason.name == "ROLE_FORBIDDEN"
-    assert not isinstance(refused.value, RemoteFailureError)
-
-
-def test_a_coroutine_that_fails_raises_where_it_is_waited_for() -> None:
-    async def fail() -> None:
-        raise ValueError("as the test says")
-
-    with pytest.raises(ValueError, match="as the test says"):
-        run(fail())

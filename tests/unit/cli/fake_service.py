@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
@@ -18,6 +19,7 @@ from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tens
 from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.wire.token import Role, Token, token_text
 
+Context = grpc.ServicerContext
 SECRET = "s" * 32
 JOB = "job-0123456789ab"
 NODE = "0x" + "ab" * 20
@@ -40,9 +42,7 @@ def operator_token(port: int) -> str:
     return token_text(Token(address, Digest(""), Role.OPERATOR, TokenId("0" * 12), SECRET))
 
 
-def refuse(
-    context: grpc.ServicerContext, code: grpc.StatusCode, reason: str, number: int, detail: str
-) -> None:
+def refuse(context: Context, code: grpc.StatusCode, reason: str, number: int, detail: str) -> None:
     """Abort like a coordinator: a numbered reason in the status details."""
     found = error_details_pb2.ErrorInfo(
         reason=reason,
@@ -99,35 +99,29 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         """Where transfers began."""
         self.authorizations: set[str] = set()
 
-    def _note(self, name: str, context: grpc.ServicerContext) -> None:
+    def _note(self, name: str, context: Context) -> None:
         self.called.append(name)
         metadata = dict(context.invocation_metadata())
         self.authorizations.add(str(metadata.get("authorization")))
         assert metadata.get(PROTOCOL_KEY) == str(PROTOCOL)
         assert context.time_remaining() < 4000, "every call has a deadline"
 
-    def _break(self, context: grpc.ServicerContext) -> None:
+    def _break(self, context: Context) -> None:
         if self.breaks_left > 0:
             self.breaks_left -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "the test broke it")
 
-    def CreateJob(
-        self, request: job_pb2.CreateJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.CreateJobResponse:
+    def CreateJob(self, request: Any, context: Context) -> job_pb2.CreateJobResponse:
         self._note("CreateJob", context)
         self.specs.append(request.spec_json)
         self.manifests.append(request.manifest)
         return job_pb2.CreateJobResponse(job_id=JOB)
 
-    def ListJobs(
-        self, request: job_pb2.ListJobsRequest, context: grpc.ServicerContext
-    ) -> job_pb2.ListJobsResponse:
+    def ListJobs(self, request: Any, context: Context) -> job_pb2.ListJobsResponse:
         self._note("ListJobs", context)
         return job_pb2.ListJobsResponse(jobs=self.jobs)
 
-    def GetJob(
-        self, request: job_pb2.GetJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.GetJobResponse:
+    def GetJob(self, request: Any, context: Context) -> job_pb2.GetJobResponse:
         self._note("GetJob", context)
         if self.is_away:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the test took it away")
@@ -149,47 +143,35 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             model=tensor_pb2.ModelRef(blob=blob),
         )
 
-    def PauseJob(
-        self, request: job_pb2.PauseJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.PauseJobResponse:
+    def PauseJob(self, request: Any, context: Context) -> job_pb2.PauseJobResponse:
         self._note(f"PauseJob {request.job_id}", context)
         return job_pb2.PauseJobResponse()
 
-    def ResumeJob(
-        self, request: job_pb2.ResumeJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.ResumeJobResponse:
+    def ResumeJob(self, request: Any, context: Context) -> job_pb2.ResumeJobResponse:
         if self.jobs[0].phase != "paused":
             code = grpc.StatusCode.FAILED_PRECONDITION
             refuse(context, code, "JOB_PHASE", 2003, "the job is not paused")
         return job_pb2.ResumeJobResponse()
 
-    def StopJob(
-        self, request: job_pb2.StopJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.StopJobResponse:
+    def StopJob(self, request: Any, context: Context) -> job_pb2.StopJobResponse:
         self._note(f"StopJob {request.job_id}", context)
         return job_pb2.StopJobResponse()
 
-    def SetParameters(
-        self, request: job_pb2.SetParametersRequest, context: grpc.ServicerContext
-    ) -> job_pb2.SetParametersResponse:
+    def SetParameters(self, request: Any, context: Context) -> job_pb2.SetParametersResponse:
         self._note(f"SetParameters {sorted(request.parameters.items())}", context)
         return job_pb2.SetParametersResponse()
 
-    def RemoveJob(
-        self, request: job_pb2.RemoveJobRequest, context: grpc.ServicerContext
-    ) -> job_pb2.RemoveJobResponse:
+    def RemoveJob(self, request: Any, context: Context) -> job_pb2.RemoveJobResponse:
         self._note(f"RemoveJob {request.job_id}", context)
         return job_pb2.RemoveJobResponse(freed_bytes=5000)
 
-    def QueryData(
-        self, request: job_pb2.QueryDataRequest, context: grpc.ServicerContext
-    ) -> job_pb2.QueryDataResponse:
+    def QueryData(self, request: Any, context: Context) -> job_pb2.QueryDataResponse:
         self._note("QueryData", context)
         held = self.blobs.get(request.blob.digest.value, b"")
         return job_pb2.QueryDataResponse(committed_offset=len(held))
 
     def UploadData(
-        self, requests: Iterator[job_pb2.UploadDataRequest], context: grpc.ServicerContext
+        self, requests: Iterator[job_pb2.UploadDataRequest], context: Context
     ) -> job_pb2.UploadDataResponse:
         self._note("UploadData", context)
         header = next(requests).header
@@ -202,9 +184,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             self._break(context)
         return job_pb2.UploadDataResponse(committed_offset=len(held))
 
-    def ExportModel(
-        self, request: job_pb2.ExportModelRequest, context: grpc.ServicerContext
-    ) -> Iterator[job_pb2.ExportModelResponse]:
+    def ExportModel(self, request: Any, context: Context) -> Iterator[job_pb2.ExportModelResponse]:
         self._note(f"ExportModel {request.which}", context)
         self.offsets.append(request.offset)
         model = self.jobs[0].model
@@ -220,9 +200,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             yield job_pb2.ExportModelResponse(chunk=chunk)
             self._break(context)
 
-    def WatchJob(
-        self, request: job_pb2.WatchJobRequest, context: grpc.ServicerContext
-    ) -> Iterator[job_pb2.WatchJobResponse]:
+    def WatchJob(self, request: Any, context: Context) -> Iterator[job_pb2.WatchJobResponse]:
         self._note("WatchJob", context)
         self.offsets.append(request.from_sequence)
         for sequence, (kind, body) in enumerate(EVENTS):
@@ -236,9 +214,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                     self._break(context)
         self.jobs = [summary("failed" if "failing" in self.called else "finished")]
 
-    def ListNodes(
-        self, request: job_pb2.ListNodesRequest, context: grpc.ServicerContext
-    ) -> job_pb2.ListNodesResponse:
+    def ListNodes(self, request: Any, context: Context) -> job_pb2.ListNodesResponse:
         self._note("ListNodes", context)
         able = node_pb2.Capabilities(
             device="cuda",
@@ -270,33 +246,23 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         )
         return job_pb2.ListNodesResponse(nodes=[node])
 
-    def DrainNode(
-        self, request: job_pb2.DrainNodeRequest, context: grpc.ServicerContext
-    ) -> job_pb2.DrainNodeResponse:
+    def DrainNode(self, request: Any, context: Context) -> job_pb2.DrainNodeResponse:
         self._note(f"DrainNode {request.node_id}", context)
         return job_pb2.DrainNodeResponse()
 
-    def RevokeNode(
-        self, request: job_pb2.RevokeNodeRequest, context: grpc.ServicerContext
-    ) -> job_pb2.RevokeNodeResponse:
+    def RevokeNode(self, request: Any, context: Context) -> job_pb2.RevokeNodeResponse:
         self._note(f"RevokeNode {request.node_id}", context)
         return job_pb2.RevokeNodeResponse()
 
-    def ReadmitNode(
-        self, request: job_pb2.ReadmitNodeRequest, context: grpc.ServicerContext
-    ) -> job_pb2.ReadmitNodeResponse:
+    def ReadmitNode(self, request: Any, context: Context) -> job_pb2.ReadmitNodeResponse:
         self._note(f"ReadmitNode {request.node_id}", context)
         return job_pb2.ReadmitNodeResponse()
 
-    def CreateToken(
-        self, request: job_pb2.CreateTokenRequest, context: grpc.ServicerContext
-    ) -> job_pb2.CreateTokenResponse:
+    def CreateToken(self, request: Any, context: Context) -> job_pb2.CreateTokenResponse:
         self._note(f"CreateToken {request.role} {request.ttl_s} {request.uses}", context)
         return job_pb2.CreateTokenResponse(token="hgpu1.made", token_id="1" * 12)
 
-    def ListTokens(
-        self, request: job_pb2.ListTokensRequest, context: grpc.ServicerContext
-    ) -> job_pb2.ListTokensResponse:
+    def ListTokens(self, request: Any, context: Context) -> job_pb2.ListTokensResponse:
         self._note("ListTokens", context)
         token = job_pb2.TokenSummary(
             token_id=self.token_id,
@@ -307,9 +273,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         )
         return job_pb2.ListTokensResponse(tokens=[token])
 
-    def RevokeToken(
-        self, request: job_pb2.RevokeTokenRequest, context: grpc.ServicerContext
-    ) -> job_pb2.RevokeTokenResponse:
+    def RevokeToken(self, request: Any, context: Context) -> job_pb2.RevokeTokenResponse:
         refuse(context, grpc.StatusCode.NOT_FOUND, "FROM_THE_FUTURE", 9001, "no such thing")
         return job_pb2.RevokeTokenResponse()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.client.settings import write_profile
 from hypergpu.errors import Reason
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
@@ -42,12 +41,6 @@ def test_pipe_gets_plain_text(name: str, hypergpu: Hypergpu) -> None:
     assert "\x1b" not in ended.stdout
 
 
-def test_jobs_are_listed_in_columns(hypergpu: Hypergpu) -> None:
-    title, row = hypergpu("job", "ls").stdout.splitlines()
-    assert title.split()[:4] == ["JOB", "ID", "PHASE", "ROUND"]
-    assert row.split()[:4] == ["first", JOB[:12], "training", "2/4"]
-
-
 def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hypergpu) -> None:
     lines = hypergpu("node", "show", NODE[:8]).stdout.splitlines()
     assert "  health      normal: H=20, int4, uplink 6 Mbit/s" in lines
@@ -56,14 +49,6 @@ def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hyperg
     assert told["round trip"] == ["round trip", "52 ms", "2.5 ms", "12", "0.8 s ago"]
     assert told["up Mbit/s"] == ["up Mbit/s", "6", "0.5", "3", "4.0 s ago"]
     assert told["loss"] == ["loss", "1.2 %", "0.5 %", "80", "9.0 s ago"]
-
-
-def test_nodes_are_listed_with_what_was_measured(hypergpu: Hypergpu) -> None:
-    title, row = hypergpu("node", "ls").stdout.splitlines()
-    assert row[title.index("HEALTH") :].startswith("normal")
-    for word, cell in (("RTT", "52 ms"), ("LOSS", "1.2 %"), ("STEP", "-")):
-        end = title.index(word) + len(word)
-        assert row[:end].endswith(cell)
 
 
 def test_no_jobs_say_how_to_make_one(service: FakeService, hypergpu: Hypergpu) -> None:
@@ -145,13 +130,6 @@ def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: H
     assert ended.exit_code == 0, ended.stderr
     sent = "SetParameters [('inner.learning_rate', '0.5'), ('round.deadline', '\"60s\"')]"
     assert sent in service.called
-
-
-def test_set_of_a_fixed_key_is_refused_here(service: FakeService, hypergpu: Hypergpu) -> None:
-    ended = hypergpu("job", "set", "codec.up=int8")
-    assert ended.exit_code == 12
-    assert "error 2002: codec.up: it is fixed once the job exists" in ended.stderr
-    assert not any(call.startswith("SetParameters") for call in service.called)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +244,6 @@ def test_cut_token_says_to_paste_the_whole_line(quoted: str, alone: Hypergpu) ->
     )
 
 
-def test_unknown_job_says_so(hypergpu: Hypergpu) -> None:
-    ended = hypergpu("job", "show", "nothing")
-    assert ended.exit_code == Reason.JOB_UNKNOWN.exit_code
-    assert "error 2001: there is no job 'nothing'" in ended.stderr
-
-
 def test_calls_carry_the_token_and_output_never_does(
     service: FakeService, hypergpu: Hypergpu
 ) -> None:
@@ -302,23 +274,6 @@ def test_token_without_a_ca_is_good_on_loopback_only(alone: Hypergpu) -> None:
             HYPERGPU_TOKEN=operator_token(port),
         )
     assert ended.exit_code == Reason.AUTHORITY_MISMATCH.exit_code
-
-
-def test_profile_of_up_is_enough(alone: Hypergpu, tmp_path: Path) -> None:
-    with serving(FakeService()) as port:
-        token = tmp_path / "operator.token"
-        token.write_text(operator_token(port), "utf-8")
-        folder = tmp_path / "config" / "hypergpu"
-        write_profile({"address": f"127.0.0.1:{port}", "token_file": str(token)}, folder)
-        assert alone("job", "ls").exit_code == 0
-
-
-def test_wrong_usage_is_one_line_that_names_the_help(alone: Hypergpu) -> None:
-    ended = alone("job", "ls", "--nonsense")
-    assert ended.exit_code == 2
-    assert ended.stderr == (
-        "error 6002: No such option: --nonsense. Fix: see hypergpu job ls --help\n"
-    )
 
 
 def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:

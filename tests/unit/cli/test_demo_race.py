@@ -6,9 +6,7 @@ from hypergpu.cli.demo.job import COUNTED_NODES, plan
 from hypergpu.cli.demo.race import (
     SYNC_ROUNDS,
     SYNC_ROUNDS_SHORT,
-    StrategyTime,
     extrapolated_sync,
-    measured_time,
     race_strategies,
     sync_ratio,
 )
@@ -36,11 +34,6 @@ def history(*rounds: RoundPoint, metric: float = 0.98, at_ms: int = 6000) -> His
     return History(0, rounds, (only,), "accuracy")
 
 
-def test_a_job_that_was_trained_is_told_as_it_was() -> None:
-    assert measured_time("aware", history(), 0.97) == ("aware", 6000, "measured")
-    assert measured_time("aware", history(metric=0.5), 0.97).at_ms is None
-
-
 def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
     found = extrapolated_sync(
         [round_point(1, 9000), round_point(2, 4000), round_point(3, 6000)], 51
@@ -53,23 +46,14 @@ def test_sync_is_extrapolated_with_its_first_step_counted_once() -> None:
 
 
 def test_what_sync_takes_is_not_known_for_nodes_that_nobody_counted_it_with() -> None:
-    train = Trained()
+    train = TrainingRecorder()
     race = race_strategies(plan(4, is_short=True, worker="torch"), history(), train)
     assert [each.strategy for each in train.specs] == ["diloco"]
     assert (race[2].at_ms, sync_ratio(race)) == (None, None)
     assert "counted for another number of nodes" in race[2].how
 
 
-def test_the_ratio_of_sync_is_to_the_first() -> None:
-    ours, sync = (
-        StrategyTime("aware", Milliseconds(5000), "m"),
-        StrategyTime("sync", Milliseconds(250_000), "e"),
-    )
-    assert sync_ratio((ours, sync)) == 50
-    assert sync_ratio((ours._replace(at_ms=None), sync)) is None
-
-
-class Trained:
+class TrainingRecorder:
     """Remembers what was to be trained."""
 
     def __init__(self) -> None:
@@ -85,7 +69,7 @@ class Trained:
 def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
     *, is_short: bool, rounds: int
 ) -> None:
-    train = Trained()
+    train = TrainingRecorder()
     chosen = plan(COUNTED_NODES, is_short=is_short, worker="torch")
     race = race_strategies(chosen, history(), train)
     diloco, sync = train.specs
@@ -93,11 +77,6 @@ def test_diloco_is_trained_to_the_target_and_a_few_steps_of_sync(
     assert (sync.strategy, sync.training.rounds, sync.codec.up) == ("sync", rounds, "fp32")
     assert [each.strategy for each in race] == ["aware", "diloco", "sync"]
     assert [each.at_ms for each in race] == [6000, 9000, 3000 + 5000 * chosen.sync_steps]
-
-
-def test_a_demo_by_diloco_has_no_second_one() -> None:
-    race = race_strategies(FIXED, history(metric=0.95), Trained())
-    assert [each.strategy for each in race] == ["diloco", "sync"]
 
 
 def test_a_fixed_demo_waits_for_everybody_and_plans_nothing() -> None:

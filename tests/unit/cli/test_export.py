@@ -27,17 +27,6 @@ def test_safetensors_hold_the_models_tensors_bit_for_bit(
         assert loaded[name].tobytes() == tensor.tobytes()
 
 
-def test_card_lies_beside_the_model_and_nothing_else_does(
-    hypergpu: Hypergpu, tmp_path: Path
-) -> None:
-    hypergpu("job", "export", "--out", str(tmp_path / "model"))
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "README.md",
-        "model.safetensors",
-    ]
-    assert (tmp_path / "model" / "README.md").read_text("utf-8") == "# first\n"
-
-
 def test_broken_transfer_goes_on_where_it_was(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
@@ -56,14 +45,6 @@ def test_part_of_an_earlier_command_is_used(
     ended = hypergpu("job", "export", "--out", str(tmp_path))
     assert ended.exit_code == 0, ended.stderr
     assert service.offsets == [300]
-
-
-def test_part_of_another_model_is_thrown_away(hypergpu: Hypergpu, tmp_path: Path) -> None:
-    (tmp_path / f".{JOB}-latest.part").write_bytes(b"x" * 300)
-    (tmp_path / f".{JOB}-latest.digest").write_text("0" * 64, "ascii")
-    ended = hypergpu("job", "export", "--out", str(tmp_path))
-    assert ended.exit_code == 0, ended.stderr
-    assert load_file(tmp_path / "model.safetensors")["seen"].shape == ()
 
 
 def test_damaged_model_is_refused_and_not_written(

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.demo.job import plan
-from hypergpu.cli.demo.run import demonstrate
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.errors import HyperGPUError
 
@@ -44,10 +42,3 @@ def test_a_folder_in_which_a_run_goes_on_is_refused_and_kept(tmp_path: Path) -> 
         assert (tmp_path / "state").exists()
     require_own(folder)
     assert (tmp_path / "state").exists()
-
-
-def test_the_demo_keeps_the_model_of_somebody_else(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    with pytest.raises(HyperGPUError, match="model is there and is not of a run"):
-        demonstrate(tmp_path, plan(3, is_short=True, worker="numpy"))
-    assert (tmp_path / "model").exists()

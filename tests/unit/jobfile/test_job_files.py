@@ -161,19 +161,13 @@ def test_wrong_type_or_unit_says_what_it_is_and_how_to_write_it(text: str, expec
     ("text", "key", "limit"),
     [
         ("[training]\nrounds = 0\n", "[training] rounds", "[1, 1000000]"),
-        ("[training]\ninner_steps = 0\n", "[training] inner_steps", "[1, 100000]"),
-        ("[training]\nbatch_size = 0\n", "[training] batch_size", "[1, 65536]"),
-        ("[training]\nnodes = 0\n", "[training] nodes", "[1, 10000]"),
         ("[training]\nseed = -1\n", "[training] seed", "[0, 9.22337203685478e+18]"),
         ("[inner]\nlearning_rate = 0\n", "[inner] learning_rate", "(0, 100]"),
         ("[inner]\nlearning_rate = nan\n", "[inner] learning_rate", "(0, 100]"),
-        ("[inner]\nweight_decay = -0.1\n", "[inner] weight_decay", "[0, 10]"),
         ("[outer]\nlearning_rate = inf\n", "[outer] learning_rate", "(0, 10]"),
         ("[outer]\nmomentum = 1.0\n", "[outer] momentum", "[0, 1)"),
         ('[round]\ndeadline = "1s"\nquorum = 0.0\n', "[round] quorum", "(0, 1]"),
-        ('[round]\ndeadline = "1s"\nquorum = 1.5\n', "[round] quorum", "(0, 1]"),
         ('[data]\nsharding = "dirichlet"\nalpha = 0.0\n', "[data] alpha", "(0, 1000000]"),
-        ("[evaluation]\nevery = 0\n", "[evaluation] every", "[1, 1000000]"),
     ],
 )
 def test_number_outside_its_range_names_the_range(text: str, key: str, limit: str) -> None:
@@ -187,7 +181,6 @@ def test_number_outside_its_range_names_the_range(text: str, key: str, limit: st
     [
         ('[codec]\nup = "int5"\n', '"int5" is unknown. Fix: did you mean "int8"?'),
         ('[codec]\ndown = "zip"\n', "Fix: choose one of fp32, bf16, int8, int4"),
-        ('[inner]\nschedule = "cosin"\n', 'Fix: did you mean "cosine"?'),
         ('[data]\nsharding = "IID"\n', 'Fix: did you mean "iid"?'),
     ],
 )
@@ -244,18 +237,6 @@ def test_workload_is_required() -> None:
     assert only_problem_of("[training]\nrounds = 3\n").startswith(
         "job.toml workload: it is missing"
     )
-
-
-def test_unknown_workload_says_which_was_meant() -> None:
-    found = only_problem_of('workload = "digits-cn"\n')
-    assert found == (
-        'job.toml:1 workload: there is no workload "digits-cn". Fix: did you mean "digits-cnn"?'
-    )
-
-
-def test_workload_that_needs_data_asks_for_a_path() -> None:
-    found = only_problem_of('workload = "imagefolder-resnet18"\n')
-    assert found.endswith('needs data of yours. Fix: add path = "FOLDER" in [data]')
 
 
 @pytest.mark.parametrize(

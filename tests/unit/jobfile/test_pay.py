@@ -16,12 +16,6 @@ def only_problem_of(text: str) -> str:
     return str(problem)
 
 
-def test_a_job_without_a_pay_table_earns_nothing() -> None:
-    spec = parse_job(HEAD)
-    assert spec.pay == Pay()
-    assert spec.escrow == 0
-
-
 def test_the_escrow_is_what_the_stated_work_costs_at_most() -> None:
     spec = parse_job(f"{HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
     assert spec.stated_samples == 600
@@ -39,10 +33,6 @@ def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None
     assert covering(parse_job(HEAD), 6).escrow == 0
 
 
-def test_what_a_job_says_of_its_escrow_holds() -> None:
-    assert parse_job(f"{HEAD}[pay]\nunit_price = 1000\nescrow = 600\n").escrow == 600
-
-
 def test_a_part_of_a_unit_counts_as_one_in_what_work_may_cost() -> None:
     assert [Pay(unit_price=7).most_for(samples) for samples in (0, 1, 14, 15, 100)] == [
         0,
@@ -53,11 +43,6 @@ def test_a_part_of_a_unit_counts_as_one_in_what_work_may_cost() -> None:
     ]
 
 
-def test_amounts_of_tokens_with_eighteen_decimals_fit() -> None:
-    spec = parse_job(f"{HEAD}[pay]\nunit_price = {10**18}\nescrow = {10**24}\n")
-    assert (spec.pay.unit_price, spec.escrow) == (10**18, 10**24)
-
-
 @pytest.mark.parametrize("key", ["escrow = 5", "judged = 2"])
 def test_pay_settings_without_a_price_are_refused(key: str) -> None:
     name = key.split(maxsplit=1)[0]
@@ -65,11 +50,6 @@ def test_pay_settings_without_a_price_are_refused(key: str) -> None:
         f"job.toml:7 [pay] {name}: {name} does nothing where nothing is paid."
         f" Fix: set unit_price in [pay], or remove {name}"
     )
-
-
-def test_an_escrow_that_no_ledger_holds_is_the_one_thing_that_is_wrong() -> None:
-    said = only_problem_of(f"{HEAD}[pay]\nunit_price = 1000\nescrow = {10**30}\n")
-    assert said.startswith("job.toml:8 [pay] escrow: ")
 
 
 def test_an_escrow_below_the_first_round_is_refused() -> None:
@@ -104,10 +84,3 @@ def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None
     spec = JobSpec(workload="digits-softmax", training=training, pay=Pay(unit_price=10**24))
     with pytest.raises(JobFileError, match=f"an escrow of at most {AMOUNT_MOST}"):
         with_parameters(spec, {"training.rounds": "100000"})
-
-
-def test_the_escrow_of_a_running_job_can_be_raised_and_its_price_cannot_change() -> None:
-    spec = JobSpec(workload="digits-softmax", pay=Pay(unit_price=100))
-    assert with_parameters(spec, {"pay.escrow": "900000"}).escrow == 900_000
-    with pytest.raises(JobFileError, match="fixed once the job exists"):
-        with_parameters(spec, {"pay.unit_price": "200"})

@@ -93,7 +93,7 @@ def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
         change_passphrase(tmp_path / "key", light(), light("another"))
 
 
-def altered(**parts: Any) -> bytes:
+def keystore_with(**parts: Any) -> bytes:
     made = json.loads(encrypt_key(KEY.secret, light()))
     for name, value in parts.items():
         holder = made
@@ -109,17 +109,17 @@ DAMAGED = {
     "zeros": (bytes(64), "it is no keystore"),
     "no hex": (b"zz" * 32, "it is no keystore"),
     "too large": (b"{" * 9000, "at most 8192 are read"),
-    "older": (altered(version=2), "of version, kdf and cipher"),
-    "another stretching": (altered(crypto__kdf="pbkdf2"), "of version, kdf and cipher"),
-    "no power of two": (altered(crypto__kdfparams__n=3), "out of range"),
-    "much memory": (altered(crypto__kdfparams__n=1 << 30), "more than 512 MiB"),
-    "much time": (altered(crypto__kdfparams__p=10**9), "out of range"),
-    "salt": (altered(crypto__kdfparams__salt="zz"), "it is no keystore"),
-    "long": (altered(crypto__ciphertext="00" * 500), "not that of a 32-byte key"),
-    "iv": (altered(crypto__cipherparams__iv="00"), "not that of a 32-byte key"),
-    "another's address": (altered(address="00" * 20), "holds the key of 0xf39f"),
-    "other ciphertext": (altered(crypto__ciphertext="00" * 32), "does not open"),
-    "other mac": (altered(crypto__mac="00"), "does not open"),
+    "older": (keystore_with(version=2), "of version, kdf and cipher"),
+    "another stretching": (keystore_with(crypto__kdf="pbkdf2"), "of version, kdf and cipher"),
+    "no power of two": (keystore_with(crypto__kdfparams__n=3), "out of range"),
+    "much memory": (keystore_with(crypto__kdfparams__n=1 << 30), "more than 512 MiB"),
+    "much time": (keystore_with(crypto__kdfparams__p=10**9), "out of range"),
+    "salt": (keystore_with(crypto__kdfparams__salt="zz"), "it is no keystore"),
+    "long": (keystore_with(crypto__ciphertext="00" * 500), "not that of a 32-byte key"),
+    "iv": (keystore_with(crypto__cipherparams__iv="00"), "not that of a 32-byte key"),
+    "another's address": (keystore_with(address="00" * 20), "holds the key of 0xf39f"),
+    "other ciphertext": (keystore_with(crypto__ciphertext="00" * 32), "does not open"),
+    "other mac": (keystore_with(crypto__mac="00"), "does not open"),
 }
 
 

@@ -116,12 +116,6 @@ def test_cifar10_is_downloaded_and_read_from_its_binary_version(
     assert list(dataset.test.labels) == [5, 5]
 
 
-def test_without_a_network_the_fix_names_the_folder(tmp_path: Path) -> None:
-    source = cifar.CifarSource("http://127.0.0.1:9/cifar.tar.gz", "0" * 32)
-    with pytest.raises(DatasetError, match=f"copy it from another machine to {tmp_path}/cifar10"):
-        cifar.read_cifar10("", source=source, root=tmp_path)
-
-
 def test_a_folder_without_a_split_has_a_tenth_of_each_class_held_out(tmp_path: Path) -> None:
     write_images(tmp_path, {"cat": 20, "dog": 10})
     dataset = read_folder(str(tmp_path), classes=2, image_size=16)

@@ -26,10 +26,6 @@ def test_what_is_not_given_takes_its_default() -> None:
     }
 
 
-def test_a_whole_number_is_taken_for_a_fraction() -> None:
-    assert complete_options(ENTRY, {"rate": 1})["rate"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -15,10 +15,6 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
         find("mnsit")
 
 
-def test_names_are_unique() -> None:
-    assert len({entry.name for entry in BUILT_IN}) == len(BUILT_IN)
-
-
 @pytest.mark.parametrize("entry", BUILT_IN, ids=lambda entry: entry.name)
 def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
     defaults = {option.name: option.default for option in entry.options}

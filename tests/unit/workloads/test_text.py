@@ -45,18 +45,7 @@ def test_the_corpus_is_cut_where_the_option_says(tmp_path: Path) -> None:
     assert 380_000 < blocks * 32 <= 400_000
 
 
-def test_the_order_does_not_depend_on_the_file_system(tmp_path: Path) -> None:
-    for name in ("b", "a", "c"):
-        (tmp_path / f"{name}.txt").write_bytes(name.encode() * 200_000)
-    inputs, _ = text_blocks(str(tmp_path), 64, 0).train.batch(np.array([0]))
-    assert set(bytes(inputs[0])) == {ord("a")}
-
-
 def test_too_little_text_says_how_much_is_needed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(DatasetError, match="holds 5 bytes of text; at least 327680 are needed"):
         text_blocks(str(tmp_path), 64, 0)
-
-
-def test_the_standard_library_is_text_enough() -> None:
-    assert len(text_blocks("", 128, 1 << 20).train.labels) > 7000

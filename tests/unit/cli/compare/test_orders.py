@@ -19,16 +19,6 @@ def test_sync_is_counted_on_a_lan_and_timed_over_the_links() -> None:
     assert (near.name, steps.name) == ("sync-3-lan", "sync-3-steps")
 
 
-def test_sync_without_a_number_of_steps_is_run_whole() -> None:
-    (whole,) = planned_runs(ORDER._replace(sync_steps=0, backend="tunnel"), "sync", 3)
-    assert whole.words[-4:] == ("--backend", "tunnel", "--target", "0.9")
-
-
-def test_without_a_target_the_jobs_own_is_taken() -> None:
-    (only,) = planned_runs(ORDER._replace(target=None), "aware", 1)
-    assert "--target" not in only.words
-
-
 def test_the_baseline_is_sync_or_the_first() -> None:
     assert ORDER._replace(strategies=("aware", "sync")).baseline == "sync"
     assert ORDER._replace(strategies=("diloco", "aware")).baseline == "diloco"

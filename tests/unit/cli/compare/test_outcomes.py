@@ -4,20 +4,19 @@ import pytest
 
 from hypergpu.cli.compare.outcome import (
     EXTRAPOLATED,
-    MEASURED,
     Comparison,
     StrategyRun,
     UnmeasuredError,
     outcome,
     standings,
 )
-from hypergpu.cli.compare.table import footnotes, outcome_text, standings_table, times
+from hypergpu.cli.compare.table import footnotes, standings_table
 from tests.unit.cli.compare.given import TARGET, report
 
 RISING = (0.5, 0.7, 0.9)
 
 
-def compared(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
+def comparison_of(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
     names = list(dict.fromkeys(each.strategy for each in outcomes))
     return Comparison(
         job="job",
@@ -30,14 +29,6 @@ def compared(*outcomes: StrategyRun, baseline: str = "sync") -> Comparison:
         strategies=standings(names, outcomes, baseline),
         outcomes=list(outcomes),
     )
-
-
-def test_a_whole_run_is_told_as_it_was_measured() -> None:
-    found = outcome([report(RISING)])
-    assert (found.how, found.ended_ms, found.samples) == (MEASURED, 3000, 300)
-    assert (found.bytes_up, found.bytes_down) == (30, 90)
-    assert found.to_target is not None
-    assert found.to_target.at_ms == 3000
 
 
 def test_sync_takes_its_steps_from_the_lan_and_their_time_from_the_links() -> None:
@@ -92,7 +83,7 @@ def test_a_strategy_that_missed_the_target_once_has_no_ratio() -> None:
 def test_table_says_what_was_missed_and_what_was_late() -> None:
     missed = outcome([report((0.5, 0.6), strategy="sync")])
     late = outcome([report(RISING, is_valid=False)])
-    found = compared(missed, late)
+    found = comparison_of(missed, late)
     assert not found.is_good
     columns, rows = standings_table(found)
     titles = [column.title for column in columns]
@@ -109,19 +100,6 @@ def test_table_says_what_was_missed_and_what_was_late() -> None:
 
 def test_table_says_how_sync_was_worked_out() -> None:
     steps = report((0.1,) * 5, round_ms=7000, target=0.0)
-    found = compared(outcome([report(RISING, strategy="sync"), steps]))
+    found = comparison_of(outcome([report(RISING, strategy="sync"), steps]))
     assert found.is_good
     assert any("counted on a LAN" in line and "7.00" in line for line in footnotes(found))
-
-
-def test_a_run_is_told_in_a_line() -> None:
-    assert outcome_text(outcome([report(RISING)])) == ("3.0 s, 300 samples, 30 B up, 90 B down")
-    late = outcome([report((0.5,), is_valid=False)])
-    assert outcome_text(late) == "target not reached, ended at 0.5000; INVALID"
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"), [(None, "-"), (1.0, "1x"), (34.56, "34.6x"), (1234.4, "1234x")]
-)
-def test_ratios_have_three_digits(ratio: float | None, text: str) -> None:
-    assert times(ratio) == text

@@ -32,7 +32,7 @@ def evaluation_event(number: int, at_ms: int, metric: float | None) -> JobEvent:
     return JobEvent(0, BEGAN_AT_MS + at_ms, "EvaluationReady", body)
 
 
-def told(*events: JobEvent) -> History:
+def history_of(*events: JobEvent) -> History:
     history = History()
     for event in events:
         history = with_event_recorded(history, event)
@@ -52,7 +52,7 @@ def point(number: int, metric: float | None) -> EvaluationPoint:
 
 
 def test_time_counts_from_when_the_first_round_was_opened() -> None:
-    history = told(round_event(0, 2000, 2000), round_event(1, 3500, 1500))
+    history = history_of(round_event(0, 2000, 2000), round_event(1, 3500, 1500))
     assert [each.ended_ms for each in history.rounds] == [2000, 3500]
     assert [each.number for each in history.rounds] == [1, 2]
 
@@ -60,15 +60,15 @@ def test_time_counts_from_when_the_first_round_was_opened() -> None:
 def test_a_round_tells_what_was_planned_for_it_and_how_far_the_forecast_was_off() -> None:
     bare = round_event(0, 2000, 2000)
     planned = {"inner_steps": 40, "codecs": {"int4": 3, "topk64": 1}, "forecast_error": 0.125}
-    (found,) = told(JobEvent(0, bare.at_ms, bare.kind, {**bare.body, **planned})).rounds
+    (found,) = history_of(JobEvent(0, bare.at_ms, bare.kind, {**bare.body, **planned})).rounds
     assert (found.inner_steps, found.codecs) == (40, {"int4": 3, "topk64": 1})
     assert found.forecast_error == 0.125
-    (unplanned,) = told(bare).rounds
+    (unplanned,) = history_of(bare).rounds
     assert (unplanned.codecs, unplanned.forecast_error) == ({}, None)
 
 
 def test_evaluation_stands_where_its_model_was_made_however_long_judging_took() -> None:
-    history = told(
+    history = history_of(
         round_event(0, 2000, 2000), round_event(1, 3500, 1500), evaluation_event(1, 3600, 0.5)
     )
     (found,) = history.evaluations
@@ -76,12 +76,8 @@ def test_evaluation_stands_where_its_model_was_made_however_long_judging_took() 
     assert history.metric_name == "accuracy"
 
 
-def test_other_events_change_nothing() -> None:
-    assert told(JobEvent(0, 5, "NodeJoined", {"node": "a"})) == History()
-
-
 def test_a_metric_that_is_no_number_is_no_metric() -> None:
-    (found,) = told(round_event(0, 10, 10), evaluation_event(1, 20, None)).evaluations
+    (found,) = history_of(round_event(0, 10, 10), evaluation_event(1, 20, None)).evaluations
     assert found.metric is None
 
 
@@ -90,12 +86,6 @@ def test_target_is_reached_between_two_evaluations() -> None:
     assert there is not None
     assert (there.at_ms, there.samples, there.bytes_up, there.bytes_down) == (2500, 250, 25, 50)
     assert there.rounds == 3
-
-
-def test_target_of_the_first_evaluation_is_reached_there() -> None:
-    there = target_reached_at([point(2, 0.9)], 0.6, "accuracy")
-    assert there is not None
-    assert (there.at_ms, there.rounds) == (2000, 2)
 
 
 def test_the_first_time_counts_even_when_it_is_lost_again() -> None:

@@ -103,7 +103,7 @@ TABLES: dict[str, Table] = {
 }
 
 
-def rendered() -> str:
+def all_tables() -> str:
     """Every table at every width."""
     return "".join(
         f"# {name} at {width} columns\n" + "".join(f"{line}\n" for line in lines) + "\n"
@@ -114,7 +114,7 @@ def rendered() -> str:
 
 
 def test_tables_are_what_people_were_shown_before() -> None:
-    assert rendered() == VECTORS.read_text("utf-8")
+    assert all_tables() == VECTORS.read_text("utf-8")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
