@@ -36,7 +36,7 @@ class NodeFault:
         self._node_id = ""
         self._killed_at_s = 0.0
         self._is_away = False
-        self._is_paused = False
+        self.is_paused = False
         self.back: NodeReturn | None = None
 
     def _see(self, event: JobEvent) -> None:
@@ -64,10 +64,10 @@ class NodeFault:
         if self._is_away:
             return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
         is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
-        if self.back or not is_late or self._is_paused is not self._is_working():
+        if self.back or not is_late or self.is_paused is not self._is_working():
             return ""
-        self._is_paused = not self._is_paused
-        if self._is_paused:
+        self.is_paused = not self.is_paused
+        if self.is_paused:
             self._coordinator.pause(self._job_id)
             return f"the job waits for {self._victim}"
         self._coordinator.resume(self._job_id)

@@ -36,6 +36,8 @@ from hypergpu.terminal.views import open_view
 from hypergpu.terminal.watch import Watched
 
 GIVE_UP_AFTER_S = 300.0
+PAUSED_AT_MOST_S = 10.0
+"""Time after which a job that paused itself is given up."""
 VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
@@ -180,6 +182,7 @@ def _follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None)
         HyperGPUError: DEMO_MISSED, a program ended, or the job did not finish.
     """
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
+    active_at_s = time.monotonic()
     with open_view(title=title) as view, Watched(demo.coordinator, job_id, view) as watched:
         while not watched.has_ended:
             events = watched.tick()
@@ -187,6 +190,11 @@ def _follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None)
                 watched.say(text)
             if dead := (fault or demo.cluster).dead():
                 raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
+            job = watched.progress.job
+            if job is None or job.phase != "paused" or (fault and fault.is_paused):
+                active_at_s = time.monotonic()
+            elif time.monotonic() - active_at_s > PAUSED_AT_MOST_S:
+                raise HyperGPUError(Reason.DEMO_MISSED, f"the job paused itself: {job.reason}")
             if time.monotonic() > give_up_at_s:
                 raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
     job = watched.progress.job
