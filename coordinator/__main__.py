@@ -75,9 +75,9 @@ def _report(error: HyperGPUError) -> int:
 
 
 async def _serve(settings: Settings) -> None:
-    from coordinator.shell.app.startup import Coordinator
+    from coordinator.shell.app.startup import CoordinatorApp
 
-    await Coordinator(settings).run()
+    await CoordinatorApp(settings).run()
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def check_hosts(hosts: Iterable[str]) -> None:
-    """Refuse what nobody could dial, before tokens and the certificate name it.
+    """Reject what nobody could dial, before tokens and the certificate name it.
 
     Raises:
         HyperGPUError: ADDRESS_UNUSABLE, one is neither a name nor an address.

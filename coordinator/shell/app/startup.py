@@ -90,7 +90,7 @@ class Ready(msgspec.Struct, frozen=True):
     """Ledger that pays jobs; None: no chain is configured."""
 
 
-class Coordinator:
+class CoordinatorApp:
     """The process as a whole."""
 
     def __init__(self, settings: Settings) -> None:

@@ -81,7 +81,7 @@ class StripedFile:
         """Whether an attempt may still append."""
         return self._descriptor >= 0
 
-    def committed(self, index: int) -> Bytes:
+    def committed_bytes(self, index: int) -> Bytes:
         """How far a stripe has come, counted within the whole upload."""
         return self._committed[index]
 
@@ -193,7 +193,7 @@ class StripeUpload:
     @property
     def committed_offset(self) -> Bytes:
         """Up to where the stripe is stored."""
-        return self._file.committed(self.stripe.index)
+        return self._file.committed_bytes(self.stripe.index)
 
     @property
     def is_open(self) -> bool:

@@ -117,7 +117,7 @@ class UploadStore:
         with self._lock:
             file = self._uploads.get(path)
             if isinstance(file, StripedFile) and file.is_open:
-                return file.committed(stripe.index)
+                return file.committed_bytes(stripe.index)
         return committed_of(path, blob, stripe)
 
     def committed_offset(self, key: str, *, owner: str = "") -> Bytes:

@@ -17,7 +17,7 @@ class KnownNodes:
         self._revoked = {one.node: one.is_revoked for one in registry.nodes()}
 
     def check(self, node: NodeId) -> None:
-        """Refuse a node that never joined or was revoked, whatever certificate it shows.
+        """Reject a node that never joined or was revoked, whatever certificate it shows.
 
         Raises:
             HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
@@ -30,7 +30,7 @@ class KnownNodes:
             raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
 
     def check_not_revoked(self, node: NodeId) -> None:
-        """Refuse a node that was revoked; one that joins for the first time passes.
+        """Reject a node that was revoked; one that joins for the first time passes.
 
         Raises:
             HyperGPUError: NODE_REVOKED.

@@ -5,7 +5,7 @@ from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.servicers.wire.handlers import Caller
-from coordinator.shell.servicers.wire.versions import refuse_other_protocol
+from coordinator.shell.servicers.wire.versions import reject_other_protocol
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.keys.signature import is_node_id
@@ -33,7 +33,7 @@ class JoinGate:
     """Admits whoever speaks our protocol; the join itself judges the token."""
 
     async def admit(self, caller: Caller) -> None:
-        refuse_caller_of_other_protocol(caller)
+        reject_other_caller(caller)
 
 
 class TokenGate:
@@ -45,7 +45,7 @@ class TokenGate:
         self._roles = _OPERATORS if for_operators else _USERS
 
     async def admit(self, caller: Caller) -> None:
-        refuse_caller_of_other_protocol(caller)
+        reject_other_caller(caller)
         with self._guesses.count_failures(peer_host(caller.peer), {Reason.TOKEN_INVALID}):
             credential = parse_authorization(caller.metadata.get("authorization", ""))
             self._tokens.check(credential, self._roles, unix_s())
@@ -62,7 +62,7 @@ class NodeGate:
     async def admit(self, caller: Caller) -> None:
         node = self.node(caller)
         self.check(node)
-        refuse_caller_of_other_protocol(caller)
+        reject_other_caller(caller)
         brings_header = caller.method == "NodeService.SubmitUpdate"
         if brings_header and not self._headers.take(node, monotonic_ms()):
             raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
@@ -81,7 +81,7 @@ class NodeGate:
         return NodeId(shown)
 
     def check(self, node: NodeId) -> None:
-        """Refuse a node that never joined or was revoked.
+        """Reject a node that never joined or was revoked.
 
         Raises:
             HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
@@ -89,14 +89,14 @@ class NodeGate:
         self._nodes.check(node)
 
 
-def refuse_caller_of_other_protocol(caller: Caller) -> None:
-    """Refuse a caller whose metadata names another protocol, or none.
+def reject_other_caller(caller: Caller) -> None:
+    """Reject a caller whose metadata names another protocol, or none.
 
     Raises:
         HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
     spoken = caller.metadata.get(PROTOCOL_KEY, "0")
-    refuse_other_protocol(
+    reject_other_protocol(
         int(spoken) if spoken.isdecimal() and len(spoken) < 9 else 0, "the caller"
     )
 

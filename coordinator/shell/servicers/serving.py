@@ -26,7 +26,7 @@ _RANGE_READ_BYTES = 4 * PIECE_BYTES
 
 
 class BlobRange(NamedTuple):
-    """What is wanted of a blob."""
+    """A blob, or the part of it that a caller wants."""
 
     digest: Digest
     offset: int = 0
@@ -42,8 +42,8 @@ class BlobRange(NamedTuple):
         """How much to read from ``start`` on."""
         return min(_RANGE_READ_BYTES, self.end - start) if self.end else READ_BYTES
 
-    def refuse_beyond(self, size_bytes: int) -> None:
-        """Refuse what a blob of this size does not have.
+    def reject_beyond(self, size_bytes: int) -> None:
+        """Reject what a blob of this size does not have.
 
         Raises:
             HyperGPUError: OFFSET_MISMATCH.
@@ -57,7 +57,9 @@ class BlobRange(NamedTuple):
             raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
-async def pieces(services: Services, wanted: BlobRange) -> AsyncIterator[tuple[int, memoryview]]:
+async def blob_chunks(
+    services: Services, wanted: BlobRange
+) -> AsyncIterator[tuple[int, memoryview]]:
     """A blob, or a range of it, in chunks, each with its own offset.
 
     Raises:
@@ -88,7 +90,7 @@ async def pieces(services: Services, wanted: BlobRange) -> AsyncIterator[tuple[i
 def _open_blob(services: Services, wanted: BlobRange) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
     if (size_bytes := services.blobs.size(wanted.digest)) is not None:
-        wanted.refuse_beyond(size_bytes)
+        wanted.reject_beyond(size_bytes)
     reader = services.blobs.open(wanted.digest, wanted.offset)
     try:
         return reader, reader.read(wanted.read_bytes(wanted.offset))
@@ -97,7 +99,7 @@ def _open_blob(services: Services, wanted: BlobRange) -> tuple[BlobReader, bytes
         raise
 
 
-async def fetch(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIterator[bytes]:
+async def fetch_blob(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIterator[bytes]:
     """Serve a node a blob of the job that it works for.
 
     Raises:
@@ -113,14 +115,14 @@ async def fetch(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIte
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
     is_model = digest in _model_digests(runtime.job)
     try:
-        async for start, payload in pieces(services, wanted):
+        async for start, payload in blob_chunks(services, wanted):
             yield chunks.encode_fetched(start, payload)
             if is_model:
                 runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
-    except HyperGPUError as refused:
-        if refused.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
+    except HyperGPUError as error:
+        if error.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
             detail = "the model was damaged on disk and is being made again"
-            raise HyperGPUError(Reason.NOT_READY, detail) from refused
+            raise HyperGPUError(Reason.NOT_READY, detail) from error
         raise
 
 
@@ -140,7 +142,7 @@ def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
 def _layout_chunks(layout: Layout, wanted: BlobRange) -> Iterator[bytes]:
     """The job's layout as a blob: a node's daemon applies deltas by it and cannot build it."""
     text = memoryview(layout.to_json())
-    wanted.refuse_beyond(len(text))
+    wanted.reject_beyond(len(text))
     end = wanted.end or len(text)
     for start in range(wanted.offset, end, wanted.chunk_bytes):
         yield chunks.encode_fetched(start, text[start : min(end, start + wanted.chunk_bytes)])

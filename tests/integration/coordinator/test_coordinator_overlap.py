@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster) -> str | None:
+def digest_without_kills(cluster: Cluster) -> str | None:
     return end(cluster, cluster.submit(SPEC))
 
 

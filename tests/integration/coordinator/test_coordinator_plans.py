@@ -19,7 +19,7 @@ SPEC = with_strategy(
 )
 
 
-class Desk:
+class PlannedJob:
     """Two nodes that work, and one that only says how its worker is."""
 
     def __init__(self, cluster: Cluster, node: WireNode) -> None:
@@ -42,16 +42,18 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path) -> AsyncIterator[PlannedJob]:
     with Cluster(tmp_path, *NOBODY_LOST) as cluster:
         await asyncio.to_thread(cluster.add_nodes, 2)
         node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
         await node.join(cluster.coordinator.node_token())
-        yield Desk(cluster, node)
+        yield PlannedJob(cluster, node)
         await node.close()
 
 
-async def test_a_node_whose_worker_is_starting_rests_and_no_round_waits_for_it(desk: Desk) -> None:
+async def test_a_node_whose_worker_is_starting_rests_and_no_round_waits_for_it(
+    desk: PlannedJob,
+) -> None:
     node = desk.node
     node.is_starting = True
     stream = node.control([("digits-softmax", 1)])
@@ -69,7 +71,7 @@ async def test_a_node_whose_worker_is_starting_rests_and_no_round_waits_for_it(d
     await desk.until(job_id, lambda fields: node.node_id in fields.get("plan", {}).get("nodes", {}))
 
 
-async def test_a_node_that_is_not_connected_rests(desk: Desk) -> None:
+async def test_a_node_that_is_not_connected_rests(desk: PlannedJob) -> None:
     stream = desk.node.control([("digits-softmax", 1)])
     await anext(stream)
     job_id = desk.cluster.submit(SPEC)

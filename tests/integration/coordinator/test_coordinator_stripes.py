@@ -26,7 +26,7 @@ SPEC = JobSpec(
 )
 
 
-class Submission:
+class StripedSubmission:
     """A node with one assignment, and its update in stripes."""
 
     def __init__(self, cluster: Cluster, node: WireNode, assignment: node_pb2.Assignment) -> None:
@@ -56,13 +56,13 @@ class Submission:
             stop_at = Stripe(header.stripe, header.stripes).end(UPDATE_BYTES)
         return await self.node.submit(header, self.update, stop_at=stop_at)
 
-    async def refused(self, header: node_pb2.UpdateHeader) -> str:
+    async def expect_rejection(self, header: node_pb2.UpdateHeader) -> str:
         """Why a stripe is refused."""
         with pytest.raises(grpc.aio.AioRpcError) as broken:
             await self.submit(header)
         return reason_of(broken.value)
 
-    async def committed(self) -> list[int]:
+    async def committed_offset(self) -> list[int]:
         """Up to where each stripe is stored."""
         return [(await self.node.query(each)).committed_offset for each in self.headers()]
 
@@ -81,18 +81,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-async def submission(cluster: Cluster) -> AsyncIterator[Submission]:
+async def submission(cluster: Cluster) -> AsyncIterator[StripedSubmission]:
     node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(SPEC)
-    yield Submission(cluster, node, await assigned(stream))
+    yield StripedSubmission(cluster, node, await assigned(stream))
     await node.close()
     with cluster.coordinator.client() as client:
         client.stop(job_id)
 
 
-async def test_stripes_at_once_are_one_update(submission: Submission) -> None:
+async def test_stripes_at_once_are_one_update(submission: StripedSubmission) -> None:
     answers = await asyncio.gather(*(submission.submit(each) for each in submission.headers()))
 
     assert sorted(each.is_accepted for each in answers) == [False] * (STRIPES - 1) + [True]
@@ -101,7 +101,7 @@ async def test_stripes_at_once_are_one_update(submission: Submission) -> None:
 
 
 async def test_an_update_is_accepted_with_its_last_stripe_whichever_that_is(
-    submission: Submission,
+    submission: StripedSubmission,
 ) -> None:
     *others, last = reversed(submission.headers())
     for header in others:
@@ -112,14 +112,14 @@ async def test_an_update_is_accepted_with_its_last_stripe_whichever_that_is(
     assert (await submission.submit(last)).is_accepted
 
 
-async def test_after_a_kill_only_what_is_missing_is_sent(submission: Submission) -> None:
+async def test_after_a_kill_only_what_is_missing_is_sent(submission: StripedSubmission) -> None:
     headers = submission.headers()
     await submission.submit(headers[0])
     await submission.submit(headers[2], stop_at=headers[2].offset + CHUNK_BYTES)
     await submission.restart()
 
     ends = [Stripe(index, STRIPES).end(UPDATE_BYTES) for index in range(STRIPES)]
-    held = await submission.committed()
+    held = await submission.committed_offset()
     assert held == [ends[0], ends[0], ends[1] + CHUNK_BYTES, ends[2]]
     again = submission.headers()
     for header, offset in zip(again, held, strict=True):
@@ -129,7 +129,7 @@ async def test_after_a_kill_only_what_is_missing_is_sent(submission: Submission)
 
 
 async def test_what_was_whole_before_a_kill_is_accepted_for_a_header_alone(
-    submission: Submission,
+    submission: StripedSubmission,
 ) -> None:
     headers = submission.headers()
     for header in headers[:-1]:
@@ -142,64 +142,68 @@ async def test_what_was_whole_before_a_kill_is_accepted_for_a_header_alone(
     assert (await submission.submit(again[-1])).is_accepted
 
 
-async def test_a_stripe_is_taken_once_under_its_nonce(submission: Submission) -> None:
+async def test_a_stripe_is_taken_once_under_its_nonce(submission: StripedSubmission) -> None:
     first, second, *_ = submission.headers()
     await submission.submit(first, stop_at=CHUNK_BYTES)
 
-    assert await submission.refused(first) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(first) == "NONCE_REPLAYED"
     await submission.submit(second)
-    assert await submission.refused(second) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(second) == "NONCE_REPLAYED"
 
 
-async def test_a_nonce_is_good_for_no_other_claim_and_no_other_cut(submission: Submission) -> None:
+async def test_a_nonce_is_good_for_no_other_claim_and_no_other_cut(
+    submission: StripedSubmission,
+) -> None:
     headers = submission.headers()
     await submission.submit(headers[0])
     headers[1].stripes = 2
-    assert await submission.refused(headers[1]) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(headers[1]) == "NONCE_REPLAYED"
     headers[2].lease.number += 1
-    assert await submission.refused(headers[2]) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(headers[2]) == "NONCE_REPLAYED"
 
 
-async def test_a_stripe_of_an_attempt_before_a_restart_is_a_replay(submission: Submission) -> None:
+async def test_a_stripe_of_an_attempt_before_a_restart_is_a_replay(
+    submission: StripedSubmission,
+) -> None:
     first, second, *_ = submission.headers()
     await submission.submit(first)
     await submission.restart()
 
-    assert await submission.refused(second) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(second) == "NONCE_REPLAYED"
 
 
-async def test_a_stripe_of_an_older_attempt_is_a_replay(submission: Submission) -> None:
+async def test_a_stripe_of_an_older_attempt_is_a_replay(submission: StripedSubmission) -> None:
     older, newer = submission.headers(), submission.headers()
     await submission.submit(older[0])
     await submission.submit(newer[1])
 
-    assert await submission.refused(older[2]) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(older[2]) == "NONCE_REPLAYED"
 
 
 @pytest.mark.parametrize(("stripe", "stripes"), [(4, 4), (1, 1), (0, 17), (0, 1 << 31)])
 async def test_a_stripe_that_cannot_be_is_refused(
-    submission: Submission, stripe: int, stripes: int
+    submission: StripedSubmission, stripe: int, stripes: int
 ) -> None:
     header = submission.headers()[0]
     header.stripe, header.stripes = stripe, stripes
-    assert await submission.refused(header) == "REQUEST_INVALID"
+    assert await submission.expect_rejection(header) == "REQUEST_INVALID"
     with pytest.raises(grpc.aio.AioRpcError) as broken:
         await submission.node.query(header)
     assert reason_of(broken.value) == "REQUEST_INVALID"
 
 
-async def test_wrong_bytes_are_found_with_the_last_stripe(submission: Submission) -> None:
+async def test_wrong_bytes_are_found_with_the_last_stripe(submission: StripedSubmission) -> None:
     headers = submission.headers()
     submission.update = bytes(UPDATE_BYTES)
     for header in headers[:-1]:
         await submission.submit(header)
 
-    assert await submission.refused(headers[-1]) == "DIGEST_MISMATCH"
+    assert await submission.expect_rejection(headers[-1]) == "DIGEST_MISMATCH"
     assert submission.cluster.job(submission.job_id).job.updates_refused == 1
 
 
 async def test_a_value_that_is_not_finite_is_found_with_the_last_stripe(
-    submission: Submission,
+    submission: StripedSubmission,
 ) -> None:
     values = np.zeros(PARAMETERS, np.float32)
     values[0] = np.nan
@@ -208,10 +212,10 @@ async def test_a_value_that_is_not_finite_is_found_with_the_last_stripe(
     for header in headers[:-1]:
         await submission.submit(header)
 
-    assert await submission.refused(headers[-1]) == "UPDATE_NOT_FINITE"
+    assert await submission.expect_rejection(headers[-1]) == "UPDATE_NOT_FINITE"
 
 
-async def test_a_model_is_served_in_ranges(submission: Submission) -> None:
+async def test_a_model_is_served_in_ranges(submission: StripedSubmission) -> None:
     model = submission.assignment.model.blob
     whole = await submission.node.fetch(model.digest)
     cuts = [0, 1, CHUNK_BYTES + 17, 3 * CHUNK_BYTES, model.size_bytes]
@@ -226,7 +230,7 @@ async def test_a_model_is_served_in_ranges(submission: Submission) -> None:
 
 @pytest.mark.parametrize(("offset", "end"), [(5, 5), (5, 4), (0, 1 << 63), (1 << 63, 1 << 63)])
 async def test_a_range_that_the_model_does_not_have_is_refused(
-    submission: Submission, offset: int, end: int
+    submission: StripedSubmission, offset: int, end: int
 ) -> None:
     model = submission.assignment.model
     for digest in (model.blob.digest, model.layout):

@@ -58,7 +58,7 @@ def has_updates(count: int) -> Callable[[Happening], bool]:
     return lambda event: event.kind == "RoundRecorded" and event.fields["updates"] == count
 
 
-def shortened(cluster: Cluster, job_id: str, more: int) -> int:
+def with_shorter_rounds(cluster: Cluster, job_id: str, more: int) -> int:
     """Let a job end so many rounds from where it is; gives its rounds."""
     with cluster.coordinator.client() as client:
         client.pause(job_id)
@@ -206,7 +206,7 @@ def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path:
 def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
     job_id = cluster.submit(LONG)
     cluster.wait_for(job_id, is_round(1))
-    rounds = shortened(cluster, job_id, 20)
+    rounds = with_shorter_rounds(cluster, job_id, 20)
 
     job = cluster.finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
@@ -271,7 +271,7 @@ def test_the_only_node_told_to_leave_in_a_round_ends_the_job_once_it_is_back(
     assert small_cluster.job(job_id).job.phase not in ENDED
     node.run()
 
-    rounds = shortened(small_cluster, job_id, 2)
+    rounds = with_shorter_rounds(small_cluster, job_id, 2)
     job = small_cluster.finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
     few = replace(LONG_ROUNDS, training=replace(LONG_ROUNDS.training, rounds=rounds))

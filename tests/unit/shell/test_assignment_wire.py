@@ -15,7 +15,7 @@ LAYOUT = Digest("0d" * 32)
 MODEL = Digest("0e" * 32)
 
 
-def assigned(batch_size: int = 0) -> Assignment:
+def assignment_of(batch_size: int = 0) -> Assignment:
     plan = replace(
         node_plan(3, "topk64"), upload_after_ms=at(700), connections=4, batch_size=batch_size
     )
@@ -29,13 +29,13 @@ def assigned(batch_size: int = 0) -> Assignment:
     return assignment(job, ALICE).assignment_at(at(40))
 
 
-def sent(work: Assignment) -> node_pb2.Assignment:
+def wire_round_trip(work: Assignment) -> node_pb2.Assignment:
     return node_pb2.Assignment.FromString(assignment_message(work).SerializeToString())
 
 
 def test_the_assignment_reaches_the_node() -> None:
-    work = assigned()
-    assert assignment_value(sent(work)) == work
+    work = assignment_of()
+    assert assignment_value(wire_round_trip(work)) == work
     assert (work.task.inner_steps, work.task.codec) == (3, "topk64")
     assert (work.upload_after_ms, work.connections) == (700, 4)
     assert work.reason == "round 0, slot 0: H=3, topk64, as planned"
@@ -53,15 +53,15 @@ def test_a_prefetch_reaches_the_node() -> None:
         global_samples=Samples(11),
         total_samples=Samples(12),
     )
-    work = assigned()
+    work = assignment_of()
     work = replace(
         work, task=replace(work.task, prefetched=first), prefetch=replace(first, round=4)
     )
-    assert assignment_value(sent(work)) == work
+    assert assignment_value(wire_round_trip(work)) == work
 
 
 def test_an_assignment_that_names_no_connections_means_one() -> None:
-    message = sent(assigned())
+    message = wire_round_trip(assignment_of())
     message.connections = 0
     assert assignment_value(message).connections == 1
 
@@ -74,14 +74,14 @@ def test_the_tables_show_why_a_participant_has_its_work() -> None:
 
 
 def test_a_batch_of_its_own_reaches_the_node_beside_the_jobs() -> None:
-    work = assigned().task
+    work = assignment_of().task
     assert (work.batch_size, work.stated_batch_size, work.full_steps) == (4, 4, 3)
-    own = assigned(batch_size=6).task
+    own = assignment_of(batch_size=6).task
     assert (own.batch_size, own.stated_batch_size, own.full_steps) == (6, 4, 4.5)
     assert sum(run.count for run in own.ranges) == 18
 
 
 def test_a_model_that_cannot_be_drawn_is_not_said_to_be() -> None:
-    message = sent(assigned())
+    message = wire_round_trip(assignment_of())
     message.model.ClearField("initial")
     assert assignment_value(message).initial is None

@@ -12,7 +12,7 @@ from hypergpu.errors import HyperGPUError
 ROOT = Path(__file__).parents[3]
 
 
-def passed(armed: str) -> subprocess.CompletedProcess[bytes]:
+def run_passes(armed: str) -> subprocess.CompletedProcess[bytes]:
     """A process that passes one point three times, saying so each time."""
     script = (
         "import os; from coordinator.shell.failpoints import arm, failpoint\n"
@@ -24,12 +24,12 @@ def passed(armed: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_the_process_is_killed_at_the_pass_that_is_named() -> None:
-    ended = passed("persist.written,act.done:2")
+    ended = run_passes("persist.written,act.done:2")
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"..")
 
 
 def test_a_point_that_is_not_armed_is_passed() -> None:
-    assert passed("").returncode == 0
+    assert run_passes("").returncode == 0
 
 
 @pytest.mark.parametrize("text", ["nowhere", "act.done:0", "act.done:x", "act.done:-1"])

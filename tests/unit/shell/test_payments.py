@@ -13,7 +13,7 @@ from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements.domain import Domain, terms_of
 from tests.properties.statements.strategies import Work, node_key, signed_receipt
-from tests.unit.shell.servicers.paid_rounds import begun, one_round
+from tests.unit.shell.servicers.paid_rounds import begin_job, finish_round
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
@@ -36,8 +36,8 @@ def host_of(services: Services) -> PaymentsHost:
 async def test_the_host_gives_the_durable_rows_of_every_job(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await begun(services)
-        await one_round(services, 0)
+        await begin_job(services)
+        await finish_round(services, 0)
         host = host_of(services)
         assert host.jobs() == (JOB,)
         rows = host.rows(JOB, 0, 100)
@@ -61,7 +61,7 @@ async def test_a_change_of_funding_opens_the_round_that_waited_for_it(tmp_path: 
 async def test_a_paid_job_waits_for_its_first_funding(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await begun(services, funding=services.job_terms.funding(Pay(unit_price=1)))
+        await begin_job(services, funding=services.job_terms.funding(Pay(unit_price=1)))
         waiting = services.driver.runtimes[JOB].job
         assert await host_of(services).change_funding(JOB, None, "") == ""
         funded = services.driver.runtimes[JOB].job

@@ -33,7 +33,7 @@ class RefusingEvaluator(EvaluatorProcess):
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def started(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
+def start_again(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
     """A coordinator that has just replayed its journal."""
     blobs = BlobStore(folder, Space(folder))
     services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
@@ -58,7 +58,7 @@ async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
     before = services_in(tmp_path, journal)
     async with driving(before):
         await prepared_job(before)
-    services = started(tmp_path, journal, evaluator)
+    services = start_again(tmp_path, journal, evaluator)
     runtime = services.driver.runtimes[JOB]
     async with driving(services):
         await take_up(services, runtime)
@@ -79,7 +79,7 @@ async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_p
     replay = replay_jobs(journal)
     assert list(replay.runtimes) == [JOB]
     assert "Sorcery" in replay.unreadable[OTHER]
-    assert not started(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
+    assert not start_again(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
 
 
 async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
@@ -101,7 +101,7 @@ async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
 ) -> None:
     journal = FolderJournal(tmp_path)
     _, file = await job_with_data(tmp_path, journal)
-    services = started(tmp_path, journal, RefusingEvaluator())
+    services = start_again(tmp_path, journal, RefusingEvaluator())
     await collect(services)
     assert services.blobs.size(file.digest) == file.size_bytes
 
@@ -119,7 +119,7 @@ async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path
     journal = FolderJournal(tmp_path)
     manifest, file = await job_with_data(tmp_path, journal)
     (tmp_path / "blobs" / manifest.digest[:2] / manifest.digest).write_bytes(b"damaged")
-    services = started(tmp_path, journal, RefusingEvaluator())
+    services = start_again(tmp_path, journal, RefusingEvaluator())
     fresh = services.blobs.put(b"of a round that is over", keep_s=-1)
     async with driving(services):
         await take_up(services, services.driver.runtimes[JOB])

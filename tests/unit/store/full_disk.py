@@ -33,7 +33,7 @@ def say(words: str) -> None:
     sys.stdout.write(words + "\n")
 
 
-def refused(write: Callable[[], object]) -> bool:
+def expect_disk_full(write: Callable[[], object]) -> bool:
     try:
         write()
     except HyperGPUError as error:
@@ -50,9 +50,9 @@ def fill_journal(folder: Path) -> None:
     def append() -> None:
         journal.append([Entry(JOB, count, count, "RoundRecorded", bytes(20_000))])
 
-    while not refused(append):
+    while not expect_disk_full(append):
         count += 1
-    refused(append)
+    expect_disk_full(append)
     limit(resource.RLIM_INFINITY)
     append()
     journal.close()
@@ -63,7 +63,7 @@ def fill_journal(folder: Path) -> None:
 def fill_blobs(folder: Path) -> None:
     blobs = BlobStore(folder, Space(folder))
     limit(LIMIT_BYTES)
-    refused(lambda: blobs.put(CONTENT))
+    expect_disk_full(lambda: blobs.put(CONTENT))
     say("empty" if blobs.space.used_bytes == 0 and not any(blobs.files()) else "left over")
     limit(resource.RLIM_INFINITY)
     blob = blobs.put(CONTENT)
@@ -77,7 +77,7 @@ def fill_upload(folder: Path) -> None:
     upload = UploadStore(folder, blobs, space).open("key", blob)
     limit(LIMIT_BYTES)
     upload.append(0, CONTENT[:100_000])
-    refused(lambda: upload.append(100_000, CONTENT[100_000:]))
+    expect_disk_full(lambda: upload.append(100_000, CONTENT[100_000:]))
     say(f"{upload.committed_offset} {upload.path.stat().st_size}")
     limit(resource.RLIM_INFINITY)
     upload.append(100_000, CONTENT[100_000:])

@@ -16,7 +16,7 @@ CONTENT = bytes(range(256)) * 100
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 
 
-def restarted(folder: Path) -> BlobStore:
+def reopen(folder: Path) -> BlobStore:
     return BlobStore(folder, Space(folder))
 
 
@@ -35,9 +35,9 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
 def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest
-    restarted(tmp_path).put(CONTENT)
+    reopen(tmp_path).put(CONTENT)
     path.write_bytes(DAMAGES[damage](CONTENT))
-    blobs = restarted(tmp_path)
+    blobs = reopen(tmp_path)
     with capture_logs() as logs:
         for ask in (blobs.open, blobs.path):
             with pytest.raises(HyperGPUError) as caught:
@@ -48,9 +48,9 @@ def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) -> None:
-    restarted(tmp_path).put(CONTENT)
+    reopen(tmp_path).put(CONTENT)
     (tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest).write_bytes(b"damaged")
-    blobs = restarted(tmp_path)
+    blobs = reopen(tmp_path)
     with pytest.raises(HyperGPUError, match="were damaged"):
         blobs.open(BLOB.digest)
     assert [path.read_bytes() for path in (tmp_path / "damaged").iterdir()] == [b"damaged"]
@@ -59,21 +59,21 @@ def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) ->
 
 
 def test_blobs_survive_a_restart_with_their_sizes(tmp_path: Path) -> None:
-    restarted(tmp_path).put(CONTENT)
-    blobs = restarted(tmp_path)
+    reopen(tmp_path).put(CONTENT)
+    blobs = reopen(tmp_path)
     assert blobs.space.used_bytes == len(CONTENT)
     assert blobs.path(BLOB.digest).read_bytes() == CONTENT
 
 
 def test_half_written_files_are_gone_after_a_restart(tmp_path: Path) -> None:
-    left_over = restarted(tmp_path).work_path("half-written")
+    left_over = reopen(tmp_path).work_path("half-written")
     left_over.write_bytes(b"half")
-    restarted(tmp_path)
+    reopen(tmp_path)
     assert not left_over.exists()
 
 
 def test_a_durable_blob_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> None:
-    blobs = restarted(tmp_path)
+    blobs = reopen(tmp_path)
     blobs.put(CONTENT)
     before = blobs.path(BLOB.digest).stat().st_ino
     again = blobs.work_path("again")
@@ -84,7 +84,7 @@ def test_a_durable_blob_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", BLOB.digest.upper()])
 def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -> None:
-    blobs = restarted(tmp_path)
+    blobs = reopen(tmp_path)
     with pytest.raises(HyperGPUError, match="no digest"):
         blobs.open(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
 
@@ -102,8 +102,8 @@ def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) ->
 
 
 def test_a_collection_can_spare_what_an_earlier_process_stored(tmp_path: Path) -> None:
-    restarted(tmp_path).put(CONTENT, keep_s=-1)
-    blobs = restarted(tmp_path)
+    reopen(tmp_path).put(CONTENT, keep_s=-1)
+    blobs = reopen(tmp_path)
     fresh = blobs.put(b"fresh", keep_s=-1)
     assert blobs.collect(frozenset(), spares_older=True).digests == (fresh.digest,)
     assert blobs.collect(frozenset()).digests == (BLOB.digest,)

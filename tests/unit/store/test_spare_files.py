@@ -20,7 +20,7 @@ BLOB = BlobRef(digest_of(NEW), Bytes(SIZE_BYTES))
 HALF = SIZE_BYTES // 2
 
 
-class Store:
+class SpareBench:
     """A store whose only blob was just removed."""
 
     def __init__(self, folder: Path, quota_bytes: int = 0) -> None:
@@ -31,22 +31,22 @@ class Store:
         self.blobs.put(OLD, keep_s=-1)
         self.blobs.collect(frozenset())
 
-    def restarted(self) -> UploadStore:
+    def reopen(self) -> UploadStore:
         """The quarantine of a process that follows one that was killed."""
         space = Space(self.folder)
         return UploadStore(self.folder, BlobStore(self.folder, space), space)
 
-    def stored(self) -> bytes:
+    def store_blob(self) -> bytes:
         """The new blob."""
         return self.blobs.path(BLOB.digest).read_bytes()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
+def store(tmp_path: Path) -> SpareBench:
+    return SpareBench(tmp_path)
 
 
-def test_a_removed_blobs_file_is_given_away_once_and_by_its_exact_size(store: Store) -> None:
+def test_a_removed_blobs_file_is_given_away_once_and_by_its_exact_size(store: SpareBench) -> None:
     path = store.blobs.work_path("over")
     assert not store.blobs.reuse(path, SIZE_BYTES - 1)
     assert store.blobs.reuse(path, SIZE_BYTES)
@@ -54,7 +54,7 @@ def test_a_removed_blobs_file_is_given_away_once_and_by_its_exact_size(store: St
     assert not store.blobs.reuse(store.blobs.work_path("again"), SIZE_BYTES)
 
 
-def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: Store) -> None:
+def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: SpareBench) -> None:
     blob = store.blobs.put(NEW, keep_s=-1)
     assert store.blobs.reuse(store.blobs.work_path("older"), SIZE_BYTES)
     reader = store.blobs.open(blob.digest)
@@ -65,25 +65,25 @@ def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: Store) -> N
 
 
 def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
-    store = Store(tmp_path, quota_bytes=SIZE_BYTES + 10)
+    store = SpareBench(tmp_path, quota_bytes=SIZE_BYTES + 10)
     assert store.space.used_bytes == SIZE_BYTES
     store.blobs.put(NEW)
     assert store.space.used_bytes == SIZE_BYTES
     assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
 
 
-def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: Store) -> None:
+def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareBench) -> None:
     upload = store.quarantine.open("key", BLOB)
     upload.append(0, NEW[:HALF])
     assert store.quarantine.committed_offset("key") == HALF
     upload.append(HALF, NEW[HALF:])
     upload.finish()
-    assert store.stored() == NEW
+    assert store.store_blob() == NEW
     assert store.space.used_bytes == SIZE_BYTES
     assert not list((store.folder / "quarantine").iterdir())
 
 
-def test_an_attempt_that_ends_leaves_only_its_own_bytes(store: Store) -> None:
+def test_an_attempt_that_ends_leaves_only_its_own_bytes(store: SpareBench) -> None:
     upload = store.quarantine.open("key", BLOB)
     upload.append(0, NEW[:HALF])
     upload.close()
@@ -92,25 +92,25 @@ def test_an_attempt_that_ends_leaves_only_its_own_bytes(store: Store) -> None:
     assert again.committed_offset == HALF
     again.append(HALF, NEW[HALF:])
     again.finish()
-    assert store.stored() == NEW
+    assert store.store_blob() == NEW
 
 
-def test_after_a_kill_only_the_uploads_own_bytes_count(store: Store) -> None:
+def test_after_a_kill_only_the_uploads_own_bytes_count(store: SpareBench) -> None:
     store.quarantine.open("key", BLOB).append(0, NEW[:HALF])
-    quarantine = store.restarted()
+    quarantine = store.reopen()
     assert quarantine.committed_offset("key") == HALF
     again = quarantine.open("key", BLOB)
     again.append(HALF, NEW[HALF:])
     again.finish()
-    assert store.stored() == NEW
+    assert store.store_blob() == NEW
 
 
-def test_a_kill_before_the_first_byte_leaves_an_empty_upload(store: Store) -> None:
+def test_a_kill_before_the_first_byte_leaves_an_empty_upload(store: SpareBench) -> None:
     store.quarantine.open("key", BLOB)
-    assert store.restarted().committed_offset("key") == 0
+    assert store.reopen().committed_offset("key") == 0
 
 
-def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: Store) -> None:
+def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: SpareBench) -> None:
     older = store.quarantine.open("key", BLOB)
     older.append(0, NEW[:HALF])
     newer = store.quarantine.open("key", BLOB)
@@ -119,4 +119,4 @@ def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: Store) -> No
         older.append(HALF, NEW[HALF:])
     newer.append(HALF, NEW[HALF:])
     newer.finish()
-    assert store.stored() == NEW
+    assert store.store_blob() == NEW

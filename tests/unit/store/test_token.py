@@ -25,7 +25,7 @@ TOKEN = Token(
 )
 
 
-def changed(**fields: object) -> str:
+def with_changes(**fields: object) -> str:
     packed = msgspec.json.encode(msgspec.to_builtins(TOKEN) | fields)
     return "hgpu1." + base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
 
@@ -43,7 +43,7 @@ def test_white_space_around_a_pasted_token_is_dropped() -> None:
 
 
 def test_a_token_without_an_authority_is_for_plaintext() -> None:
-    assert parse_token(changed(authority="")).authority == Digest("")
+    assert parse_token(with_changes(authority="")).authority == Digest("")
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_a_token_without_an_authority_is_for_plaintext() -> None:
         (token_text(TOKEN)[:-9], "cut off or altered"),
         (token_text(TOKEN) + "!", "cut off or altered"),
         ("hgpu1.", "cut off or altered"),
-        (changed(role="king"), "cut off or altered"),
-        (changed(extra=1), "cut off or altered"),
-        (changed(addresses=[]), "names no address"),
-        (changed(addresses=["nowhere"]), "'nowhere' is not host:port"),
-        (changed(addresses=["user@host:1"]), "is not host:port"),
-        (changed(authority="abc"), "authority is not a digest"),
-        (changed(id="../../../etc"), "id or secret is malformed"),
-        (changed(secret="short"), "id or secret is malformed"),
+        (with_changes(role="king"), "cut off or altered"),
+        (with_changes(extra=1), "cut off or altered"),
+        (with_changes(addresses=[]), "names no address"),
+        (with_changes(addresses=["nowhere"]), "'nowhere' is not host:port"),
+        (with_changes(addresses=["user@host:1"]), "is not host:port"),
+        (with_changes(authority="abc"), "authority is not a digest"),
+        (with_changes(id="../../../etc"), "id or secret is malformed"),
+        (with_changes(secret="short"), "id or secret is malformed"),
     ],
 )
 def test_a_broken_token_is_refused_with_its_fault(text: str, problem: str) -> None:
@@ -73,7 +73,7 @@ def test_a_broken_token_is_refused_with_its_fault(text: str, problem: str) -> No
 
 def test_no_refusal_shows_the_secret() -> None:
     with pytest.raises(HyperGPUError) as caught:
-        parse_token(changed(id="x"))
+        parse_token(with_changes(id="x"))
     assert TOKEN.secret not in str(caught.value)
 
 

@@ -33,14 +33,14 @@ def tokens(journal: FolderJournal) -> IssuedTokens:
     return IssuedTokens(journal)
 
 
-def made(tokens: IssuedTokens, **changes: Any) -> Token:
+def create_token(tokens: IssuedTokens, **changes: Any) -> Token:
     grant = replace(JOIN, **changes)
     return tokens.create(
         grant, addresses=("host:7700",), authority=digest_of(b"authority"), now_s=NOW_S
     )
 
 
-def shown(token: Token) -> Credential:
+def credential(token: Token) -> Credential:
     return Credential(token.id, token.secret)
 
 
@@ -49,29 +49,29 @@ def refusal(reason: Reason) -> pytest.RaisesExc[HyperGPUError]:
 
 
 def test_a_token_opens_its_own_door(tokens: IssuedTokens) -> None:
-    token = made(tokens, role=Role.USER)
-    record = tokens.check(shown(token), frozenset({Role.USER, Role.OPERATOR}), NOW_S)
+    token = create_token(tokens, role=Role.USER)
+    record = tokens.check(credential(token), frozenset({Role.USER, Role.OPERATOR}), NOW_S)
     assert (record.token_id, record.role, record.label) == (token.id, Role.USER, "lab")
 
 
 def test_the_journal_never_sees_a_secret(tokens: IssuedTokens, journal: FolderJournal) -> None:
-    token = made(tokens)
+    token = create_token(tokens)
     assert token.secret.encode() not in repr(journal.tokens()).encode()
 
 
 def test_tokens_survive_a_restart(tokens: IssuedTokens, journal: FolderJournal) -> None:
-    token = made(tokens)
-    assert IssuedTokens(journal).check(shown(token), ANY, NOW_S).token_id == token.id
+    token = create_token(tokens)
+    assert IssuedTokens(journal).check(credential(token), ANY, NOW_S).token_id == token.id
     assert [record.token_id for record in IssuedTokens(journal).tokens()] == [token.id]
 
 
 def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(tokens: IssuedTokens) -> None:
-    token = made(tokens)
+    token = create_token(tokens)
     answers = set()
     for credential in (
         Credential(token.id, token.secret[::-1]),
         Credential(TokenId("0" * 12), token.secret),
-        Credential(made(tokens).id, token.secret),
+        Credential(create_token(tokens).id, token.secret),
     ):
         with refusal(Reason.TOKEN_INVALID) as caught:
             tokens.check(credential, ANY, NOW_S)
@@ -80,30 +80,30 @@ def test_a_wrong_secret_and_an_unknown_id_get_the_same_answer(tokens: IssuedToke
 
 
 def test_another_role_is_refused_by_name(tokens: IssuedTokens) -> None:
-    token = made(tokens, role=Role.USER)
+    token = create_token(tokens, role=Role.USER)
     with pytest.raises(HyperGPUError, match="takes the role operator, not user"):
-        tokens.check(shown(token), frozenset({Role.OPERATOR}), NOW_S)
+        tokens.check(credential(token), frozenset({Role.OPERATOR}), NOW_S)
 
 
 def test_an_expired_token_is_refused(tokens: IssuedTokens) -> None:
-    token = made(tokens, ttl_s=10)
-    tokens.check(shown(token), ANY, NOW_S + 9)
+    token = create_token(tokens, ttl_s=10)
+    tokens.check(credential(token), ANY, NOW_S + 9)
     with refusal(Reason.TOKEN_EXPIRED):
-        tokens.check(shown(token), ANY, NOW_S + 10)
+        tokens.check(credential(token), ANY, NOW_S + 10)
 
 
 def test_a_token_without_a_lifetime_never_expires(tokens: IssuedTokens) -> None:
-    tokens.check(shown(made(tokens, ttl_s=0)), ANY, NOW_S * 2)
+    tokens.check(credential(create_token(tokens, ttl_s=0)), ANY, NOW_S * 2)
 
 
 def test_a_revoked_token_is_refused_after_a_restart_too(
     tokens: IssuedTokens, journal: FolderJournal
 ) -> None:
-    token = made(tokens)
+    token = create_token(tokens)
     tokens.revoke(token.id)
     for after in (tokens, IssuedTokens(journal)):
         with refusal(Reason.TOKEN_REVOKED):
-            after.check(shown(token), ANY, NOW_S)
+            after.check(credential(token), ANY, NOW_S)
 
 
 def test_revoking_an_unknown_token_says_so(tokens: IssuedTokens) -> None:
@@ -112,43 +112,43 @@ def test_revoking_an_unknown_token_says_so(tokens: IssuedTokens) -> None:
 
 
 def test_a_single_use_token_lets_one_node_join(tokens: IssuedTokens) -> None:
-    token = made(tokens)
-    assert tokens.spend(shown(token), NODE, NOW_S).uses_left == 0
+    token = create_token(tokens)
+    assert tokens.spend(credential(token), NODE, NOW_S).uses_left == 0
     with refusal(Reason.TOKEN_USED_UP):
-        tokens.spend(shown(token), OTHER, NOW_S)
+        tokens.spend(credential(token), OTHER, NOW_S)
 
 
 def test_a_node_whose_answer_was_lost_joins_again_with_the_same_token(
     tokens: IssuedTokens, journal: FolderJournal
 ) -> None:
-    token = made(tokens, ttl_s=10)
-    tokens.spend(shown(token), NODE, NOW_S)
-    assert IssuedTokens(journal).spend(shown(token), NODE, NOW_S + 999).token_id == token.id
+    token = create_token(tokens, ttl_s=10)
+    tokens.spend(credential(token), NODE, NOW_S)
+    assert IssuedTokens(journal).spend(credential(token), NODE, NOW_S + 999).token_id == token.id
 
 
 def test_a_node_that_joined_is_locked_out_by_revoking_its_token(tokens: IssuedTokens) -> None:
-    token = made(tokens)
-    tokens.spend(shown(token), NODE, NOW_S)
+    token = create_token(tokens)
+    tokens.spend(credential(token), NODE, NOW_S)
     tokens.revoke(token.id)
     with refusal(Reason.TOKEN_REVOKED):
-        tokens.spend(shown(token), NODE, NOW_S)
+        tokens.spend(credential(token), NODE, NOW_S)
 
 
 def test_an_expired_token_lets_no_new_node_join(tokens: IssuedTokens) -> None:
-    token = made(tokens, ttl_s=10)
+    token = create_token(tokens, ttl_s=10)
     with refusal(Reason.TOKEN_EXPIRED):
-        tokens.spend(shown(token), NODE, NOW_S + 10)
+        tokens.spend(credential(token), NODE, NOW_S + 10)
 
 
 def test_a_users_token_lets_no_node_join(tokens: IssuedTokens) -> None:
     with refusal(Reason.ROLE_FORBIDDEN):
-        tokens.spend(shown(made(tokens, role=Role.USER)), NODE, NOW_S)
+        tokens.spend(credential(create_token(tokens, role=Role.USER)), NODE, NOW_S)
 
 
 @pytest.mark.parametrize("changes", [{"ttl_s": -1}, {"uses": -1}])
 def test_a_grant_below_nothing_is_refused(tokens: IssuedTokens, changes: dict[str, int]) -> None:
     with refusal(Reason.REQUEST_INVALID):
-        made(tokens, **changes)
+        create_token(tokens, **changes)
 
 
 def node_record() -> NodeRecord:

@@ -16,7 +16,7 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.wire.handlers import Requests
 from coordinator.shell.servicers.wire.versions import (
-    refuse_other_version,
+    reject_other_version,
     version_message,
 )
 from coordinator.shell.telemetry.probe_tokens import RENEWAL_MS
@@ -60,7 +60,7 @@ async def _open_session(
     if first is None or first.WhichOneof("message") != "hello":
         raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
     hello = first.hello
-    refuse_other_version(hello.version)
+    reject_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
     newest = {
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts

@@ -14,7 +14,7 @@ from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.servicers.access import peer_host
 from coordinator.shell.servicers.wire.handlers import Caller
-from coordinator.shell.servicers.wire.versions import refuse_other_version, version_message
+from coordinator.shell.servicers.wire.versions import reject_other_version, version_message
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
@@ -46,7 +46,7 @@ class Enrolment:
         self._nodes = nodes
         self._guesses = guesses
         self.node_port = 0
-        """Of the other listener, once it is bound."""
+        """Port of the nodes' listener, once it is bound."""
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
         """Admit a node.
@@ -54,7 +54,7 @@ class Enrolment:
         Raises:
             HyperGPUError: the version, the token, the signature or the request will not do.
         """
-        refuse_other_version(request.version)
+        reject_other_version(request.version)
         with self._guesses.count_failures(peer_host(caller.peer), _GUESSES):
             return await asyncio.to_thread(self._join, request)
 

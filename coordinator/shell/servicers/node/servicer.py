@@ -7,7 +7,7 @@ from coordinator.shell.servicers.access import NodeGate
 from coordinator.shell.servicers.node import updates
 from coordinator.shell.servicers.node.control import control
 from coordinator.shell.servicers.node.enrolment import Enrolment
-from coordinator.shell.servicers.serving import BlobRange, fetch
+from coordinator.shell.servicers.serving import BlobRange, fetch_blob
 from coordinator.shell.servicers.wire.handlers import Caller, Requests
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import digest_value
@@ -41,7 +41,7 @@ class NodeServicer:
         self, request: node_pb2.FetchBlobRequest, caller: Caller
     ) -> AsyncIterator[bytes]:
         wanted = BlobRange(digest_value(request.digest), request.offset, request.end)
-        return fetch(self._services, self._gate.node(caller), wanted)
+        return fetch_blob(self._services, self._gate.node(caller), wanted)
 
     async def query_upload(
         self, request: node_pb2.QueryUploadRequest, caller: Caller

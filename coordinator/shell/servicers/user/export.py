@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from coordinator.core.job.state import Job, Model, ModelScore
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.serving import BlobRange, pieces
+from coordinator.shell.servicers.serving import BlobRange, blob_chunks
 from coordinator.shell.servicers.wire import chunks
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec_json
@@ -29,7 +29,7 @@ async def export_model(
     offset = 0
     if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in pieces(services, BlobRange(model.blob.digest, offset)):
+    async for start, payload in blob_chunks(services, BlobRange(model.blob.digest, offset)):
         yield chunks.encode_exported(start, payload)
 
 

@@ -10,16 +10,16 @@ def version_message() -> node_pb2.Version:
     return node_pb2.Version(protocol=PROTOCOL, software=SOFTWARE)
 
 
-def refuse_other_version(theirs: node_pb2.Version) -> None:
-    """Refuse a peer of another protocol.
+def reject_other_version(theirs: node_pb2.Version) -> None:
+    """Reject a peer of another protocol.
 
     Raises:
         HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
     """
-    refuse_other_protocol(theirs.protocol, theirs.software or "it")
+    reject_other_protocol(theirs.protocol, theirs.software or "it")
 
 
-def refuse_other_protocol(theirs: int, who: str) -> None:
-    """As `refuse_other_version`, for a bare number."""
+def reject_other_protocol(theirs: int, who: str) -> None:
+    """As `reject_other_version`, for a bare number."""
     there, here = "on that machine", "where the coordinator runs"
     protocol.refuse_other_protocol(theirs, who, there=there, here=here)

@@ -29,7 +29,7 @@ def model(rounds: int) -> Model:
     return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
 
 
-async def one_round(services: Services, number: int) -> None:
+async def finish_round(services: Services, number: int) -> None:
     """An update comes in and is folded; what a judge finds of it is still to come."""
     round_ = services.driver.runtimes[JOB].job.round
     assert round_ is not None
@@ -48,13 +48,13 @@ async def one_round(services: Services, number: int) -> None:
         assert await services.driver.submit(JOB, event) == ""
 
 
-async def judged(services: Services, number: int) -> None:
+async def judge_round(services: Services, number: int) -> None:
     """The judge answers: the round is measured."""
     event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
     assert await services.driver.submit(JOB, event) == ""
 
 
-async def begun(services: Services, funding: Funding | None = None) -> None:
+async def begin_job(services: Services, funding: Funding | None = None) -> None:
     """A job in round 0."""
     terms = services.job_terms.terms(JOB, PAYS.pay)
     created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
@@ -63,10 +63,10 @@ async def begun(services: Services, funding: Funding | None = None) -> None:
         assert await services.driver.submit(JOB, event) == ""
 
 
-async def stopped_before_its_judge(services: Services) -> None:
+async def stop_before_judgement(services: Services) -> None:
     """A job of two rounds whose second is not measured."""
-    await begun(services)
-    await one_round(services, 0)
-    await judged(services, 0)
-    await one_round(services, 1)
+    await begin_job(services)
+    await finish_round(services, 0)
+    await judge_round(services, 0)
+    await finish_round(services, 1)
     assert await services.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""

@@ -29,7 +29,7 @@ class Peer:
 CALLER: Any = Peer()
 
 
-class Desk:
+class EnrolmentBench:
     """What a join needs, with one token that admits one node."""
 
     def __init__(self, folder: Path) -> None:
@@ -48,14 +48,14 @@ class Desk:
             now_s=NOW_S,
         )
 
-    async def refused(self, request: node_pb2.JoinRequest) -> Reason:
+    async def rejection_of(self, request: node_pb2.JoinRequest) -> Reason:
         """Why a join is refused."""
         with pytest.raises(HyperGPUError) as refused:
             await self.joins.join(request, CALLER)
         return refused.value.reason
 
 
-def asked(
+def join_request(
     token: Token, *, workloads: int = 1, is_signed: bool = True, protocol: int = PROTOCOL
 ) -> node_pb2.JoinRequest:
     """A node's request."""
@@ -78,14 +78,16 @@ def asked(
 
 
 async def test_the_token_is_judged_before_the_signature(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    wrong = replace(desk.token, secret="a guess")
-    assert await desk.refused(asked(wrong, is_signed=False)) is Reason.TOKEN_INVALID
+    bench = EnrolmentBench(tmp_path)
+    wrong = replace(bench.token, secret="a guess")
+    assert await bench.rejection_of(join_request(wrong, is_signed=False)) is Reason.TOKEN_INVALID
 
 
 async def test_wrong_signatures_are_slowed_down_like_wrong_secrets(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    reasons = [await desk.refused(asked(desk.token, is_signed=False)) for _ in range(12)]
+    bench = EnrolmentBench(tmp_path)
+    reasons = [
+        await bench.rejection_of(join_request(bench.token, is_signed=False)) for _ in range(12)
+    ]
     assert reasons[0] is Reason.SIGNATURE_INVALID
     assert reasons[-1] is Reason.RATE_LIMITED
 
@@ -93,9 +95,9 @@ async def test_wrong_signatures_are_slowed_down_like_wrong_secrets(tmp_path: Pat
 async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgrade(
     tmp_path: Path,
 ) -> None:
-    desk = Desk(tmp_path)
+    bench = EnrolmentBench(tmp_path)
     with pytest.raises(HyperGPUError) as refused:
-        await desk.joins.join(asked(desk.token, protocol=1), CALLER)
+        await bench.joins.join(join_request(bench.token, protocol=1), CALLER)
     assert refused.value.reason is Reason.VERSION_MISMATCH
     assert refused.value.detail == (
         f"test speaks protocol 1, {SOFTWARE} speaks {PROTOCOL} (since 2 nodes sign"
@@ -106,12 +108,15 @@ async def test_a_node_that_signs_as_before_is_told_what_changed_and_how_to_upgra
 
 
 async def test_a_newer_node_is_told_that_the_coordinator_is_older(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    bench = EnrolmentBench(tmp_path)
     with pytest.raises(HyperGPUError, match="Fix: run where the coordinator runs: pip install"):
-        await desk.joins.join(asked(desk.token, protocol=PROTOCOL + 1), CALLER)
+        await bench.joins.join(join_request(bench.token, protocol=PROTOCOL + 1), CALLER)
 
 
 async def test_a_node_of_too_many_workloads_is_refused_and_spends_nothing(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    assert await desk.refused(asked(desk.token, workloads=1001)) is Reason.REQUEST_INVALID
-    assert (await desk.joins.join(asked(desk.token, workloads=1000), CALLER)).node_id
+    bench = EnrolmentBench(tmp_path)
+    assert (
+        await bench.rejection_of(join_request(bench.token, workloads=1001))
+        is Reason.REQUEST_INVALID
+    )
+    assert (await bench.joins.join(join_request(bench.token, workloads=1000), CALLER)).node_id

@@ -16,7 +16,7 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from tests.journals import FolderJournal
-from tests.unit.shell.servicers.paid_rounds import stopped_before_its_judge
+from tests.unit.shell.servicers.paid_rounds import stop_before_judgement
 from tests.unit.shell.whole_shell import JOB, driving, payments_of, prepared_job, services_in
 
 NOBODY: Any = None
@@ -94,7 +94,7 @@ async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
 async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await stopped_before_its_judge(services)
+        await stop_before_judgement(services)
         (waiting,) = services.driver.runtimes[JOB].job.unmeasured
 
         await remove(services, JOB)
@@ -118,7 +118,7 @@ async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
 async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await stopped_before_its_judge(services)
+        await stop_before_judgement(services)
         first, second = await asyncio.gather(
             remove(services, JOB), remove(services, JOB), return_exceptions=True
         )

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.job.events import NodeJoined
-from coordinator.shell.servicers.serving import BlobRange, fetch
+from coordinator.shell.servicers.serving import BlobRange, fetch_blob
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Milliseconds
@@ -24,5 +24,5 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
     with pytest.raises(HyperGPUError) as refused:
-        await anext(fetch(services, NODE, BlobRange(digest_of(b"of the manifest"))))
+        await anext(fetch_blob(services, NODE, BlobRange(digest_of(b"of the manifest"))))
     assert refused.value.reason is reason

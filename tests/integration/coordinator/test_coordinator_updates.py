@@ -23,7 +23,7 @@ SPEC = JobSpec(
 )
 
 
-class Submission:
+class UpdateSubmission:
     """A node with one assignment of a job, ready to submit."""
 
     def __init__(
@@ -40,7 +40,9 @@ class Submission:
         self.assignment = assignment
         self.update = np.full(PARAMETERS, 0.25, np.float32).tobytes()
 
-    async def refused(self, header: node_pb2.UpdateHeader, update: bytes | None = None) -> str:
+    async def expect_rejection(
+        self, header: node_pb2.UpdateHeader, update: bytes | None = None
+    ) -> str:
         """Why a submission is refused."""
         with pytest.raises(grpc.aio.AioRpcError) as broken:
             await self.node.submit(header, self.update if update is None else update)
@@ -62,18 +64,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-async def submission(cluster: Cluster) -> AsyncIterator[Submission]:
+async def submission(cluster: Cluster) -> AsyncIterator[UpdateSubmission]:
     node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(SPEC)
-    yield Submission(cluster, node, stream, await assigned(stream))
+    yield UpdateSubmission(cluster, node, stream, await assigned(stream))
     await node.close()
     with cluster.coordinator.client() as client:
         client.stop(job_id)
 
 
-async def test_a_right_update_is_accepted_and_its_round_closes(submission: Submission) -> None:
+async def test_a_right_update_is_accepted_and_its_round_closes(
+    submission: UpdateSubmission,
+) -> None:
     answer = await submission.node.submit(submission.header(), submission.update)
 
     assert answer.committed_offset == UPDATE_BYTES
@@ -83,58 +87,64 @@ async def test_a_right_update_is_accepted_and_its_round_closes(submission: Submi
     assert recorded.fields["bytes_up"] == UPDATE_BYTES
 
 
-async def test_a_wrong_size_is_refused(submission: Submission) -> None:
-    assert await submission.refused(submission.header(size_bytes=10)) == "UPDATE_TOO_LARGE"
+async def test_a_wrong_size_is_refused(submission: UpdateSubmission) -> None:
+    assert await submission.expect_rejection(submission.header(size_bytes=10)) == "UPDATE_TOO_LARGE"
 
 
-async def test_a_stale_lease_is_refused(submission: Submission) -> None:
+async def test_a_stale_lease_is_refused(submission: UpdateSubmission) -> None:
     submission.assignment.lease.number += 7
-    assert await submission.refused(submission.header()) == "LEASE_STALE"
+    assert await submission.expect_rejection(submission.header()) == "LEASE_STALE"
 
 
-async def test_an_update_of_another_round_is_refused_as_late(submission: Submission) -> None:
+async def test_an_update_of_another_round_is_refused_as_late(submission: UpdateSubmission) -> None:
     submission.assignment.lease.round += 1
-    assert await submission.refused(submission.header()) == "UPDATE_LATE"
+    assert await submission.expect_rejection(submission.header()) == "UPDATE_LATE"
 
 
-async def test_a_signature_over_something_else_is_refused(submission: Submission) -> None:
+async def test_a_signature_over_something_else_is_refused(submission: UpdateSubmission) -> None:
     other = submission.header()
-    assert await submission.refused(submission.header(signature=other.signature)) == (
+    assert await submission.expect_rejection(submission.header(signature=other.signature)) == (
         "SIGNATURE_INVALID"
     )
 
 
-async def test_an_unknown_job_is_refused(submission: Submission) -> None:
+async def test_an_unknown_job_is_refused(submission: UpdateSubmission) -> None:
     submission.assignment.lease.job_id = "job-000000000000"
-    assert await submission.refused(submission.header()) == "JOB_UNKNOWN"
+    assert await submission.expect_rejection(submission.header()) == "JOB_UNKNOWN"
 
 
-async def test_a_replayed_nonce_is_refused_also_after_a_restart(submission: Submission) -> None:
+async def test_a_replayed_nonce_is_refused_also_after_a_restart(
+    submission: UpdateSubmission,
+) -> None:
     header = submission.header()
     await submission.node.submit(header, submission.update, stop_at=CHUNK_BYTES)
 
-    assert await submission.refused(header) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(header) == "NONCE_REPLAYED"
     submission.cluster.coordinator.kill()
     submission.cluster.coordinator.start()
     await submission.node.channel.channel_ready()
-    assert await submission.refused(header) == "NONCE_REPLAYED"
+    assert await submission.expect_rejection(header) == "NONCE_REPLAYED"
 
 
-async def test_a_value_that_is_not_finite_is_refused(submission: Submission) -> None:
+async def test_a_value_that_is_not_finite_is_refused(submission: UpdateSubmission) -> None:
     values = np.zeros(PARAMETERS, np.float32)
     values[PARAMETERS // 2] = np.inf
     submission.update = values.tobytes()
 
-    assert await submission.refused(submission.header()) == "UPDATE_NOT_FINITE"
+    assert await submission.expect_rejection(submission.header()) == "UPDATE_NOT_FINITE"
     assert submission.cluster.job(submission.job_id).job.updates_refused == 1
 
 
-async def test_bytes_that_are_not_the_declared_ones_are_refused(submission: Submission) -> None:
+async def test_bytes_that_are_not_the_declared_ones_are_refused(
+    submission: UpdateSubmission,
+) -> None:
     other = bytes(UPDATE_BYTES)
-    assert await submission.refused(submission.header(), other) == "DIGEST_MISMATCH"
+    assert await submission.expect_rejection(submission.header(), other) == "DIGEST_MISMATCH"
 
 
-async def test_a_broken_upload_goes_on_at_its_committed_offset(submission: Submission) -> None:
+async def test_a_broken_upload_goes_on_at_its_committed_offset(
+    submission: UpdateSubmission,
+) -> None:
     node, update = submission.node, submission.update
     header = submission.header()
     partial = await node.submit(header, update, stop_at=3 * CHUNK_BYTES)
@@ -146,7 +156,7 @@ async def test_a_broken_upload_goes_on_at_its_committed_offset(submission: Submi
 
 
 async def test_a_broken_upload_goes_on_after_the_coordinator_was_killed(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     node, update = submission.node, submission.update
     await node.submit(submission.header(), update, stop_at=5 * CHUNK_BYTES)
@@ -158,12 +168,15 @@ async def test_a_broken_upload_goes_on_after_the_coordinator_was_killed(
     assert (await node.submit(again, update)).committed_offset == UPDATE_BYTES
 
 
-async def test_a_gap_is_refused(submission: Submission) -> None:
-    assert await submission.refused(submission.header(offset=CHUNK_BYTES)) == "OFFSET_MISMATCH"
+async def test_a_gap_is_refused(submission: UpdateSubmission) -> None:
+    assert (
+        await submission.expect_rejection(submission.header(offset=CHUNK_BYTES))
+        == "OFFSET_MISMATCH"
+    )
 
 
 async def test_an_accepted_update_sent_again_is_accepted_and_counted_once(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     await submission.node.submit(submission.header(), submission.update)
     again = submission.header()
@@ -175,7 +188,7 @@ async def test_an_accepted_update_sent_again_is_accepted_and_counted_once(
 
 
 async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     await submission.node.submit(submission.header(), submission.update)
     submission.assignment = await assigned(submission.stream)
@@ -186,7 +199,7 @@ async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 2
 
 
-async def test_a_silent_upload_is_closed(submission: Submission) -> None:
+async def test_a_silent_upload_is_closed(submission: UpdateSubmission) -> None:
     async def half() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
         yield node_pb2.SubmitUpdateRequest(header=submission.header())
         chunk = tensor_pb2.Chunk(payload=submission.update[:CHUNK_BYTES])
@@ -200,7 +213,7 @@ async def test_a_silent_upload_is_closed(submission: Submission) -> None:
 
 
 async def test_a_chunk_over_a_slow_line_may_take_longer_than_a_call(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     update = submission.update
     await submission.node.submit(submission.header(), update, stop_at=7 * CHUNK_BYTES)
@@ -214,7 +227,7 @@ async def test_a_chunk_over_a_slow_line_may_take_longer_than_a_call(
     assert answer.is_accepted
 
 
-async def test_a_model_is_served_from_an_offset(submission: Submission) -> None:
+async def test_a_model_is_served_from_an_offset(submission: UpdateSubmission) -> None:
     model = submission.assignment.model.blob
     whole = await submission.node.fetch(model.digest)
 
@@ -224,7 +237,9 @@ async def test_a_model_is_served_from_an_offset(submission: Submission) -> None:
 
 
 @pytest.mark.parametrize("beyond", [1, 1 << 63])
-async def test_an_offset_beyond_the_model_is_refused(submission: Submission, beyond: int) -> None:
+async def test_an_offset_beyond_the_model_is_refused(
+    submission: UpdateSubmission, beyond: int
+) -> None:
     model = submission.assignment.model
     for digest, size_bytes in ((model.blob.digest, model.blob.size_bytes), (model.layout, 4096)):
         with pytest.raises(grpc.aio.AioRpcError) as broken:
@@ -232,21 +247,21 @@ async def test_an_offset_beyond_the_model_is_refused(submission: Submission, bey
         assert reason_of(broken.value) == "OFFSET_MISMATCH"
 
 
-async def test_a_blob_of_nobody_is_not_served(submission: Submission) -> None:
+async def test_a_blob_of_nobody_is_not_served(submission: UpdateSubmission) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as broken:
         await submission.node.fetch(tensor_pb2.Digest(value=bytes(32)))
     assert reason_of(broken.value) == "BLOB_UNKNOWN"
 
 
 async def test_the_same_work_is_assigned_again_to_a_node_that_dials_in_again(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     again = await assigned(submission.node.control([("null", 1)]))
     assert again.lease == submission.assignment.lease
 
 
 async def test_a_lease_that_is_not_current_is_cancelled_when_its_node_dials_in(
-    submission: Submission,
+    submission: UpdateSubmission,
 ) -> None:
     void = node_pb2.Lease(job_id=submission.job_id, round=0, number=999)
     stream = submission.node.control([("null", 1)], working=[void])
