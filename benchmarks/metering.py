@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.metering.faults import Faults, Outcome, run_through
+from benchmarks.ours.metering.faults import FaultOutcome, FaultSchedule, run_through
 from benchmarks.ours.metering.gas import measure_batched, measure_naive
 from benchmarks.ours.metering.host import JobPlan
 from benchmarks.ours.metering.outage import NODES, measure_slowdown
-from benchmarks.ours.metering.running import Plan
+from benchmarks.ours.metering.running import SettlementRun
 from benchmarks.ours.metering.speed import receipts_on_anvil_per_s, signatures_per_s
 from benchmarks.ours.metering.undercount import measure_unpaid
 from benchmarks.table.parts import BenchmarkParts, PartFigures
@@ -24,20 +24,20 @@ _SEED = 5
 _SLOWDOWN_MOST = 1.01
 
 
-class Sizes(NamedTuple):
+class MeteringSizes(NamedTuple):
     """How much is measured."""
 
     faulty_rounds: int
     """Each gives ten nodes a receipt."""
-    faults: Faults
+    faults: FaultSchedule
     healthy_rounds: int
     batched_rounds: int
     single_rounds: int
     outages: int
 
 
-QUICK = Sizes(500, Faults(8, 6, _SEED), 100, 6_000, 240, 6)
-FULL = Sizes(10_000, Faults(50, 30, _SEED), 600, 20_000, 600, 20)
+QUICK = MeteringSizes(500, FaultSchedule(8, 6, _SEED), 100, 6_000, 240, 6)
+FULL = MeteringSizes(10_000, FaultSchedule(50, 30, _SEED), 600, 20_000, 600, 20)
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
@@ -67,10 +67,10 @@ def _in_folder(measure: Callable[[Path], PartFigures]) -> Callable[[], PartFigur
     return part
 
 
-def _measure_healthy(folder: Path, sizes: Sizes) -> PartFigures:
+def _measure_healthy(folder: Path, sizes: MeteringSizes) -> PartFigures:
     """Epochs of a second, in which each node earns five receipts; nothing goes wrong."""
     outcome = _run(
-        folder, JobPlan(rounds=sizes.healthy_rounds, rounds_per_epoch=5), Faults(0, 0, 0)
+        folder, JobPlan(rounds=sizes.healthy_rounds, rounds_per_epoch=5), FaultSchedule(0, 0, 0)
     )
     if outcome.errors:
         raise BenchmarkError("; ".join(outcome.errors[:5]))
@@ -82,7 +82,7 @@ def _measure_healthy(folder: Path, sizes: Sizes) -> PartFigures:
     )
 
 
-def _measure_faults(folder: Path, sizes: Sizes) -> PartFigures:
+def _measure_faults(folder: Path, sizes: MeteringSizes) -> PartFigures:
     faults = sizes.faults
     outcome = _run(folder, JobPlan(rounds=sizes.faulty_rounds, rounds_per_epoch=25), faults)
     said = (
@@ -97,7 +97,7 @@ def _measure_faults(folder: Path, sizes: Sizes) -> PartFigures:
     )
 
 
-def _measure_speed(folder: Path, sizes: Sizes) -> PartFigures:
+def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
     limit = signatures_per_s()
     batched = receipts_on_anvil_per_s(folder / "batched", sizes.batched_rounds, "batched")
     single = receipts_on_anvil_per_s(folder / "each", sizes.single_rounds, "each")
@@ -122,7 +122,7 @@ def _measure_speed(folder: Path, sizes: Sizes) -> PartFigures:
     )
 
 
-def _measure_outage(folder: Path, sizes: Sizes) -> PartFigures:
+def _measure_outage(folder: Path, sizes: MeteringSizes) -> PartFigures:
     found = measure_slowdown(folder, sizes.outages)
     ratio = found.ratio
     said = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
@@ -161,11 +161,11 @@ def _measure_gas(folder: Path) -> PartFigures:
     )
 
 
-def _run(folder: Path, job: JobPlan, faults: Faults) -> Outcome:
+def _run(folder: Path, job: JobPlan, faults: FaultSchedule) -> FaultOutcome:
     """Epochs of a second."""
     with running_anvil(AnvilOptions(), log_file=folder / "anvil.log") as anvil:
         round_ms = 1_000 // job.rounds_per_epoch
-        plan = Plan(folder=str(folder), url=anvil.url, job=job, round_ms=round_ms)
+        plan = SettlementRun(folder=str(folder), url=anvil.url, job=job, round_ms=round_ms)
         return run_through(plan, faults)
 
 

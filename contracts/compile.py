@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
     return {name: packages[f"node_modules/{name}"]["version"] for name in names}
 
 
-def compiled(texts: dict[str, str]) -> dict[str, Any]:
+def compiler_output(texts: dict[str, str]) -> dict[str, Any]:
     """Return solc's output for all sources, from the cache where nothing changed. About 20 s."""
     request = {
         "language": "Solidity",
@@ -73,7 +73,7 @@ def artifacts() -> dict[str, str]:
     Raises:
         ValueError: a contract is longer than a chain accepts.
     """
-    output = compiled(sources())["contracts"]
+    output = compiler_output(sources())["contracts"]
     texts = {}
     for name, source in PUBLISHED.items():
         contract = output[source][name]
@@ -93,7 +93,7 @@ def artifacts() -> dict[str, str]:
     return texts
 
 
-def drifted() -> list[str]:
+def stale_artifacts() -> list[str]:
     """Name the committed artifacts that are not what the sources give."""
     texts = artifacts()
     kept = {path.name: path.read_text("utf-8") for path in ARTIFACTS.glob("*.json")}
@@ -109,7 +109,7 @@ def main() -> int:
         for name, text in artifacts().items():
             (ARTIFACTS / name).write_text(text, encoding="utf-8")
         return 0
-    stale = drifted()
+    stale = stale_artifacts()
     if stale:
         print(
             f"Not what the sources give: {', '.join(stale)}. Fix: make contracts", file=sys.stderr

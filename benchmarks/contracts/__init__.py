@@ -20,13 +20,13 @@ def run(is_quick: bool) -> ResultTable:
         rows=[
             ["random calls, the invariants looked at after every tenth", f"{campaign.calls:,}"],
             ["invariants broken", f"{campaign.is_broken:d}"],
-            ["mutants that compile and change the code", f"{found.judged}"],
+            ["mutants that compile and change the code", f"{found.judged_count}"],
             ["mutation score, %", f"{found.percent:.1f}"],
         ],
         metrics={
             "invariant_calls": float(campaign.calls),
             "invariants_broken": float(campaign.is_broken),
-            "mutants": float(found.judged),
+            "mutants": float(found.judged_count),
             "mutation_score": found.percent,
         },
         notes=(

@@ -10,7 +10,7 @@ from contracts.compile import CONTRACTS, MODULES, SETTINGS
 QUICK = {"evmVersion": SETTINGS["evmVersion"], "optimizer": {"enabled": False}}
 
 
-class Compiler:
+class SolidityCompiler:
     """One process of the pinned compiler, for one thread at a time."""
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ INVARIANTS = "InvariantsTest"
 # As many calls make one of forge's runs; foundry.toml says the same.
 DEPTH = 100
 _CALLS_EACH = 50_000
-"""Of one campaign, which is one process on one core."""
+"""Calls of one campaign, which is one process on one core."""
 
 
-class Campaign(NamedTuple):
+class FuzzCampaign(NamedTuple):
     """What random calls did to the invariants."""
 
     calls: int
@@ -51,7 +51,7 @@ def build() -> None:
         raise RuntimeError(f"the contracts' tests do not compile: {made.stderr[-2000:]}")
 
 
-def random_calls(calls: int) -> Campaign:
+def random_calls(calls: int) -> FuzzCampaign:
     """Make about so many random calls, the same ones each time: half a second of a core a thousand.
 
     They are shared out to campaigns with a seed each, as many at a time as there are cores.
@@ -63,7 +63,7 @@ def random_calls(calls: int) -> Campaign:
     counts = [min(_CALLS_EACH, calls - begun) for begun in range(0, calls, _CALLS_EACH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as at_once:
         parts = list(at_once.map(_campaign, range(1, len(counts) + 1), counts))
-    return Campaign(
+    return FuzzCampaign(
         calls=sum(part.calls for part in parts),
         reverts=sum(part.reverts for part in parts),
         is_broken=any(part.is_broken for part in parts),
@@ -71,7 +71,7 @@ def random_calls(calls: int) -> Campaign:
     )
 
 
-def _campaign(seed: int, calls: int) -> Campaign:
+def _campaign(seed: int, calls: int) -> FuzzCampaign:
     settings = {
         "FOUNDRY_FUZZ_SEED": hex(seed),
         "FOUNDRY_INVARIANT_RUNS": str(max(1, calls // DEPTH)),
@@ -83,4 +83,4 @@ def _campaign(seed: int, calls: int) -> Campaign:
     if said is None:
         raise RuntimeError(f"forge ran no invariant: {printed[-2000:]}")
     is_broken = answer.returncode != 0
-    return Campaign(int(said[1]), int(said[2]), is_broken, printed if is_broken else "")
+    return FuzzCampaign(int(said[1]), int(said[2]), is_broken, printed if is_broken else "")

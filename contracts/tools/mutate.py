@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from contracts.compile import ARTIFACTS, CONTRACTS, ROOT, sources
-from contracts.tools.compiler import Compiler
+from contracts.tools.compiler import SolidityCompiler
 from contracts.tools.forge import build, forge_test
 
 NAME = "TrainingLedger"
@@ -39,7 +39,7 @@ CHANGES = (
     (r"^\s+[\w.\[\]]+ [-+]?= .*;$", ""),
 )  # fmt: skip
 LEAST_PERCENT = 95.0
-"""Of the mutants some test must notice."""
+"""Share of the mutants that some test must notice."""
 SURVIVED, KILLED, SAME, BROKEN = "survived", "killed", "same code", "does not compile"
 UNIT = ("--no-match-contract", "GasTest|InvariantsTest")
 RANDOM = ("--match-contract", "InvariantsTest")
@@ -113,17 +113,17 @@ def write(folder: Path, code: str) -> None:
     (folder / f"{NAME}.json").write_text(json.dumps({"bytecode": code}), encoding="utf-8")
 
 
-class Judge:
+class MutantJudge:
     """Tells what becomes of mutants, with what the original compiles to for comparison."""
 
-    def __init__(self, texts: dict[str, str], compilers: list[Compiler]) -> None:
+    def __init__(self, texts: dict[str, str], compilers: list[SolidityCompiler]) -> None:
         """Compile the originals and see that they pass.
 
         Raises:
             RuntimeError: the tests fail without any mutant.
         """
         self._texts = texts
-        self._idle: SimpleQueue[Compiler] = SimpleQueue()
+        self._idle: SimpleQueue[SolidityCompiler] = SimpleQueue()
         for compiler in compilers:
             self._idle.put(compiler)
         self._code = compilers[0].bytecode(texts, NAME)
@@ -149,25 +149,25 @@ class Judge:
         return SURVIVED if passes(folder, *UNIT) and passes(folder, *RANDOM) else KILLED
 
 
-class Score(NamedTuple):
+class MutationScore(NamedTuple):
     """What became of all mutants of a run."""
 
     fates: Counter[str]
     survivors: list[Mutant]
 
     @property
-    def judged(self) -> int:
+    def judged_count(self) -> int:
         """How many changed something and compiled."""
         return self.fates[KILLED] + self.fates[SURVIVED]
 
     @property
     def percent(self) -> float:
-        """Killed among the judged."""
-        return 100 * self.fates[KILLED] / self.judged if self.judged else 100.0
+        """Killed among the judged_count."""
+        return 100 * self.fates[KILLED] / self.judged_count if self.judged_count else 100.0
 
 
-def score(chosen: Sequence[Mutant]) -> Score:
-    """Judge mutants, as many at a time as there are cores: about a second of a core each.
+def score(chosen: Sequence[Mutant]) -> MutationScore:
+    """MutantJudge mutants, as many at a time as there are cores: about a second of a core each.
 
     Raises:
         RuntimeError: the tests fail without any mutant.
@@ -178,18 +178,18 @@ def score(chosen: Sequence[Mutant]) -> Score:
     survivors = []
     workers = len(os.sched_getaffinity(0))
     with ExitStack() as stack:
-        compilers = [stack.enter_context(closing(Compiler())) for _ in range(workers)]
-        judge = Judge(sources(), compilers)
-        judged = stack.enter_context(ThreadPoolExecutor(workers)).map(
+        compilers = [stack.enter_context(closing(SolidityCompiler())) for _ in range(workers)]
+        judge = MutantJudge(sources(), compilers)
+        judged_count = stack.enter_context(ThreadPoolExecutor(workers)).map(
             judge.fate, range(len(chosen)), chosen
         )
-        for mutant, fate in zip(chosen, judged, strict=True):
+        for mutant, fate in zip(chosen, judged_count, strict=True):
             fates[fate] += 1
             if fate == SURVIVED:
                 survivors.append(mutant)
                 why = explained.get(mutant.name, "no test notices")
                 print(f"survived, {mutant.name}\n    line {mutant.line + 1}: {why}", flush=True)
-    return Score(fates, survivors)
+    return MutationScore(fates, survivors)
 
 
 def main() -> int:

@@ -119,7 +119,7 @@ def deploy_ledger(
         as_json: Whether to print JSON.
     """
     key = open_key(folder_named("data_dir", whose[0]), COORDINATOR_KEY, whose[1])
-    made = run(lambda: _deployed(order, chain, key, yes=yes))
+    made = run(lambda: _create_ledger(order, chain, key, yes=yes))
     if as_json:
         say_json(made)
         return
@@ -127,7 +127,7 @@ def deploy_ledger(
     say(f"let the coordinator use it: HYPERGPU_COORDINATOR_LEDGER_CONTRACT={made.ledger}")
 
 
-async def _deployed(
+async def _create_ledger(
     order: DeployOrder, named: tuple[str, str], key: IdentityKey, *, yes: bool
 ) -> Deployed:
     chain, profile = await _open_chain(*named)

@@ -30,14 +30,14 @@ class Reclaimed(
 
 def reclaim_job(at: JobAt, *, yes: bool, as_json: bool) -> None:
     """Announce a job's end; once its time has come, take what is free."""
-    state, sentence = run(lambda: _reclaimed(at, yes=yes))
+    state, sentence = run(lambda: _announce_or_take(at, yes=yes))
     if as_json:
         say_json(state)
     else:
         say(sentence)
 
 
-async def _reclaimed(at: JobAt, *, yes: bool) -> tuple[Reclaimed, str]:
+async def _announce_or_take(at: JobAt, *, yes: bool) -> tuple[Reclaimed, str]:
     async with open_payments_client(at) as payments:
         chain = await _chain(payments)
         free = amount_text(int(chain.free_escrow), chain.decimals)

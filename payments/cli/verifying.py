@@ -31,7 +31,7 @@ class Verified(
 
 def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) -> None:
     """Check a job and print the result; a fault is an error."""
-    found = run(lambda: _verified(at, chain_url, is_offline=is_offline))
+    found = run(lambda: _check_job(at, chain_url, is_offline=is_offline))
     if as_json:
         say_json(found)
     else:
@@ -42,7 +42,7 @@ def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) ->
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
 
 
-async def _verified(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified:
+async def _check_job(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified:
     receipts = await at.receipts()
     domain = receipts.terms.domain
     if is_offline or not domain.chain_id:

@@ -13,7 +13,7 @@ from hypergpu.statements.domain import Terms
 from hypergpu.units import BasisPoints
 
 
-class StoredBlob(msgspec.Struct, frozen=True):
+class BlobName(msgspec.Struct, frozen=True):
     """A blob of the job."""
 
     digest: Digest
@@ -25,14 +25,14 @@ class CreatedFact(msgspec.Struct, frozen=True):
     job_id: JobId
     spec: JobSpec
     terms: Terms
-    manifest: StoredBlob | None = None
+    manifest: BlobName | None = None
     """Description of the job's data."""
 
 
 class FirstModel(msgspec.Struct, frozen=True):
     """The job's first parameters."""
 
-    blob: StoredBlob
+    blob: BlobName
 
 
 class InitialisedFact(msgspec.Struct, frozen=True):

@@ -97,7 +97,7 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
     """
     match fact:
         case CreatedFact():
-            return Folded(state or _created(fact))
+            return Folded(state or _initial_state(fact))
         case _ if state is None:
             raise ValueError("the first fact of a job is its creation")
         case InitialisedFact():
@@ -105,7 +105,7 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         case ChangedFact(spec=spec):
             return Folded(replace(state, escrow=Wei(spec.escrow)))
         case MeasuredFact():
-            return _measured(state, fact)
+            return _fold_round(state, fact)
         case EndedFact():
             return _with_ended_epochs(
                 replace(state, is_over=True), -(-(state.last_round + 1) // state.rounds_per_epoch)
@@ -135,7 +135,7 @@ def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
     return replace(state, nodes={**state.nodes, receipt.node: adopted})
 
 
-def _created(fact: CreatedFact) -> LedgerState:
+def _initial_state(fact: CreatedFact) -> LedgerState:
     spec = fact.spec
     return LedgerState(
         dataset=fact.manifest.digest if fact.manifest else NO_DIGEST,
@@ -148,7 +148,7 @@ def _created(fact: CreatedFact) -> LedgerState:
     )
 
 
-def _measured(state: LedgerState, fact: MeasuredFact) -> Folded:
+def _fold_round(state: LedgerState, fact: MeasuredFact) -> Folded:
     if fact.round <= state.last_round:
         return Folded(state)
     nodes = dict(state.nodes)

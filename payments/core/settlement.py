@@ -203,7 +203,7 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
         for start in range(0, len(ordered), NODES_PER_CALL):
             chunk = ordered[start : start + NODES_PER_CALL]
             for node in chunk:
-                totals[node] = _raised(totals.get(node), nodes[node])
+                totals[node] = _higher_totals(totals.get(node), nodes[node])
             batch = RecordBatch(
                 job=state.terms.job,
                 epoch=epoch,
@@ -304,7 +304,7 @@ def _distributions(
             yield PlannedCall(purpose, call)
 
 
-def _raised(entry: TotalsEntry | None, lines: Sequence[ReceiptLine]) -> TotalsEntry:
+def _higher_totals(entry: TotalsEntry | None, lines: Sequence[ReceiptLine]) -> TotalsEntry:
     """A node's totals with some more of its receipts."""
     before = entry or TotalsEntry(lines[0].node, 0, 0)
     return TotalsEntry(

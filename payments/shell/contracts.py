@@ -75,7 +75,7 @@ class Contract:
             values = _codec.decode(get_abi_output_types(found), answer)
         except DecodingError as broken:
             raise ValueError(f"{function} was answered with {len(answer)} odd bytes") from broken
-        return _named(found["outputs"][0], values[0]) if len(values) == 1 else values
+        return _struct_mapping(found["outputs"][0], values[0]) if len(values) == 1 else values
 
     def describe_error(self, answer: bytes) -> str:
         """A revert in words: the contract's error with its arguments."""
@@ -112,12 +112,14 @@ def _selector(abi: Any) -> bytes:
     return function_signature_to_4byte_selector(abi_to_signature(abi))
 
 
-def _named(output: Mapping[str, Any], value: Any) -> Any:
+def _struct_mapping(output: Mapping[str, Any], value: Any) -> Any:
     """A struct as a mapping by the names of its fields, nested ones too."""
     if output["type"] != "tuple":
         return value
     fields: Sequence[Mapping[str, Any]] = output["components"]
-    return {each["name"]: _named(each, part) for each, part in zip(fields, value, strict=True)}
+    return {
+        each["name"]: _struct_mapping(each, part) for each, part in zip(fields, value, strict=True)
+    }
 
 
 def _text(value: object) -> str:

@@ -137,7 +137,7 @@ class Ethereum:
             calldata = view.contract.encode(view.function, *view.arguments)
             requests.append(("eth_call", [{"to": view.address, "data": "0x" + calldata.hex()}, at]))
         answers = await self.ask_all(requests)
-        return [_decoded(view, answer) for view, answer in zip(views, answers, strict=True)]
+        return [_view_result(view, answer) for view, answer in zip(views, answers, strict=True)]
 
     async def send(self, raws: Sequence[bytes]) -> list[str]:
         """Send signed transactions. For each the RPC's complaint; empty: it took the transaction.
@@ -228,7 +228,7 @@ def _raise_if_refused(result: Any) -> Any:
     return result
 
 
-def _decoded(view: ContractView, answer: Any) -> Any:
+def _view_result(view: ContractView, answer: Any) -> Any:
     if isinstance(answer, CallRefusedError):
         if answer.is_revert:
             return None

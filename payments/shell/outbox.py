@@ -133,10 +133,12 @@ class TransactionQueue:
         """
         if self._view is None or self._head is None:
             return {}
-        self._view = self._view._replace(reverted=await self._reverted(views))
+        self._view = self._view._replace(reverted=await self._revert_reasons(views))
         actions = decide(self._rows.values(), self._view, self._rules)
         closed = [replace(self._rows[nonce], is_closed=True) for nonce in actions.close]
-        raised = [self._raised(self._rows[nonce], self._head) for nonce in actions.raise_fee]
+        raised = [
+            self._row_with_higher_fee(self._rows[nonce], self._head) for nonce in actions.raise_fee
+        ]
         await asyncio.to_thread(self.store.update_rows, self.account, [*closed, *raised])
         self._rows.update((row.nonce, row) for row in raised)
         for row in closed:
@@ -237,7 +239,7 @@ class TransactionQueue:
         self._sent.difference_update(variant.hash for row in mined for variant in row.variants)
         return mined
 
-    async def _reverted(self, views: Mapping[JobId, JobOnLedger]) -> dict[int, str]:
+    async def _revert_reasons(self, views: Mapping[JobId, JobOnLedger]) -> dict[int, str]:
         """Reasons of reverted calls whose effect the ledger does not show, by nonce."""
         reasons = {}
         for row in self.rows:
@@ -254,7 +256,7 @@ class TransactionQueue:
             reasons[row.nonce] = self._reasons[name]
         return reasons
 
-    def _raised(self, row: OutboxRow, head: ChainBlock) -> OutboxRow:
+    def _row_with_higher_fee(self, row: OutboxRow, head: ChainBlock) -> OutboxRow:
         """The row with a variant that costs more; as it is where the fee cap is reached."""
         payload, fee = read_transaction(row.variants[-1].raw)
         tip_wei = fee.tip_wei * _RAISE_PERCENT // 100

@@ -68,7 +68,7 @@ class Projection:
         self._lock = asyncio.Lock()
         self._states: dict[JobId, LedgerState] = {}
         self._cursors: dict[JobId, tuple[int, str]] = {}
-        """Of each job the sequence of its next row, and the mark of the row before it."""
+        """Each job's sequence of its next row, and the mark of the row before it."""
         for job_id, record in store.jobs().items():
             self._states[job_id] = _states.decode(record.state)
             self._cursors[job_id] = self._trusted_cursor(job_id, record)

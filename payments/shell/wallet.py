@@ -18,7 +18,7 @@ from payments.shell.contracts import Contract
 from payments.shell.ethereum import Ethereum
 
 _GAS_PERCENT = 130
-"""Of the estimate: state may change between the estimate and the block."""
+"""Share of the estimated gas: state may change between the estimate and the block."""
 _LOOK_EACH_S = 0.2
 _WITHIN_S = 180.0
 

@@ -212,14 +212,14 @@ class LedgerSite:
         self._run(work)
 
     def _run(self, work: Any) -> Any:
-        async def connected() -> Any:
+        async def run_connected() -> Any:
             chain = Ethereum(self.url, self.profile)
             try:
                 return await work(chain)
             finally:
                 await chain.close()
 
-        running: Coroutine[Any, Any, Any] = connected()
+        running: Coroutine[Any, Any, Any] = run_connected()
         return asyncio.run(running)
 
 

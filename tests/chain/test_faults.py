@@ -25,12 +25,12 @@ from payments.shell.transactions import (
     sign_transaction,
 )
 from payments.shell.wallet import ContractCall
-from tests.chain.world import WINDOW_S, World, opened_world
+from tests.chain.world import WINDOW_S, OnChainPayments, open_payments_on_chain
 
 PLAN = JobPlan(nodes=3, rounds_per_epoch=2, rounds=40)
 
 
-async def see_all_paid(world: World, rounds: int) -> None:
+async def see_all_paid(world: OnChainPayments, rounds: int) -> None:
     """End the job, settle it, and compare every counter and wallet with the receipts."""
     world.host.append(PLAN.job_id, [ENDED])
     await world.settle()
@@ -47,7 +47,7 @@ async def test_paid_once_through_restarts_and_reorganisations(
     tmp_path: Path, anvil: Anvil, metering: str
 ) -> None:
     chance = random.Random(3)
-    async with opened_world(tmp_path, anvil, PLAN, metering=metering) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN, metering=metering) as world:
         await world.mine(12)
         for _ in range(12):
             world.work(1)
@@ -64,7 +64,7 @@ async def test_paid_once_through_restarts_and_reorganisations(
 async def test_a_reorganisation_deeper_than_final_is_sent_again(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         base = (await world.chain.head()).number
         world.work(4)
         await world.until(lambda: not world.connection.queue.rows)
@@ -76,7 +76,7 @@ async def test_training_goes_on_while_the_chain_is_away(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     options = AnvilOptions(block_time_s=0)
     with running_anvil(options, log_file=tmp_path / "anvil.log") as anvil:
-        async with opened_world(tmp_path, anvil, PLAN) as world:
+        async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
             await world.mine(5)
             await world.step()
             assert await keep_state(world.chain, state)
@@ -94,7 +94,7 @@ async def test_training_goes_on_while_the_chain_is_away(tmp_path: Path) -> None:
 async def test_an_rpc_that_fails_while_calls_are_sent_changes_nothing(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         queue = world.connection.queue
         reading, away = queue._chain, Ethereum("http://127.0.0.1:9")
         world.work(2)
@@ -111,7 +111,7 @@ async def test_an_rpc_that_fails_while_calls_are_sent_changes_nothing(
 
 
 async def test_a_nonce_taken_by_a_stranger_halts_with_the_fix(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         await world.mine(5)
         await world.step()
         nonce = await world.chain.next_nonce(world.host.key.address)
@@ -131,7 +131,7 @@ async def test_a_nonce_taken_by_a_stranger_halts_with_the_fix(tmp_path: Path, an
 async def test_a_refused_call_halts_its_job_until_it_is_retried(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         ledger = world.connection.addresses.ledger
         code = await world.chain.code(ledger)
         world.work(2)
@@ -149,7 +149,7 @@ async def test_a_refused_call_halts_its_job_until_it_is_retried(
 
 
 async def test_stuck_transactions_get_a_higher_fee(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         await world.mine(2)
         await world.step()
         world.work(2)
@@ -166,7 +166,7 @@ async def test_stuck_transactions_get_a_higher_fee(tmp_path: Path, anvil: Anvil)
 async def test_another_chain_is_refused_at_the_start(tmp_path: Path) -> None:
     options = AnvilOptions(block_time_s=0, chain_id=4242)
     with running_anvil(options, log_file=tmp_path / "anvil.log") as anvil:
-        world = World(tmp_path, anvil, PLAN)
+        world = OnChainPayments(tmp_path, anvil, PLAN)
         with pytest.raises(HyperGPUError, match="is of chain 4242, not of 31337") as refused:
             await world.payments.start()
         assert refused.value.reason is Reason.CHAIN_WRONG
@@ -174,7 +174,7 @@ async def test_another_chain_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 async def test_a_contract_that_is_no_ledger_is_refused(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         token = world.connection.addresses.token
         with pytest.raises(HyperGPUError, match="no training ledger"):
             await recognise_ledger(world.chain, Domain(31337, token))
@@ -186,7 +186,7 @@ async def test_a_contract_that_is_no_ledger_is_refused(tmp_path: Path, anvil: An
 async def test_a_vanished_coordinator_that_undercounted_leaves_nobody_unpaid(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(2)
         await world.settle_rows()
         world.work(5)
@@ -217,10 +217,10 @@ async def test_a_vanished_coordinator_that_undercounted_leaves_nobody_unpaid(
 
 async def test_a_raised_escrow_pays_what_was_short(tmp_path: Path, anvil: Anvil) -> None:
     short = JobPlan(nodes=3, rounds_per_epoch=2, rounds=40, escrow=3 * worth_of(3))
-    async with opened_world(tmp_path, anvil, short) as world:
+    async with open_payments_on_chain(tmp_path, anvil, short) as world:
         world.work(4)
         await world.settle_rows()
-        raised = short.raised(3 * worth_of(10))
+        raised = short.escrow_row(3 * worth_of(10))
         world.host.append(short.job_id, [raised])
         await world.until(lambda: world.view.capacity >= 3 * worth_of(10))
         funded, _ = world.host.funding[short.job_id]
@@ -232,7 +232,7 @@ async def test_a_raised_escrow_pays_what_was_short(tmp_path: Path, anvil: Anvil)
 async def test_the_rest_of_the_escrow_goes_back_after_the_notice(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(2)
         await see_all_paid(world, 2)
         world.settler.order_reclaim(PLAN.job_id, ReclaimOrder.TAKE)
@@ -242,14 +242,16 @@ async def test_the_rest_of_the_escrow_goes_back_after_the_notice(
 
 
 async def test_a_receipt_of_a_longer_journal_is_taken_over(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(4)
         await world.settle_rows()
         node = PLAN.keys[0].node_id
         newest = world.host.received[node][-1]
         other = tmp_path / "other"
         other.mkdir()
-        older = World(other, anvil, PLAN, ledger_contract=world.connection.addresses.ledger)
+        older = OnChainPayments(
+            other, anvil, PLAN, ledger_contract=world.connection.addresses.ledger
+        )
         await older.payments.start()
         rows = [(row.kind, row) for row in world.host.rows(PLAN.job_id, 0, 4)]
         older.host.copy(PLAN.job_id, [row for _, row in rows])
@@ -266,13 +268,13 @@ async def test_a_receipt_of_a_longer_journal_is_taken_over(tmp_path: Path, anvil
 
 
 async def test_a_forged_receipt_is_not_taken_over(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(1)
         await world.step()
         key = PLAN.keys[0]
         forger = IdentityKey(keccak(b"a forger"))
-        fact = PLAN.measured(5, world.terms, [key])[1]
-        forged = PLAN.signed(fact.updates[0], forger, world.terms, sequence=5)
+        fact = PLAN.round_row(5, world.terms, [key])[1]
+        forged = PLAN.receipt(fact.updates[0], forger, world.terms, sequence=5)
         await world.projection.greet(key.node_id, {PLAN.job_id: forged})
         assert world.projection.states[PLAN.job_id].nodes[key.node_id].count == 1
 
@@ -289,7 +291,7 @@ async def test_secrets_in_the_rpc_address_are_never_shown() -> None:
 async def test_token_and_ledger_are_known_before_they_are_mined(
     tmp_path: Path, anvil: Anvil
 ) -> None:
-    world = World(tmp_path, anvil, PLAN)
+    world = OnChainPayments(tmp_path, anvil, PLAN)
     await world.payments.start()
     contract = world.terms.domain.contract
     await world.restart()

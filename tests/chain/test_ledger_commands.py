@@ -192,7 +192,7 @@ def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> 
         COORDINATOR, "distributePayments", job_of(site.terms), 0, [NODE.address, OTHER.address]
     )
     folder, file = site.node(NODE), site.export()
-    found = verified(site, file)
+    found = verify_file(site, file)
     assert (found["is_sound"], found["faults"]) == (True, [])
     assert found["open"] == [f"{NODE.node_id}: {3 * EACH} of its work is not recorded"]
     by_node = {each["node"]: each for each in found["nodes"]}
@@ -200,7 +200,7 @@ def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> 
     assert by_node[NODE.node_id]["worth"] == 6 * EACH
 
     site.as_node(folder, "claim")
-    forced = verified(site, file)
+    forced = verify_file(site, file)
     assert forced["faults"] == []
     assert any("is due (open)" in text for text in forced["open"])
 
@@ -210,7 +210,7 @@ def test_a_file_of_receipts_is_verified_against_the_ledger(site: LedgerSite) -> 
     assert f"{OTHER.node_id}: 9 receipts of score {9 * SCORE} are recorded" in bad.output
 
 
-def verified(site: LedgerSite, file: Path) -> dict[str, Any]:
+def verify_file(site: LedgerSite, file: Path) -> dict[str, Any]:
     result = site.hypergpu("verify", "--file", str(file), "--chain-url", site.url, "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = msgspec.json.decode(result.stdout)

@@ -11,24 +11,24 @@ from hypergpu.v1 import payments_pb2 as pb
 from payments.shell.anvil import Anvil, KeptAnvil
 from payments.shell.ethereum import Ethereum
 from payments.shell.service import PaymentsServicer
-from tests.chain.world import World, opened_world
+from tests.chain.world import OnChainPayments, open_payments_on_chain
 
 PLAN = JobPlan(nodes=2, rounds_per_epoch=2, rounds=8)
 NO_CONTEXT = cast("Any", None)
 """The servicer reads nothing of a call's context."""
 
 
-def servicer(world: World) -> PaymentsServicer:
+def servicer(world: OnChainPayments) -> PaymentsServicer:
     return PaymentsServicer(world.projection, world.payments._store, world.connection)
 
 
-async def ledger(world: World) -> pb.GetLedgerResponse:
+async def ledger(world: OnChainPayments) -> pb.GetLedgerResponse:
     request = pb.GetLedgerRequest(job_id=PLAN.job_id)
     return await servicer(world).get_ledger(request, NO_CONTEXT)
 
 
 async def test_the_ledger_tells_what_is_recorded_and_paid(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(3)
         await world.settle_rows()
         found = await ledger(world)
@@ -47,7 +47,7 @@ async def test_the_ledger_tells_what_is_recorded_and_paid(tmp_path: Path, anvil:
 
 
 async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         world.work(3)
         await world.step()
         request = pb.ListReceiptsRequest(job_id=PLAN.job_id)
@@ -59,7 +59,7 @@ async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) ->
 
 
 async def test_the_escrow_of_a_running_job_is_not_reclaimed(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         request = pb.RequestReclaimRequest(job_id=PLAN.job_id)
         with pytest.raises(HyperGPUError, match="has not ended") as refused:
             await servicer(world).request_reclaim(request, NO_CONTEXT)
@@ -74,7 +74,7 @@ async def test_the_escrow_of_a_running_job_is_not_reclaimed(tmp_path: Path, anvi
 
 
 async def test_an_unknown_job_is_an_error(tmp_path: Path, anvil: Anvil) -> None:
-    async with opened_world(tmp_path, anvil, PLAN) as world:
+    async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         request = pb.GetLedgerRequest(job_id="job-00000000ffff")
         with pytest.raises(HyperGPUError, match="there is no job"):
             await servicer(world).get_ledger(request, NO_CONTEXT)

@@ -26,7 +26,7 @@ STAKE = 10**12
 WINDOW_S = 30
 
 
-class World:
+class OnChainPayments:
     """One coordinator, its chain and its jobs."""
 
     def __init__(self, folder: Path, anvil: Anvil, plan: JobPlan, **settings: str) -> None:
@@ -36,10 +36,10 @@ class World:
         self.settings = {"chain_url": anvil.url, **settings}
         self.chain = Ethereum(anvil.url, profile_of_id(31_337)[0])
         self.host = JournalHost(folder)
-        self.payments = self._opened()
+        self.payments = self._new_payments()
         self.round = 0
 
-    def _opened(self) -> CoordinatorPayments:
+    def _new_payments(self) -> CoordinatorPayments:
         return CoordinatorPayments(
             self.host, PaymentSettings.model_validate({"chain": "anvil", **self.settings})
         )
@@ -66,10 +66,10 @@ class World:
     def terms(self) -> Terms:
         return self.payments.terms(self.plan.job_id, self.plan.spec.pay)
 
-    async def begin(self) -> "World":
+    async def begin(self) -> "OnChainPayments":
         """Start and have an open job on the ledger."""
         await self.payments.start()
-        self.host.append(self.plan.job_id, self.plan.created(self.terms))
+        self.host.append(self.plan.job_id, self.plan.first_rows(self.terms))
         await self.until(lambda: self.view.is_open)
         return self
 
@@ -78,13 +78,13 @@ class World:
         await self.payments.stop()
         self.settings.update(settings)
         self.host = JournalHost(self.folder)
-        self.payments = self._opened()
+        self.payments = self._new_payments()
         await self.payments.start()
 
     def work(self, rounds: int = 1, keys: Sequence[IdentityKey] | None = None) -> None:
         """Journal rounds in which every node's update is accepted."""
         terms = self.projection.states[self.plan.job_id].terms
-        made = [self.plan.measured(self.round + number, terms, keys) for number in range(rounds)]
+        made = [self.plan.round_row(self.round + number, terms, keys) for number in range(rounds)]
         self.round += rounds
         self.host.append(self.plan.job_id, made)
 
@@ -195,11 +195,11 @@ class World:
 
 
 @asynccontextmanager
-async def opened_world(
+async def open_payments_on_chain(
     folder: Path, anvil: Anvil, plan: JobPlan, **settings: str
-) -> AsyncIterator[World]:
+) -> AsyncIterator[OnChainPayments]:
     """A world whose job is open."""
-    world = World(folder, anvil, plan, **settings)
+    world = OnChainPayments(folder, anvil, plan, **settings)
     try:
         yield await world.begin()
     finally:

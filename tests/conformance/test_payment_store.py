@@ -23,7 +23,7 @@ DATABASES = ["sqlite", "postgresql"] if POSTGRES_URL else ["sqlite"]
 
 
 @pytest.fixture(params=DATABASES)
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PaymentStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PaymentStore]:
     with ExitStack() as owner:
         is_file = request.param == "sqlite"
         url = "" if is_file else owner.enter_context(postgres_schema())
@@ -33,12 +33,12 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PaymentStor
 
 
 def receipts(round_: int) -> list[SignedReceipt]:
-    _, fact = PLAN.measured(round_, TERMS)
-    return [PLAN.signed(work, COORDINATOR, TERMS, sequence=round_) for work in fact.updates]
+    _, fact = PLAN.round_row(round_, TERMS)
+    return [PLAN.receipt(work, COORDINATOR, TERMS, sequence=round_) for work in fact.updates]
 
 
-def keep(kept: PaymentStore, cursor: int, new: list[SignedReceipt]) -> None:
-    kept.keep_job(JOB, JobRecord(cursor, "mark", b"state %d" % cursor), new)
+def keep(store: PaymentStore, cursor: int, new: list[SignedReceipt]) -> None:
+    store.keep_job(JOB, JobRecord(cursor, "mark", b"state %d" % cursor), new)
 
 
 def row(nonce: int, purpose: str) -> OutboxRow:
@@ -46,63 +46,63 @@ def row(nonce: int, purpose: str) -> OutboxRow:
     return OutboxRow(nonce=nonce, purpose=purpose, job_id=JOB, variants=(variant,))
 
 
-def test_receipts_and_cursor_are_one_commit(kept: PaymentStore) -> None:
+def test_receipts_and_cursor_are_one_commit(store: PaymentStore) -> None:
     first = receipts(0)
-    keep(kept, 3, first)
+    keep(store, 3, first)
     with pytest.raises(IntegrityError):
-        keep(kept, 4, [*receipts(1), first[0]])
-    assert kept.jobs() == {JOB: JobRecord(3, "mark", b"state 3")}
+        keep(store, 4, [*receipts(1), first[0]])
+    assert store.jobs() == {JOB: JobRecord(3, "mark", b"state 3")}
     node = PLAN.keys[0].node_id
-    assert kept.receipts(JOB, node) == [first[0]]
+    assert store.receipts(JOB, node) == [first[0]]
 
 
-def test_receipts_come_in_order_from_a_sequence_on(kept: PaymentStore) -> None:
+def test_receipts_come_in_order_from_a_sequence_on(store: PaymentStore) -> None:
     for round_ in (2, 0, 1):
-        keep(kept, round_, receipts(round_))
+        keep(store, round_, receipts(round_))
     node = PLAN.keys[1].node_id
-    found = kept.receipts(JOB, node, first=1)
+    found = store.receipts(JOB, node, first=1)
     assert [signed.receipt.sequence for signed in found] == [1, 2]
-    assert len(kept.receipts(JOB, node, limit=1)) == 1
+    assert len(store.receipts(JOB, node, limit=1)) == 1
     score = found[0].receipt.score
-    assert kept.epoch_scores(JOB)[node] == {0: 2 * score, 1: score}
+    assert store.epoch_scores(JOB)[node] == {0: 2 * score, 1: score}
 
 
-def test_values_are_replaced(kept: PaymentStore) -> None:
+def test_values_are_replaced(store: PaymentStore) -> None:
     for name, value in (("a", b"1"), ("b", b"2"), ("a", b"3")):
-        kept.keep_value(name, value)
-    assert (kept.value("a"), kept.value("b"), kept.value("c")) == (b"3", b"2", b"")
+        store.keep_value(name, value)
+    assert (store.value("a"), store.value("b"), store.value("c")) == (b"3", b"2", b"")
 
 
-def test_a_nonce_and_a_purpose_are_used_once(kept: PaymentStore) -> None:
-    kept.add_rows(ACCOUNT, [row(0, "open"), row(1, "batch")])
+def test_a_nonce_and_a_purpose_are_used_once(store: PaymentStore) -> None:
+    store.add_rows(ACCOUNT, [row(0, "open"), row(1, "batch")])
     for used in (row(0, "other"), row(2, "batch")):
         with pytest.raises(IntegrityError):
-            kept.add_rows(ACCOUNT, [row(5, "fine"), used])
-    assert kept.next_nonce(ACCOUNT) == 2
+            store.add_rows(ACCOUNT, [row(5, "fine"), used])
+    assert store.next_nonce(ACCOUNT) == 2
 
 
-def test_closed_rows_come_back_only_from_a_nonce_on(kept: PaymentStore) -> None:
+def test_closed_rows_come_back_only_from_a_nonce_on(store: PaymentStore) -> None:
     first, second = row(0, "open"), row(1, "batch")
-    kept.add_rows(ACCOUNT, [second, first])
+    store.add_rows(ACCOUNT, [second, first])
     inclusion = Inclusion(b"h0", 7, is_success=True)
     closed = msgspec.structs.replace(first, inclusion=inclusion, is_closed=True)
-    kept.update_rows(ACCOUNT, [closed])
-    assert kept.open_rows(ACCOUNT, 1) == [second]
-    assert kept.open_rows(ACCOUNT, 0) == [closed, second]
-    assert kept.job_rows(ACCOUNT, JOB) == [closed, second]
-    assert kept.row(ACCOUNT, "open") == closed
+    store.update_rows(ACCOUNT, [closed])
+    assert store.open_rows(ACCOUNT, 1) == [second]
+    assert store.open_rows(ACCOUNT, 0) == [closed, second]
+    assert store.job_rows(ACCOUNT, JOB) == [closed, second]
+    assert store.row(ACCOUNT, "open") == closed
 
 
-def test_an_abandoned_row_leaves_its_purpose(kept: PaymentStore) -> None:
-    kept.add_rows(ACCOUNT, [row(0, "batch")])
-    kept.update_rows(ACCOUNT, [msgspec.structs.replace(row(0, "batch"), is_abandoned=True)])
-    kept.add_rows(ACCOUNT, [row(1, "batch")])
-    assert kept.row(ACCOUNT, "batch") == row(1, "batch")
+def test_an_abandoned_row_leaves_its_purpose(store: PaymentStore) -> None:
+    store.add_rows(ACCOUNT, [row(0, "batch")])
+    store.update_rows(ACCOUNT, [msgspec.structs.replace(row(0, "batch"), is_abandoned=True)])
+    store.add_rows(ACCOUNT, [row(1, "batch")])
+    assert store.row(ACCOUNT, "batch") == row(1, "batch")
 
 
-def test_accounts_are_kept_apart(kept: PaymentStore) -> None:
+def test_accounts_are_kept_apart(store: PaymentStore) -> None:
     other = AccountName(1, COORDINATOR.address)
-    kept.add_rows(ACCOUNT, [row(0, "open")])
-    kept.add_rows(other, [row(0, "open")])
-    assert kept.next_nonce(other) == 1
-    assert len(kept.open_rows(ACCOUNT, 5)) == 1
+    store.add_rows(ACCOUNT, [row(0, "open")])
+    store.add_rows(other, [row(0, "open")])
+    assert store.next_nonce(other) == 1
+    assert len(store.open_rows(ACCOUNT, 5)) == 1

@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.ours.metering.chain import ask_anvil, connect, contract_at, register_nodes
 from benchmarks.ours.metering.host import COORDINATOR, JOB, QUALITY_BPS, SAMPLES, worth_of
 from benchmarks.ours.metering.process import KEPT, STAKED
-from benchmarks.ours.metering.running import Plan
+from benchmarks.ours.metering.running import SettlementRun
 from hypergpu.statements.domain import job_key
 from payments.shell.contracts import created_address
 
@@ -27,15 +27,15 @@ _SEEN_BLOCKS = 16
 _FIRST_BLOCKS = 16
 
 
-class Faults(NamedTuple):
-    """Faults of a run, at instants that the seed gives."""
+class FaultSchedule(NamedTuple):
+    """FaultSchedule of a run, at instants that the seed gives."""
 
     kills: int
     reorganisations: int
     seed: int
 
 
-class Outcome(NamedTuple):
+class FaultOutcome(NamedTuple):
     """State of the chain in the end."""
 
     errors: tuple[str, ...]
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
     """For each round, ascending: from its row in the journal to the block that pays it."""
 
 
-class Chain:
+class SettledChain:
     """The coordinator's contracts: its first two transactions make them."""
 
     def __init__(self, url: str) -> None:
@@ -54,7 +54,7 @@ class Chain:
         self.ledger = contract_at(self.web3, "TrainingLedger", ledger)
         self.job = bytes.fromhex(job_key(COORDINATOR.address, JOB))
 
-    def differences(self, plan: Plan) -> Iterator[str]:
+    def differences(self, plan: SettlementRun) -> Iterator[str]:
         """Everything that the chain says otherwise than the plan."""
         job = plan.job
         score, worth = job.rounds * SAMPLES * QUALITY_BPS, worth_of(job.rounds)
@@ -70,11 +70,11 @@ class Chain:
             yield f"the escrow has {free} left, not {job.escrow - job.nodes * worth}"
 
 
-class Payments:
+class PaymentWatch:
     """Watches the chain in a thread and notes when each block's payments were first seen."""
 
     def __init__(self, url: str) -> None:
-        self._chain = Chain(url)
+        self._chain = SettledChain(url)
         self._seen: dict[tuple[bytes, int, str], float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -111,9 +111,9 @@ class Payments:
                     self._seen.setdefault(key, time.time())
 
 
-def run_through(plan: Plan, faults: Faults) -> Outcome:
+def run_through(plan: SettlementRun, faults: FaultSchedule) -> FaultOutcome:
     """Run the process through kills and reorganisations until all is paid."""
-    chain, payments = Chain(plan.url), Payments(plan.url)
+    chain, payments = SettledChain(plan.url), PaymentWatch(plan.url)
     try:
         run = _Run(plan, chain, faults)
         run.finish()
@@ -125,13 +125,13 @@ def run_through(plan: Plan, faults: Faults) -> Outcome:
     paid_s = payments.epochs()
     lines = [line.split() for line in Path(plan.folder, KEPT).read_text().splitlines()]
     waits_s = [paid_s[int(epoch)] - int(kept_ms) / 1000 for epoch, kept_ms in lines]
-    return Outcome(errors, sorted(waits_s))
+    return FaultOutcome(errors, sorted(waits_s))
 
 
 class _Run:
     """The process, and the faults that are still to happen."""
 
-    def __init__(self, plan: Plan, chain: Chain, faults: Faults) -> None:
+    def __init__(self, plan: SettlementRun, chain: SettledChain, faults: FaultSchedule) -> None:
         self._plan = plan
         self._chain = chain
         chance = random.Random(faults.seed)
@@ -200,7 +200,7 @@ def _payees(event: Any) -> list[str]:
     return [node for node, amount in paired if amount]
 
 
-def _start(plan: Plan) -> "subprocess.Popen[bytes]":
+def _start(plan: SettlementRun) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "benchmarks.ours.metering.process"]
     with Path(plan.folder, "process.log").open("ab") as log:
         return subprocess.Popen(

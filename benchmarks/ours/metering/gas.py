@@ -24,7 +24,7 @@ WINDOW_S = 3_600
 _NAIVE_CALLS = 20
 
 
-class Ledger:
+class GasLedger:
     """A ledger on a chain of its own with one open job, whose nodes have stakes."""
 
     def __init__(self, url: str, nodes: int) -> None:
@@ -52,7 +52,7 @@ class Ledger:
         calls = (recording, paying)
         return sum(mine(self.web3, call, self.account)["gasUsed"] for call in calls)
 
-    def unpaid(self, receipts: int) -> int:
+    def missing_pay(self, receipts: int) -> int:
         """Part of the worth of so many receipts of each node that the nodes have not got."""
         balance = self.token.functions.balanceOf
         return sum(worth_of(receipts) - int(balance(node).call()) for node in self.nodes)
@@ -76,13 +76,13 @@ def measure_batched(folder: Path, receipts: int, nodes: int = 10) -> float:
     """
     each = receipts // nodes
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
-        ledger = Ledger(anvil.url, nodes)
+        ledger = GasLedger(anvil.url, nodes)
         used = 0
         for epoch in range(2):
             count = (epoch + 1) * each
             score = count * SAMPLES * QUALITY_BPS
             used = ledger.settle(epoch, [(count, score)] * nodes)
-            if ledger.unpaid(count):
+            if ledger.missing_pay(count):
                 raise RuntimeError(f"epoch {epoch} was not paid in full")
     return used / receipts
 

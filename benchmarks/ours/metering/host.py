@@ -21,6 +21,7 @@ from hypergpu.statements.receipt import Receipt, SignedReceipt
 from hypergpu.statements.signing import sign
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from payments.core.facts import (
+    BlobName,
     ChangedFact,
     CreatedFact,
     EndedFact,
@@ -28,7 +29,6 @@ from payments.core.facts import (
     InitialisedFact,
     MeasuredFact,
     MeasuredWork,
-    StoredBlob,
 )
 
 JOB = JobId("job-00000000000a")
@@ -127,13 +127,13 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         training = TrainingSettings(rounds=self.rounds, nodes=self.nodes)
         return JobSpec(workload="digits-softmax", training=training, pay=pay)
 
-    def created(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
+    def first_rows(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
         created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
-        model = InitialisedFact(FirstModel(StoredBlob(_MODEL)))
+        model = InitialisedFact(FirstModel(BlobName(_MODEL)))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
-    def measured(
+    def round_row(
         self, round_: int, terms: Terms, keys: Sequence[IdentityKey] | None = None
     ) -> tuple[str, MeasuredFact]:
         """The row of a round in which every node's update was accepted."""
@@ -151,12 +151,12 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         return "RoundMeasured", MeasuredFact(round=round_, updates=tuple(works))
 
-    def raised(self, escrow: int) -> tuple[str, msgspec.Struct]:
+    def escrow_row(self, escrow: int) -> tuple[str, msgspec.Struct]:
         """The row of a raised escrow."""
         plan = msgspec.structs.replace(self, escrow=escrow)
         return "ParametersChanged", ChangedFact(plan.spec)
 
-    def signed(
+    def receipt(
         self, work: MeasuredWork, key: IdentityKey, terms: Terms, sequence: int
     ) -> SignedReceipt:
         """A receipt of a measured update, signed with any key."""

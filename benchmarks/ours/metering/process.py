@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.ours.metering.running import Plan, settling
+from benchmarks.ours.metering.running import SettlementRun, run_payments
 from hypergpu.process.logs import configure_logs
 
 STAKED = "staked"
@@ -20,16 +20,16 @@ KEPT = "kept.txt"
 _LOOK_S = 0.05
 
 
-async def run_job(plan: Plan) -> None:
+async def run_job(plan: SettlementRun) -> None:
     """Measure the rest of the rounds, then settle until killed."""
     folder, job = Path(plan.folder), plan.job
-    async with settling(plan) as here:
+    async with run_payments(plan) as here:
         kept = here.first_round
         while not (folder / STAKED).exists():
             _say(plan, kept)
             await asyncio.sleep(_LOOK_S)
         for round_ in range(here.first_round, job.rounds):
-            here.host.append(job.job_id, [job.measured(round_, here.terms)])
+            here.host.append(job.job_id, [job.round_row(round_, here.terms)])
             with (folder / KEPT).open("a") as file:
                 file.write(f"{round_ // job.rounds_per_epoch} {time.time_ns() // 1_000_000}\n")
             here.payments.wake()
@@ -43,7 +43,7 @@ async def run_job(plan: Plan) -> None:
             await asyncio.sleep(_LOOK_S)
 
 
-def _say(plan: Plan, rounds: int) -> None:
+def _say(plan: SettlementRun, rounds: int) -> None:
     """Print how many receipts the journal stands for."""
     sys.stdout.write(f"{rounds * plan.job.nodes}\n")
     sys.stdout.flush()
@@ -51,4 +51,4 @@ def _say(plan: Plan, rounds: int) -> None:
 
 if __name__ == "__main__":
     configure_logs()
-    asyncio.run(run_job(msgspec.json.decode(sys.argv[1], type=Plan)))
+    asyncio.run(run_job(msgspec.json.decode(sys.argv[1], type=SettlementRun)))

@@ -17,7 +17,7 @@ from payments.shell.plugin import CoordinatorPayments
 _LOOK_S = 0.05
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SettlementRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, the same for every start of its process."""
 
     folder: str
@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.job.nodes * self.job.rounds
 
 
-class Settling(NamedTuple):
+class RunningPayments(NamedTuple):
     """Payments that run, with the job in the journal and its escrow on the chain."""
 
     host: JournalHost
@@ -42,7 +42,7 @@ class Settling(NamedTuple):
     first_round: int
     """The first one that the journal does not have."""
 
-    def end(self, plan: Plan) -> None:
+    def end(self, plan: SettlementRun) -> None:
         """Journal the job's end, once."""
         last = self.host.rows(plan.job.job_id, plan.job.rounds + 2, 1)
         if not last:
@@ -50,7 +50,7 @@ class Settling(NamedTuple):
 
 
 @asynccontextmanager
-async def settling(plan: Plan) -> AsyncIterator[Settling]:
+async def run_payments(plan: SettlementRun) -> AsyncIterator[RunningPayments]:
     """Run the payments until the block is left."""
     host = JournalHost(Path(plan.folder))
     settings = PaymentSettings(chain="anvil", chain_url=plan.url, metering=plan.metering)
@@ -62,12 +62,12 @@ async def settling(plan: Plan) -> AsyncIterator[Settling]:
         while (terms := _known_terms(payments, job)) is None:
             await _look(running)
         if not host.jobs():
-            host.append(job.job_id, job.created(terms))
+            host.append(job.job_id, job.first_rows(terms))
         payments.wake()
         while not (host.funding.get(job.job_id) or (0,))[0]:
             await _look(running)
         rows = len(host.rows(job.job_id, 0, job.rounds + 2))
-        yield Settling(host, payments, terms, rows - len(job.created(terms)))
+        yield RunningPayments(host, payments, terms, rows - len(job.first_rows(terms)))
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

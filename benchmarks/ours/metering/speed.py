@@ -10,9 +10,9 @@ from queue import Queue
 
 from coincurve import PrivateKey, PublicKey
 
-from benchmarks.ours.metering.faults import Chain
+from benchmarks.ours.metering.faults import SettledChain
 from benchmarks.ours.metering.host import JobPlan
-from benchmarks.ours.metering.running import Plan, Settling, settling
+from benchmarks.ours.metering.running import RunningPayments, SettlementRun, run_payments
 from hypergpu.keys.keccak import keccak
 from hypergpu.statements.contribution import is_signed_by
 from hypergpu.statements.domain import Terms, separator_of
@@ -43,7 +43,7 @@ def signatures_per_s() -> float:
         return _SIGNATURES * cores / (time.monotonic() - begun_s)
 
 
-def receipts_per_s(plan: Plan) -> float:
+def receipts_per_s(plan: SettlementRun) -> float:
     """Verify, journal, fold, sign, keep and send: until the last receipt is in a block."""
     return asyncio.run(_measure(plan))
 
@@ -52,7 +52,7 @@ def receipts_on_anvil_per_s(folder: Path, rounds: int, metering: str) -> float:
     """Receipts a second of one epoch that does not end, on a chain of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     with running_anvil(AnvilOptions(), log_file=folder / "anvil.log") as anvil:
-        plan = Plan(
+        plan = SettlementRun(
             folder=str(folder),
             url=anvil.url,
             job=JobPlan(rounds=rounds, rounds_per_epoch=rounds + 1),
@@ -61,9 +61,9 @@ def receipts_on_anvil_per_s(folder: Path, rounds: int, metering: str) -> float:
         return receipts_per_s(plan)
 
 
-async def _measure(plan: Plan) -> float:
-    async with settling(plan) as here:
-        rounds = [plan.job.measured(number, here.terms) for number in range(plan.job.rounds)]
+async def _measure(plan: SettlementRun) -> float:
+    async with run_payments(plan) as here:
+        rounds = [plan.job.round_row(number, here.terms) for number in range(plan.job.rounds)]
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
@@ -75,7 +75,9 @@ async def _measure(plan: Plan) -> float:
         return plan.receipts / (time.monotonic() - begun_s)
 
 
-def _take_in(plan: Plan, rounds: Sequence[Round], here: Settling, wake: Callable[[], None]) -> None:
+def _take_in(
+    plan: SettlementRun, rounds: Sequence[Round], here: RunningPayments, wake: Callable[[], None]
+) -> None:
     """Verify in one thread and journal in another, as a coordinator does."""
     verified: Queue[Sequence[Round]] = Queue(1)
     with ThreadPoolExecutor(1) as verifier:
@@ -99,8 +101,8 @@ def _verify(rounds: Sequence[Round], terms: Terms, verified: "Queue[Sequence[Rou
         verified.put(ready)
 
 
-def _wait_until_counted(plan: Plan) -> None:
-    chain = Chain(plan.url)
+def _wait_until_counted(plan: SettlementRun) -> None:
+    chain = SettledChain(plan.url)
     nodes = [chain.web3.to_checksum_address(key.address) for key in plan.job.keys]
     account = chain.ledger.functions.getAccount
     while any(account(chain.job, node).call()[0] != plan.job.rounds for node in nodes):

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ours.metering.chain import ask_anvil, mine
-from benchmarks.ours.metering.gas import WINDOW_S, Ledger
+from benchmarks.ours.metering.gas import WINDOW_S, GasLedger
 from benchmarks.ours.metering.host import COORDINATOR, JOB, QUALITY_BPS, SAMPLES, JobPlan
 from hypergpu.ids import Address
 from hypergpu.keys.signature import IdentityKey
@@ -26,7 +26,7 @@ def measure_unpaid(folder: Path) -> int:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
-        ledger = Ledger(anvil.url, _PLAN.nodes)
+        ledger = GasLedger(anvil.url, _PLAN.nodes)
         recorded = _PLAN.rounds // 2
         ledger.settle(0, [(recorded, recorded * SAMPLES * QUALITY_BPS // 4)] * _PLAN.nodes)
         functions = ledger.contract.functions
@@ -37,15 +37,15 @@ def measure_unpaid(folder: Path) -> int:
         ask_anvil(ledger.web3, "evm_increaseTime", WINDOW_S)
         for node in ledger.nodes:
             mine(ledger.web3, functions.distributePayments(ledger.job, 1, [node]), node)
-        return ledger.unpaid(_PLAN.rounds)
+        return ledger.missing_pay(_PLAN.rounds)
 
 
-def _newest(ledger: Ledger, key: IdentityKey) -> tuple[Any, bytes, bytes]:
+def _newest(ledger: GasLedger, key: IdentityKey) -> tuple[Any, bytes, bytes]:
     """A node's newest receipt with both signatures, as the contract takes it."""
     address = Address(ledger.contract.address.lower())
     terms = terms_of(COORDINATOR.address, JOB, Domain(ledger.web3.eth.chain_id, address))
-    _, measured = _PLAN.measured(_PLAN.rounds - 1, terms, [key])
-    signed = _PLAN.signed(measured.updates[0], COORDINATOR, terms, _PLAN.rounds - 1)
+    _, measured = _PLAN.round_row(_PLAN.rounds - 1, terms, [key])
+    signed = _PLAN.receipt(measured.updates[0], COORDINATOR, terms, _PLAN.rounds - 1)
     receipt = signed.receipt
     words = (
         *(word_bytes(receipt.job), receipt.epoch, receipt.round),

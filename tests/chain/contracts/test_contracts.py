@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from contracts.compile import drifted, sources
+from contracts.compile import sources, stale_artifacts
 from contracts.tools.forge import build, forge_test, random_calls
 from contracts.tools.mutate import (
     EQUIVALENT,
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def built() -> None:
+def build_contracts() -> None:
     build()
 
 
@@ -38,7 +38,7 @@ def printed_by(*choice: str) -> str:
 
 
 def test_the_artifacts_are_what_the_sources_give() -> None:
-    assert drifted() == []
+    assert stale_artifacts() == []
 
 
 def test_the_contracts_behave() -> None:
@@ -77,10 +77,10 @@ def test_the_tests_notice_mutants(
     chosen = one_of(PART, sources())
     found = score(chosen)
     record_property(
-        "said", f"contracts: mutation score {found.percent:.1f} % of {found.judged} mutants"
+        "said", f"contracts: mutation score {found.percent:.1f} % of {found.judged_count} mutants"
     )
     assert found.percent >= LEAST_PERCENT, [mutant.name for mutant in found.survivors]
-    assert found.judged > len(chosen) * 3 // 4
+    assert found.judged_count > len(chosen) * 3 // 4
 
 
 def test_each_mutant_is_in_one_of_its_parts() -> None:

@@ -11,6 +11,7 @@ from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.receipt import Receipt
 from hypergpu.units import BasisPoints
 from payments.core.facts import (
+    BlobName,
     CreatedFact,
     EndedFact,
     Fact,
@@ -18,7 +19,6 @@ from payments.core.facts import (
     InitialisedFact,
     MeasuredFact,
     MeasuredWork,
-    StoredBlob,
 )
 from payments.core.ledger import LedgerState, UnsignedReceipt, fold
 from tests.properties.statements.strategies import JOB, TERMS, Work, contribution_of, node_key
@@ -34,15 +34,15 @@ def spec(*, price: int = PRICE, escrow: int = 10**15, rounds: int = 30) -> JobSp
     return JobSpec(workload="digits", training=TrainingSettings(rounds=rounds), pay=pay)
 
 
-def created(**figures: int) -> CreatedFact:
+def job_created(**figures: int) -> CreatedFact:
     """The job's first fact."""
     return CreatedFact(job_id=JOB, spec=spec(**figures), terms=TERMS)
 
 
-INITIALISED = InitialisedFact(FirstModel(StoredBlob(digest_of(b"a model"))))
+INITIALISED = InitialisedFact(FirstModel(BlobName(digest_of(b"a model"))))
 
 
-def measured(round_: int, works: Iterable[tuple[IdentityKey, int, int]]) -> MeasuredFact:
+def round_measured(round_: int, works: Iterable[tuple[IdentityKey, int, int]]) -> MeasuredFact:
     """A measured round of nodes with their samples and quality."""
     updates = tuple(
         MeasuredWork(
@@ -69,8 +69,8 @@ works = st.lists(
 def journals(draw: st.DrawFn, *, is_ended: bool = True) -> list[Fact]:
     """Creation, measured rounds in ascending order (some missing), and the end."""
     rounds = sorted(draw(st.sets(st.integers(0, 14), max_size=10)))
-    facts: list[Fact] = [created()]
-    facts.extend(measured(number, draw(works)) for number in rounds)
+    facts: list[Fact] = [job_created()]
+    facts.extend(round_measured(number, draw(works)) for number in rounds)
     return [*facts, EndedFact("completed", "")] if is_ended else facts
 
 

@@ -22,11 +22,11 @@ from payments.core.ledger import LedgerState, adopt, fold
 from payments.core.rewards import funded_samples, worth
 from tests.properties.payments.journals import (
     NODES,
-    created,
     fold_all,
+    job_created,
     journals,
-    measured,
     newest,
+    round_measured,
     spec,
 )
 from tests.properties.statements.strategies import JOB
@@ -96,8 +96,8 @@ def test_adopting_in_any_order_gives_the_same_accounts(journal: list[Fact]) -> N
 
 
 def test_a_receipt_of_another_job_is_not_adopted() -> None:
-    state, _ = fold_all([created()])
-    _, receipts = fold_all([created(), measured(0, [(ONE, 10, 10_000)])])
+    state, _ = fold_all([job_created()])
+    _, receipts = fold_all([job_created(), round_measured(0, [(ONE, 10, 10_000)])])
     foreign = msgspec.structs.replace(receipts[0].receipt, job="ab" * 32)
     assert adopt(state, foreign) is state
 
@@ -117,15 +117,15 @@ def test_epochs_end_in_order_each_once(journal: list[Fact]) -> None:
 
 
 def test_a_node_counts_once_in_a_round() -> None:
-    twice = measured(0, [(ONE, 10, 10_000), (ONE, 99, 10_000), (OTHER, 5, 5_000)])
-    state, receipts = fold_all([created(), twice])
+    twice = round_measured(0, [(ONE, 10, 10_000), (ONE, 99, 10_000), (OTHER, 5, 5_000)])
+    state, receipts = fold_all([job_created(), twice])
     assert [each.receipt.samples for each in receipts] == [10, 5]
     assert state.total_score == 10 * 10_000 + 5 * 5_000
     assert state.measured_samples == 114
 
 
 def test_the_escrow_follows_the_jobs_settings_and_the_price_does_not() -> None:
-    state, _ = fold_all([created(), ChangedFact(spec(price=1, escrow=10**18))])
+    state, _ = fold_all([job_created(), ChangedFact(spec(price=1, escrow=10**18))])
     assert (state.escrow, state.unit_price) == (10**18, 1_700_003)
 
 
@@ -135,7 +135,7 @@ def test_a_journal_without_its_beginning_is_refused() -> None:
 
 
 def test_the_coordinators_events_are_the_facts() -> None:
-    fact, terms_fact = measured(4, [(ONE, 10, 9_000)]), created()
+    fact, terms_fact = round_measured(4, [(ONE, 10, 9_000)]), job_created()
     at = Milliseconds(5)
     updates = tuple(
         MeasuredUpdate(

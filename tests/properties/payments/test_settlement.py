@@ -36,11 +36,11 @@ from tests.properties.payments.journals import (
     INITIALISED,
     NODES,
     PRICE,
-    created,
     fold_all,
+    job_created,
     journals,
-    measured,
     newest,
+    round_measured,
     spec,
 )
 from tests.properties.payments.ledger_model import (
@@ -55,7 +55,7 @@ ONE, OTHER = NODES[:2]
 
 
 @dataclass
-class Settling:
+class SimulatedSettlement:
     """A coordinator that settles one job on the model, with a queue between them."""
 
     ledger: LedgerModel
@@ -131,10 +131,12 @@ class Settling:
         assert self.plan() == []
 
 
-def settling(*, tokens: int = 10**20, escrow: int = 10**15, is_each: bool = False) -> Settling:
-    state, _ = fold_all([created(escrow=escrow), INITIALISED])
+def new_settlement(
+    *, tokens: int = 10**20, escrow: int = 10**15, is_each: bool = False
+) -> SimulatedSettlement:
+    state, _ = fold_all([job_created(escrow=escrow), INITIALISED])
     ledger = LedgerModel(PRICE, tokens=tokens, staked=[NODES[0].node_id])
-    return Settling(ledger, state, is_each)
+    return SimulatedSettlement(ledger, state, is_each)
 
 
 steps = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.booleans()), max_size=15)
@@ -145,7 +147,7 @@ steps = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.booleans()),
 def test_every_node_is_paid_its_worth_once(
     journal: list[Fact], steps: list[tuple[int, int, bool]], mode: str
 ) -> None:
-    job = settling(is_each=mode == "each")
+    job = new_settlement(is_each=mode == "each")
     facts = iter(journal[1:])
     for folds, mines, is_forced in steps:
         for fact in islice(facts, folds):
@@ -170,7 +172,7 @@ def test_every_node_is_paid_its_worth_once(
 def test_a_short_escrow_is_never_exceeded_and_made_good_when_raised(
     journal: list[Fact], escrow: int, later: int
 ) -> None:
-    job = settling(escrow=escrow)
+    job = new_settlement(escrow=escrow)
     for fact in journal[1:-1]:
         job.fold(fact)
         job.plan()
@@ -188,7 +190,7 @@ def test_a_short_escrow_is_never_exceeded_and_made_good_when_raised(
 @given(journal=journals(), cut=st.integers(1, 8))
 def test_receipts_that_come_back_after_a_loss_are_paid(journal: list[Fact], cut: int) -> None:
     whole, receipts = fold_all(journal)
-    job = settling()
+    job = new_settlement()
     for fact in journal[1:cut]:
         job.fold(fact)
     job.plan()
@@ -229,9 +231,9 @@ def test_records_merge_to_the_same_accounts_in_any_order(
 
 def test_batches_split_by_nodes_and_prove_their_receipts() -> None:
     nodes = [node_key(number) for number in range(NODES_PER_CALL + 1)]
-    job = settling()
+    job = new_settlement()
     for number in range(3):
-        job.fold(measured(number, [(node, 10, 10_000) for node in nodes]))
+        job.fold(round_measured(number, [(node, 10, 10_000) for node in nodes]))
     calls = [planned.call for planned in job.plan()]
     batches = [call for call in calls if isinstance(call, RecordBatch)]
     assert [len(batch.entries) for batch in batches] == [NODES_PER_CALL, 1]
@@ -249,14 +251,14 @@ def test_an_entry_is_the_contracts_word() -> None:
 
 
 def test_nothing_is_planned_for_a_job_without_pay_or_chain() -> None:
-    free, _ = fold_all([created(price=0, escrow=0)])
-    job = Settling(LedgerModel(0, tokens=0), free)
+    free, _ = fold_all([job_created(price=0, escrow=0)])
+    job = SimulatedSettlement(LedgerModel(0, tokens=0), free)
     assert job.plan() == []
     assert funding_limit(free, None).samples is None
 
 
 def test_a_job_without_tokens_waits_with_the_fix_and_opens_no_round() -> None:
-    job = settling(tokens=5, escrow=10)
+    job = new_settlement(tokens=5, escrow=10)
     assert job.plan() == []
     assert f"Fix: send the token to {TERMS.coordinator}" in job.waiting
     assert funding_limit(job.state, job.ledger.view()).samples == 0
@@ -267,8 +269,8 @@ def test_a_job_without_tokens_waits_with_the_fix_and_opens_no_round() -> None:
 
 
 def test_funding_counts_from_the_samples_that_were_measured() -> None:
-    job = settling(escrow=PRICE * 100)
-    job.fold(measured(0, [(ONE, 1_000, 5_000)]))
+    job = new_settlement(escrow=PRICE * 100)
+    job.fold(round_measured(0, [(ONE, 1_000, 5_000)]))
     job.plan()
     job.mine(9)
     limit = funding_limit(job.state, job.ledger.view())
@@ -277,7 +279,7 @@ def test_funding_counts_from_the_samples_that_were_measured() -> None:
 
 
 def test_a_raised_escrow_is_funded_by_what_is_missing() -> None:
-    job = settling(escrow=1_000)
+    job = new_settlement(escrow=1_000)
     job.plan()
     job.mine(2)
     job.fold(ChangedFact(spec(escrow=1_700)))
@@ -287,7 +289,7 @@ def test_a_raised_escrow_is_funded_by_what_is_missing() -> None:
 
 
 def test_an_escrow_that_was_paid_in_is_not_paid_in_again_when_a_block_shows_less() -> None:
-    job = settling(escrow=1_000)
+    job = new_settlement(escrow=1_000)
     job.plan()
     job.mine(2)
     job.ledger.free -= 300
@@ -295,16 +297,16 @@ def test_an_escrow_that_was_paid_in_is_not_paid_in_again_when_a_block_shows_less
 
 
 def test_a_batch_after_a_lost_database_takes_the_ledgers_sequence() -> None:
-    job = settling()
-    job.fold(measured(2, [(ONE, 10, 10_000)]))
+    job = new_settlement()
+    job.fold(round_measured(2, [(ONE, 10, 10_000)]))
     job.ledger.is_open, job.ledger.free, job.ledger.next_sequence = True, 10**15, 5
     batch = next(planned for planned in job.plan() if isinstance(planned.call, RecordBatch))
     assert batch.purpose == f"batch/{JOB}/5"
 
 
 def test_free_escrow_is_reclaimed_after_the_announced_end() -> None:
-    job = settling(tokens=10**15)
-    job.fold(measured(2, [(OTHER, 10, 10_000)]))
+    job = new_settlement(tokens=10**15)
+    job.fold(round_measured(2, [(OTHER, 10, 10_000)]))
     job.fold(EndedFact("completed", ""))
     job.settle()
     job.reclaim = ReclaimOrder.ANNOUNCE
@@ -321,8 +323,8 @@ def test_free_escrow_is_reclaimed_after_the_announced_end() -> None:
 
 
 def test_reverted_calls_count_as_done_where_the_ledger_shows_their_effect() -> None:
-    job = settling()
-    job.fold(measured(2, [(ONE, 10, 10_000)]))
+    job = new_settlement()
+    job.fold(round_measured(2, [(ONE, 10, 10_000)]))
     calls = {type(planned.call).__name__: planned.call for planned in job.plan()}
     empty = job.ledger.view()
     assert not any(is_in_effect(call, empty) for call in calls.values())

@@ -46,7 +46,7 @@ def receipts_of(count: int) -> tuple[SignedReceipt, ...]:
 FILE = ReceiptFile(JOB, TERMS, Wei(PRICE), receipts_of(6))
 
 
-def recorded(*, escrow: int = 10**12, is_paid: bool = True) -> LedgerRecords:
+def ledger_records(*, escrow: int = 10**12, is_paid: bool = True) -> LedgerRecords:
     """Two epochs in a batch each, closed, and paid after their window."""
     model = LedgerModel(PRICE, tokens=0)
     model.is_open, model.free = True, escrow
@@ -82,7 +82,7 @@ def only(found: Verification, faults: tuple[str, ...], open_: tuple[str, ...] = 
 
 
 def test_paid_receipts_have_no_fault_and_nothing_open() -> None:
-    found = verify(FILE, recorded())
+    found = verify(FILE, ledger_records())
     only(found, ())
     one = found.nodes[0] if found.nodes[0].node == ONE else found.nodes[1]
     assert (one.receipts, one.total_score, one.recorded_score) == (6, 6 * SCORE, 6 * SCORE)
@@ -97,7 +97,7 @@ def test_receipts_alone_are_checked_without_a_chain() -> None:
     assert [node.worth for node in found.nodes] == [PRICE * 6 * SCORE // 1_000_000] * 2
 
 
-def countersigned(signed: SignedReceipt, **changes: object) -> SignedReceipt:
+def signed_with(signed: SignedReceipt, **changes: object) -> SignedReceipt:
     """The same receipt with changes that the coordinator signs."""
     receipt: Receipt = replace(signed.receipt, **changes)
     return replace(
@@ -114,10 +114,10 @@ UNSOUND: list[tuple[str, Callable[[], tuple[SignedReceipt, ...]], str]] = [
     ),
     (
         "higher total",
-        lambda: (countersigned(FIRST, total_score=SCORE + 1),),
+        lambda: (signed_with(FIRST, total_score=SCORE + 1),),
         "the receipts give",
     ),
-    ("another job", lambda: (countersigned(FIRST, job="ab" * 32),), "another job"),
+    ("another job", lambda: (signed_with(FIRST, job="ab" * 32),), "another job"),
     (
         "two of one sequence",
         lambda: (FIRST, signed_receipt(KEYS[0], Work(5, 1, 1, 1))),
@@ -150,7 +150,7 @@ def test_receipts_that_are_missing_are_open_and_no_fault() -> None:
     only(verify(replace_receipts(kept)), (), ("1 of its 6 receipts", "1 of its 6 receipts"))
 
 
-SOUND = recorded()
+SOUND = ledger_records()
 BATCH = SOUND.records[1]
 assert isinstance(BATCH, BatchRecord)
 CHEATS: list[tuple[str, LedgerRecords, tuple[str, ...]]] = [
@@ -209,18 +209,18 @@ def test_records_that_contradict_the_receipts_are_named(
 
 
 def test_work_that_is_not_recorded_or_not_paid_is_open() -> None:
-    unpaid = verify(FILE, recorded(is_paid=False))
+    unpaid = verify(FILE, ledger_records(is_paid=False))
     assert unpaid.faults == ()
     assert all("closed, in its window or unpaid" in text for text in unpaid.open)
     assert len(unpaid.open) == 2
     later = receipts_of(7)
-    newer = verify(replace_receipts(later), recorded())
+    newer = verify(replace_receipts(later), ledger_records())
     lacking = 7 * SCORE * PRICE // 1_000_000 - 6 * SCORE * PRICE // 1_000_000
     only(newer, (), (f"{lacking} of its work", f"{lacking} of its work"))
 
 
 def test_a_short_escrow_is_open_for_the_node_that_came_last() -> None:
-    found = verify(FILE, recorded(escrow=2 * (6 * SCORE * PRICE // 1_000_000) - 5))
+    found = verify(FILE, ledger_records(escrow=2 * (6 * SCORE * PRICE // 1_000_000) - 5))
     only(found, (), ("5 is recorded, and the escrow was short of it",))
 
 
