@@ -31,4 +31,4 @@ def test_whoever_looks_on_is_told_a_sentence_and_one_fix(detail: str, fix: str, 
 
 def test_a_refusal_that_knows_no_closer_fix_tells_its_reasons() -> None:
     refused = HyperGPUError(Reason.SENDING_HALTED, "transaction 4 failed")
-    assert refused.message == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.value.fix}"
+    assert refused.message == f"transaction 4 failed. Fix: {Reason.SENDING_HALTED.fix}"
