@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from netsim.emulation.requests import RequestFailed
+from netsim.emulation.requests import LinkRequestFailed
 from netsim.link.error import NetsimError
 
 START_S = 60.0
@@ -97,6 +97,6 @@ class AnsweringChild:
         if not line:
             raise NetsimError(f"{self._name} is gone", "read its messages on standard error")
         answer = msgspec.json.decode(line, type=self._answers)
-        if isinstance(answer, RequestFailed):
+        if isinstance(answer, LinkRequestFailed):
             raise NetsimError(answer.detail, answer.fix)
         return answer

@@ -68,7 +68,7 @@ class RequestDone(msgspec.Struct, frozen=True, tag="done"):
     """When, by this machine's monotonic clock."""
 
 
-class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
+class LinkRequestFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The request cannot be carried out."""
 
     detail: str

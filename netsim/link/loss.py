@@ -22,9 +22,6 @@ import math
 import random
 from typing import NamedTuple
 
-from netsim.link.error import NetsimError
-from netsim.link.link import most_loss
-
 PAUSE_US = 20_000
 STEP_US = 1_000
 STRATA = 16
@@ -41,14 +38,7 @@ class Transitions(NamedTuple):
 
 
 def transitions(loss: float, burst_packets: float) -> Transitions:
-    """The chain's probabilities for a mean loss and a mean burst.
-
-    Raises:
-        NetsimError: No chain has these means.
-    """
-    if not (burst_packets >= 1 and 0 <= loss < 1 and loss <= most_loss(burst_packets)):
-        what = f"no link loses {loss:g} of its packets in bursts of {burst_packets:g}"
-        raise NetsimError(what, "give a loss below burst / (1 + burst) and a burst of 1 or more")
+    """Return the chain's probabilities for the loss and the mean burst of a `LinkDirection`."""
     r = 1 / burst_packets
     return Transitions(p=r * loss / (1 - loss), r=r)
 
@@ -71,11 +61,7 @@ class LossChain:
         self.change(loss, burst_packets)
 
     def change(self, loss: float, burst_packets: float) -> None:
-        """Go on with another loss; the state is kept.
-
-        Raises:
-            NetsimError: No chain has these means.
-        """
+        """Go on with another loss; the state is kept."""
         self._p, self._r = transitions(loss, burst_packets)
         self._loss = loss
         self._is_bad = self._is_bad and loss > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from netsim.emulation.requests import Request, RequestDone, RequestFailed
+from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone
 from netsim.link.error import NetsimError
 from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import LinkOwner
@@ -25,7 +25,7 @@ class ReadVerdict(msgspec.Struct, frozen=True, tag="verdict"):
 
 
 ControlRequest = Request | ReadVerdict
-ControlAnswer = RequestDone | RequestFailed | LatenessVerdict
+ControlAnswer = RequestDone | LinkRequestFailed | LatenessVerdict
 
 
 @asynccontextmanager
@@ -56,9 +56,9 @@ async def _answer(owner: LinkOwner, line: bytes) -> object:
             return judge(await owner.lateness())
         return await owner.obey(request)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return RequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
+        return LinkRequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
     except NetsimError as error:
-        return RequestFailed(error.detail, error.fix)
+        return LinkRequestFailed(error.detail, error.fix)
 
 
 async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:
@@ -80,7 +80,7 @@ async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:
     if not line:
         raise NetsimError(f"the links at {path} were closed", "open them again")
     answer: ControlAnswer = msgspec.json.decode(line, type=ControlAnswer)
-    if isinstance(answer, RequestFailed):
+    if isinstance(answer, LinkRequestFailed):
         raise NetsimError(answer.detail, answer.fix)
     return answer
 

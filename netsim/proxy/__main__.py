@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from netsim.emulation.requests import Request, RequestFailed
+from netsim.emulation.requests import LinkRequestFailed, Request
 from netsim.link.error import NetsimError
 from netsim.proxy.messages import ProxiesOpened, ProxyAnswer, ProxyPlan
 from netsim.proxy.proxies import Proxies
@@ -52,7 +52,7 @@ async def _serve(out: TextIO) -> int:
             while line := await lines.readline():
                 _say(out, await _answer(proxies, line))
     except NetsimError as refused:
-        _say(out, RequestFailed(refused.detail, refused.fix))
+        _say(out, LinkRequestFailed(refused.detail, refused.fix))
         return 2
     return 0
 
@@ -75,7 +75,7 @@ async def _answer(proxies: Proxies, line: bytes) -> ProxyAnswer:
     try:
         return await proxies.obey(_decode(line, Request))
     except NetsimError as error:
-        return RequestFailed(error.detail, error.fix)
+        return LinkRequestFailed(error.detail, error.fix)
 
 
 def _decode(text: bytes, kind: Any) -> Any:

@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from hypergpu.units import Bytes
-from netsim.emulation.requests import Condition, PacketCount, RequestDone, RequestFailed
+from netsim.emulation.requests import Condition, LinkRequestFailed, PacketCount, RequestDone
 from netsim.link import COORDINATOR_LINK, Link, Shape
 from netsim.measure.lateness import Lateness
 
@@ -90,4 +90,4 @@ class ProxiesOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     """Ports of each node, in the order of its forwards."""
 
 
-ProxyAnswer = ProxiesOpened | RequestDone | RequestFailed | ProxyStatistics
+ProxyAnswer = ProxiesOpened | RequestDone | LinkRequestFailed | ProxyStatistics

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from netsim.emulation.requests import PacketCount, RequestDone, RequestFailed
+from netsim.emulation.requests import LinkRequestFailed, PacketCount, RequestDone
 from netsim.link import CongestionControl, Shape
 from netsim.measure.lateness import Lateness
 
@@ -47,4 +47,4 @@ class RouterStatistics(msgspec.Struct, frozen=True, tag="statistics", kw_only=Tr
     unroutable: int = 0
 
 
-RouterAnswer = RequestDone | RequestFailed | RouterStatistics
+RouterAnswer = RequestDone | LinkRequestFailed | RouterStatistics

@@ -19,10 +19,10 @@ import msgspec
 from netsim.emulation.namespaces import SlotClaim
 from netsim.emulation.requests import (
     Condition,
+    LinkRequestFailed,
     ReadStatistics,
     Request,
     RequestDone,
-    RequestFailed,
     Reset,
     SetCondition,
     SetShape,
@@ -231,11 +231,13 @@ class Router:
             and request.condition not in {Condition.OPEN, Condition.CUT}
         ):
             what = f"the tunnel carries packets and knows no connection of {request.name}"
-            return RequestFailed(what, "cut the link for a moment, or use the proxy backend")
+            return LinkRequestFailed(what, "cut the link for a moment, or use the proxy backend")
         port = self.ports.get(request.name)
         if port is None:
             known = ", ".join(self.ports)
-            return RequestFailed(f"the tunnel has no port {request.name!r}", f"name one of {known}")
+            return LinkRequestFailed(
+                f"the tunnel has no port {request.name!r}", f"name one of {known}"
+            )
         now_ns = self.now_ns()
         # What was due before the request is done as it was before.
         self.calendar.run_until(now_ns)
@@ -283,7 +285,7 @@ def main() -> None:
         answer(RequestDone(time.monotonic_ns()))
         router.run()
     except NetsimError as error:
-        answer(RequestFailed(error.detail, error.fix))
+        answer(LinkRequestFailed(error.detail, error.fix))
     finally:
         owned.remove_everything()
 

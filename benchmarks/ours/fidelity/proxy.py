@@ -72,7 +72,7 @@ async def _round_trips(figures: BackendFigures, count: int) -> None:
     for rtt_ms in RTTS_MS:
 
         async def median_ms(*, rtt_ms: int = rtt_ms) -> Measurement[float]:
-            async with _proxied(symmetric_link(rtt_ms / 2)) as network:
+            async with _open_proxy(symmetric_link(rtt_ms / 2)) as network:
                 gap_us = Microseconds(1000 * rtt_ms + 20_000)
                 trips = await network.round_trips(count=count, gap_us=gap_us)
                 is_valid = (await network.verdict()).is_valid
@@ -92,7 +92,7 @@ async def _rates(figures: BackendFigures, for_s: float) -> None:
     for rate in RATES_MBIT_S:
 
         async def steady_rate(*, rate: int = rate) -> Measurement[float]:
-            async with _proxied(symmetric_link(5, rate)) as network:
+            async with _open_proxy(symmetric_link(5, rate)) as network:
                 arrived = await network.stream("up", for_s=for_s)
                 is_valid = (await network.verdict()).is_valid
             # Without the first second, in which the window grows, and the last tenth, a part.
@@ -175,6 +175,6 @@ async def _pull(prefix: Sequence[str], address: str, transfers: LinkTransfers) -
 
 
 @asynccontextmanager
-async def _proxied(link: Link) -> AsyncIterator[ProbedLink]:
+async def _open_proxy(link: Link) -> AsyncIterator[ProbedLink]:
     async with probed_proxy(Shape(link=link), coordinator=symmetric_link()) as network:
         yield network

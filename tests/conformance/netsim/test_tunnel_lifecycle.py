@@ -1,4 +1,3 @@
-import asyncio
 import os
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
-from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import CongestionControl, Link, LinkDirection
 from netsim.link.error import NetsimError
 from netsim.measure.probe import ProbedLink
@@ -52,25 +50,6 @@ async def test_a_link_that_is_set_changes_under_way() -> None:
         await tunnel.set_link("a", link(80))
         slow = await measured.probes("up", count=20, gap_us=Microseconds(1000))
     assert min(slow.delays_ms()) >= 80
-
-
-async def test_a_question_that_was_given_up_leaves_no_answer_for_the_next() -> None:
-    async with Tunnel({"a": link()}, link()) as tunnel:
-        given_up = asyncio.create_task(tunnel.statistics())
-        await asyncio.sleep(0)
-        given_up.cancel()
-        assert await tunnel.set_link("a", link(2)) > 0
-        assert (await tunnel.statistics()).ports["a"].up.offered == 0
-
-
-async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:
-    async with Tunnel({"a": link()}, link(), answer_s=0.2) as tunnel:
-        os.kill(tunnel.router_pid, signal.SIGSTOP)
-        with pytest.raises(NetsimError, match="without an answer for too long"):
-            await tunnel.statistics()
-        os.kill(tunnel.router_pid, signal.SIGCONT)
-        with pytest.raises(NetsimError, match="without an answer for too long"):
-            await tunnel.obey(SetCondition("a", Condition.CUT))
 
 
 async def test_two_runs_at_once_keep_out_of_each_other() -> None:

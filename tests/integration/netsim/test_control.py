@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hypergpu.sites import Sites
-from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
+from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
 from netsim.link.error import NetsimError
 from netsim.network import control
 from netsim.network.backends import BACKENDS, profile_links
@@ -108,7 +108,7 @@ async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard(
     async with lan() as sites:
         reader, writer = await asyncio.open_unix_connection(sites.control)
         writer.write(msgspec.json.encode(request) + b"\n")
-        answer = msgspec.json.decode(await reader.readline(), type=RequestFailed)
+        answer = msgspec.json.decode(await reader.readline(), type=LinkRequestFailed)
         assert "delay" in answer.detail
         assert answer.fix
         writer.write(b'{"type": "verdict"}\n')

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
-from netsim.emulation.requests import Condition, RequestFailed, Reset, SetCondition, SetShape
+from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
 from netsim.link import STALLED_BITS_PER_S, UNLIMITED, LinkTrace, Shape, TraceRow
 from netsim.link.error import NetsimError
 from netsim.proxy.messages import Forward, ProxiedNode, ProxyPlan, ProxyProtocol
@@ -52,16 +52,6 @@ async def test_a_refusal_comes_back_in_words() -> None:
             await proxies.obey(SetCondition("z", Condition.CUT))
         async with Dialled(*proxies.address("a")) as dialled:
             assert await dialled.exchange(b"still here") == b"still here"
-
-
-async def test_a_port_that_is_taken_is_refused_at_the_start() -> None:
-    async with target() as port:
-        taken = ProxiedNode(
-            name="a", shape=Shape(link=link()), forwards=(Forward(target_port=1, port=port),)
-        )
-        with pytest.raises(NetsimError, match="cannot listen"):
-            async with ProxyProcess(ProxyPlan(nodes=(taken,))):
-                pass
 
 
 async def test_a_link_follows_its_trace() -> None:
@@ -158,7 +148,7 @@ async def test_a_process_that_was_killed_is_told_in_words() -> None:
 @pytest.mark.parametrize("words", [b"", b"{}\n", b'{"nodes": 3}\n', b"\xff\xfe\n"])
 def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     child = subprocess.run(PROGRAM, input=words, capture_output=True, check=False)
-    failed = msgspec.json.decode(child.stdout, type=RequestFailed)
+    failed = msgspec.json.decode(child.stdout, type=LinkRequestFailed)
     assert child.returncode == 2
     assert "does not understand" in failed.detail
     assert failed.fix

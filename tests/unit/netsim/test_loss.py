@@ -6,7 +6,6 @@ from itertools import groupby
 import pytest
 
 from netsim.link import LossChain, loss_events_per_packet, transitions
-from netsim.link.error import NetsimError
 
 PACKETS = 20_000
 
@@ -85,9 +84,3 @@ def test_closed_forms_follow_from_loss_and_burst() -> None:
     assert p / (p + r) == pytest.approx(0.02)
     assert 1 / r == 4
     assert loss_events_per_packet(0.02, 4) == pytest.approx((1 - 0.02) * p)
-
-
-@pytest.mark.parametrize(("loss", "burst"), [(0.6, 1), (-0.1, 1), (0.1, 0.5), (1.0, 3)])
-def test_chain_that_cannot_be_is_refused(loss: float, burst: float) -> None:
-    with pytest.raises(NetsimError, match="no link loses"):
-        transitions(loss, burst)

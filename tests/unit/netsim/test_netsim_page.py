@@ -4,9 +4,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import pytest
-
-from netsim.link import LinkCourse, Variation
 from netsim.network.churn import CHURN_CLASSES
 from netsim.network.course import WorldCourse
 from netsim.network.profiles import PROFILES
@@ -40,11 +37,3 @@ def test_page_names_every_fault_and_every_churn() -> None:
         each for each in get_args(FaultEntry) if f"| `{each.__struct_config__.tag}` |" not in PAGE
     ] == []
     assert [name for name in CHURN_CLASSES if f"`{name}`" not in PAGE] == []
-
-
-def test_drawn_rates_of_a_profile_keep_its_mean_over_hours() -> None:
-    entry = PROFILES["lte-moving"]
-    variation = Variation(rate=entry.shape.variation.rate)
-    course = LinkCourse(entry.shape.link, variation, key="page")
-    rates = [course.at(second * 1_000_000).down.bits_per_s for second in range(20_000)]
-    assert sum(rates) / len(rates) == pytest.approx(12_800_000, rel=0.06)

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from netsim.link import LinkCourse, RateShape, Variation
+from netsim.link import LinkCourse
 from netsim.link.error import NetsimError
 from netsim.network.churn import CHURN_CLASSES, SpanDistribution, SpanKind, absences, churn_class
 from netsim.network.profiles import PROFILES, Profile, profile
@@ -34,12 +34,6 @@ def test_cable_is_slower_in_the_evening() -> None:
     entry = profile("home-cable")
     course = LinkCourse(entry.shape.link, entry.shape.variation, key="k", starts_at_hour=20.0)
     assert course.at(0).down.bits_per_s == 140_000_000
-
-
-def test_steady_profiles_never_change() -> None:
-    steady = [entry for entry in PROFILES.values() if entry.shape.variation == Variation()]
-    assert {"lan", "A", "B", "C", "D"} <= {entry.name for entry in steady}
-    assert Variation().rate == RateShape()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import pytest
-
 from netsim.network.course import WorldCourse
 from netsim.network.world_file import parse_world
 
@@ -71,8 +69,3 @@ def test_another_node_moves_nobodys_dice() -> None:
     )
     looks = [WorldCourse(each).state("van", 5 * SECOND_US) for each in (more, WORLD)]
     assert looks[0] == looks[1]
-
-
-def test_unknown_node_is_a_key_error() -> None:
-    with pytest.raises(KeyError):
-        WorldCourse(WORLD).state("nobody", 0)

@@ -188,8 +188,3 @@ def test_trace_that_makes_the_link_impossible_is_refused(tmp_path: Path) -> None
     path.write_text(f'{HOME}trace = "a.csv"\n')
     with pytest.raises(NetsimError, match="exceeds the delay"):
         read_world_file(path)
-
-
-def test_missing_world_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NetsimError, match="cannot be read: No such file"):
-        read_world_file(tmp_path / "none.toml")

@@ -54,17 +54,6 @@ def test_a_world_file_gives_its_nodes_its_coordinator_and_its_seed(world: str) -
     assert links.nodes["cellar"].starts_at_hour == 20
 
 
-def test_an_unknown_profile_is_refused_with_the_one_that_was_meant() -> None:
-    with pytest.raises(NetsimError, match="fibre") as refused:
-        links_by_name(["fibre"], seed=0)
-    assert "home-fibre" in refused.value.fix
-
-
-def test_a_world_file_beside_other_names_is_refused(world: str) -> None:
-    with pytest.raises(NetsimError, match="beside other names"):
-        links_by_name(["lan", world], seed=0)
-
-
 def test_equal_links_are_measured_once(world: str) -> None:
     assert list(distinct_links(links_by_name([world], seed=0).nodes)) == [
         "attic-1 and 1 like it",

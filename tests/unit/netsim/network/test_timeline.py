@@ -54,16 +54,6 @@ def test_a_partition_is_a_cut_and_a_heal() -> None:
     ]
 
 
-def test_a_flap_is_cut_for_half_of_each_turn() -> None:
-    flap = fault("flap", "b", "1s", 'every = "4s"\nfor = "8s"')
-    assert actions(world(flap)) == [
-        (1, "cut", "b"),
-        (3, "heal", "b"),
-        (5, "cut", "b"),
-        (7, "heal", "b"),
-    ]
-
-
 def test_a_slow_device_is_slow_and_then_as_before() -> None:
     slow = fault("slow_device", "c", "2s", 'for = "3s"\nfactor = 3')
     described = world(slow, '[[nodes]]\nname = "c"\nprofile = "lan"\nstep_floor_ms = 50')
@@ -100,11 +90,6 @@ def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
         kinds = [kind for _, kind, whose in found if whose == name]
         assert len(kinds) > 2
         assert kinds == (["kill", "start"] * len(kinds))[: len(kinds)]
-
-
-def test_equal_worlds_have_equal_actions() -> None:
-    churned = 'churn = "stress"\nchurn_speed = 60'
-    assert actions(world("", churned), 600) == actions(world("", churned), 600)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,11 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
 from netsim.link import Variation
 from netsim.link.error import NetsimError
-from netsim.network.world import WorldDescription
-from netsim.network.world_file import parse_world
 from netsim.run.choices import (
     Choices,
     chosen_world,
@@ -109,11 +106,6 @@ def test_a_lan_has_the_same_nodes_and_nothing_goes_wrong(world: str) -> None:
     assert found.faults == ()
 
 
-def test_choices_travel_to_the_program_that_runs_them(world: str) -> None:
-    choices = Choices(world=world, strategy="aware", seed=4, is_near=True)
-    assert msgspec.json.decode(msgspec.json.encode(choices), type=Choices) == choices
-
-
 def test_data_lies_beside_the_job_that_names_it(tmp_path: Path, world: str) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("12345", "utf-8")
@@ -127,12 +119,6 @@ def test_data_lies_beside_the_job_that_names_it(tmp_path: Path, world: str) -> N
 
 
 HAS_TORCH = find_spec("torch") is not None
-NODE = '[[nodes]]\nprofile = "lan"\n'
-
-
-def nulls(nodes: int) -> WorldDescription:
-    job = f'[job]\nworkload = "null"\n[job.training]\nnodes = {nodes}\n'
-    return parse_world(job + NODE, source="test", name="home")
 
 
 def refusal(workload: str, worker: str) -> str:
@@ -142,17 +128,6 @@ def refusal(workload: str, worker: str) -> str:
     except NetsimError as refused:
         return str(refused)
     return ""
-
-
-def test_a_world_without_a_job_is_refused() -> None:
-    with pytest.raises(NetsimError, match="the world home has no job"):
-        required_job(parse_world(NODE, source="test", name="home"))
-
-
-def test_a_job_that_waits_for_more_nodes_than_there_are_is_refused() -> None:
-    assert required_job(nulls(1)).training.nodes == 1
-    with pytest.raises(NetsimError, match="wants 2 nodes, and there is 1"):
-        required_job(nulls(2))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """A world's job in virtual time, and what is said of its end."""
 
 import msgspec
-import pytest
 
-from netsim.link.error import NetsimError
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.report import summary_lines
@@ -20,11 +18,6 @@ def test_a_job_that_finished_is_told_with_its_own_phase() -> None:
     assert report.phase == "finished"
     assert report.is_good
     assert not msgspec.structs.replace(report, phase="stopped").is_good
-
-
-def test_a_job_that_would_wait_for_ever_is_refused() -> None:
-    with pytest.raises(NetsimError, match="wants 2 nodes, and there is 1"):
-        run_virtually(world(2))
 
 
 def test_virtual_time_says_that_it_has_no_metric() -> None:
