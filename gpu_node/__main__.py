@@ -150,7 +150,7 @@ async def _serve_signals(daemon: Daemon) -> Leave:
     try:
         return await serving
     except asyncio.CancelledError:
-        return Leave(Departure.DRAINED, "told to before it had begun")
+        return Leave(Departure.DRAINED, "stopped before it had begun")
 
 
 def _on_signal(daemon: Daemon, serving: "asyncio.Task[Leave]", name: str) -> None:

@@ -8,7 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class NodeSettings(BaseSettings):
-    """How one node runs. Whom it dials is in its state folder, from the join."""
+    """Settings of one node. Its coordinator is named in its state folder, by the join."""
 
     model_config = SettingsConfigDict(env_prefix="HYPERGPU_NODE_", frozen=True, extra="forbid")
 
@@ -19,11 +19,11 @@ class NodeSettings(BaseSettings):
     and kept beside the state folder.
     """
     name: str = ""
-    """What people see beside the node's id. Empty: what it was called before, or the machine."""
+    """Name shown with the node's id. Empty: its earlier name, or the machine's."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"
-    """What trains. ``auto``: torch where it is installed, else numpy."""
+    """Kind of worker. ``auto``: torch where it is installed, else numpy."""
     worker_threads: int = Field(default=0, ge=0)
-    """Threads of the worker; 0: what the worker takes by itself."""
+    """Threads of the worker; 0: its default, one."""
     worker_memory_bytes: int = Field(default=0, ge=0)
     """Memory the worker may take; 0: no cap."""
     worker_step_floor_ms: int = Field(default=0, ge=0)
@@ -31,18 +31,17 @@ class NodeSettings(BaseSettings):
     cache_bytes: int = Field(default=20 << 30, ge=0)
     """Downloaded models and datasets may take this much beyond what the work at hand needs."""
     drain_limit_ms: int = Field(default=25_000, ge=0)
-    """How long the first SIGTERM lets training and uploading go on before they are handed back."""
+    """Time in which training and uploading may finish after the first SIGTERM."""
     first_progress_limit_ms: int = Field(default=600_000, ge=1_000)
-    """How long a training may take to its first progress, or a worker to be ready, before it is
-    ended and started again.
+    """Time limit of a training's first progress and of a worker's start; then the worker is ended
+    and started again.
     """
     progress_limit_ms: int = Field(default=120_000, ge=2_000)
-    """The same from there on; 20 times the slowest inner step where that is longer."""
+    """Time limit of later progress; 20 times the slowest inner step where that is longer."""
     reconnect_cap_ms: int = Field(default=30_000, ge=200)
     """The longest wait before dialling again."""
     call_timeout_ms: int = Field(default=10_000, ge=100)
-    """How long the coordinator may take to answer a small call, or to stay silent in a transfer
-    beyond what its pieces take."""
+    """Time limit of a small call, and of silence in a transfer beyond the time of its pieces."""
     congestion_control: Literal["system", "bbr"] = "system"
     """``bbr``: for the route to the coordinator alone, where this process may set routes."""
     probe_interval_ms: int = Field(default=2_000, ge=100)

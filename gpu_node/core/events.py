@@ -49,7 +49,7 @@ class JoinRejected(NodeEvent, frozen=True):
 
 
 class Connected(NodeEvent, frozen=True):
-    """The control stream is open and the coordinator said welcome."""
+    """The control stream is open and the coordinator answered with a welcome."""
 
 
 class LinkLost(NodeEvent, frozen=True):
@@ -124,7 +124,7 @@ class TrainingFailed(NodeEvent, frozen=True):
 
 
 class TrainingAborted(NodeEvent, frozen=True):
-    """The worker dropped a shard that it was told to drop."""
+    """The worker dropped a shard on request."""
 
     lease: Lease
 

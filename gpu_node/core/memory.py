@@ -5,7 +5,7 @@ Theory. Training round ``r`` from the end state of round ``b`` computes, with er
     sent(r) = C(e(b) + delta(r))        e(r) = e(b) + delta(r) - sent(r)
 
 so a sent update must reach the model or come back: the residual to start from is ``e(b) + sent(b)``
-when ``sent(b)`` was refused. That is decided when the job's next work arrives: an assignment names
+when ``sent(b)`` was rejected. That is decided when the job's next work arrives: an assignment names
 the newest update that the coordinator accepted of this node, which was durable before it was named.
 Two generations are kept, for a round that is assigned again starts from the end state before it,
 never from its own.
@@ -31,7 +31,7 @@ class TrainingStart(msgspec.Struct, frozen=True):
     resume_from: int | None = None
     """Round of the end state; None: a fresh inner optimizer and an empty residual."""
     returns_update: bool = False
-    """The update of that round was refused and goes back into the residual."""
+    """The update of that round was rejected and goes back into the residual."""
 
 
 FRESH = TrainingStart()

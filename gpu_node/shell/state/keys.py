@@ -18,8 +18,8 @@ def identity_key(paths: StatePaths, passphrase: Passphrase | None = None) -> Ide
     """The node's secp256k1 key, made on the first start. It lies there encrypted.
 
     Args:
-        paths: Of the node.
-        passphrase: Of the key; None: one that is made for it and kept beside the state folder, so
+        paths: The node's state folder.
+        passphrase: The key's; None: one that is made for it and kept next to the state folder, so
             that the daemon starts without anybody's doing and a copy of the folder opens nothing.
 
     Raises:

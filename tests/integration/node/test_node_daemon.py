@@ -81,7 +81,10 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
     assert kit.service.headers[-1].lease.job_id == OTHER_JOB
 
 
-async def test_a_worker_that_hangs_in_training_is_ended_and_started_again(kit: DaemonKit) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_worker_that_dies_or_hangs_in_training_is_started_again(
+    kit: DaemonKit, number: signal.Signals
+) -> None:
     kit.settings = kit.settings.model_copy(update={"progress_limit_ms": 8_000})
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1, samples=400_000)
@@ -89,19 +92,7 @@ async def test_a_worker_that_hangs_in_training_is_ended_and_started_again(kit: D
         assert kit.running is not None
         process_id = kit.running.worker_process_id
         assert process_id is not None
-        os.kill(process_id, signal.SIGSTOP)
-        await kit.update()
-        assert kit.running.worker_process_id not in {None, process_id}
-
-
-async def test_a_worker_killed_in_training_is_started_again_and_finishes(kit: DaemonKit) -> None:
-    async with kit.daemon(kit.there.token):
-        kit.assign(0, 1, samples=400_000)
-        await kit.service.next_said("progress")
-        assert kit.running is not None
-        process_id = kit.running.worker_process_id
-        assert process_id is not None
-        os.kill(process_id, signal.SIGKILL)
+        os.kill(process_id, number)
         await kit.update()
         assert kit.running.worker_process_id not in {None, process_id}
 
