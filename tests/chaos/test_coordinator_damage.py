@@ -31,11 +31,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-Undamaged = Callable[[int], str | None]
+ExpectedModel = Callable[[int], str | None]
 
 
 @pytest.fixture(scope="module")
-def undamaged(cluster: Cluster) -> Undamaged:
+def expected_model(cluster: Cluster) -> ExpectedModel:
     """The digest of the model after so many rounds that nobody disturbed."""
 
     @cache
@@ -90,7 +90,7 @@ def is_late_round(happening: Happening) -> bool:
     return happening.kind == "RoundRecorded" and happening.fields["round"] >= 10
 
 
-def killed_under_way(cluster: Cluster) -> str:
+def kill_under_way(cluster: Cluster) -> str:
     """A paused job whose coordinator is dead."""
     job_id = cluster.submit(SPEC)
     cluster.wait_for(job_id, is_late_round)
@@ -100,7 +100,7 @@ def killed_under_way(cluster: Cluster) -> str:
     return job_id
 
 
-def resumed(cluster: Cluster, job_id: str) -> JobView:
+def resume_and_finish(cluster: Cluster, job_id: str) -> JobView:
     """A paused job some rounds later, at its end."""
     with cluster.coordinator.client() as client:
         rounds = client.job(job_id).job.round + MORE
@@ -121,22 +121,22 @@ def resumed(cluster: Cluster, job_id: str) -> JobView:
 )
 @pytest.mark.parametrize("which", ["blob", "outer_state", "delta"])
 def test_a_damaged_current_model_is_made_again_bit_for_bit(
-    which: str, damage: Callable[[Path], None], cluster: Cluster, undamaged: Undamaged
+    which: str, damage: Callable[[Path], None], cluster: Cluster, expected_model: ExpectedModel
 ) -> None:
-    job_id = killed_under_way(cluster)
+    job_id = kill_under_way(cluster)
     damage(current_blob(cluster, job_id, which))
 
     cluster.coordinator.start()
-    ended = resumed(cluster, job_id)
-    assert ended.model == undamaged(ended.round)
+    ended = resume_and_finish(cluster, job_id)
+    assert ended.model == expected_model(ended.round)
     kinds = [happening.kind for happening in cluster.events(job_id)]
     assert kinds.count("ModelLost") == 1
 
 
 def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
-    cluster: Cluster, undamaged: Undamaged
+    cluster: Cluster, expected_model: ExpectedModel
 ) -> None:
-    job_id = killed_under_way(cluster)
+    job_id = kill_under_way(cluster)
     with journal(cluster) as rows:
         rows.execute(
             "UPDATE entries SET body_json = x'7b7d' WHERE job_id = ? AND kind = 'JobPaused'",
@@ -149,5 +149,5 @@ def test_a_damaged_end_of_the_journal_is_cut_off_and_told(
     # With the row of the pause all after it is lost, such as an evaluation that ended late.
     with cluster.coordinator.client() as client:
         client.pause(job_id)
-    ended = resumed(cluster, job_id)
-    assert ended.model == undamaged(ended.round)
+    ended = resume_and_finish(cluster, job_id)
+    assert ended.model == expected_model(ended.round)

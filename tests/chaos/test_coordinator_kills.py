@@ -37,7 +37,7 @@ SPEC = JobSpec(
 BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")
 
 
-class Unkilled(NamedTuple):
+class ReferenceRun(NamedTuple):
     """What a job comes to that nobody disturbs."""
 
     digest: str
@@ -55,7 +55,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def unkilled(cluster: Cluster) -> Unkilled:
+def reference(cluster: Cluster) -> ReferenceRun:
     job_id = cluster.submit(SPEC)
     digest = cluster.finished(job_id).model or ""
     durations_ms = [
@@ -63,7 +63,7 @@ def unkilled(cluster: Cluster) -> Unkilled:
         for happening in cluster.events(job_id)
         if happening.kind == "RoundRecorded"
     ]
-    return Unkilled(digest, statistics.median(durations_ms) / 1000)
+    return ReferenceRun(digest, statistics.median(durations_ms) / 1000)
 
 
 class Run:
@@ -78,9 +78,9 @@ class Run:
     def submit(self) -> None:
         """Submit, or find the job that an earlier try made."""
         with self._cluster.coordinator.client() as client:
-            self._job_id = run(self._created(client.asynchronous))
+            self._job_id = run(self._create(client.asynchronous))
 
-    async def _created(self, client: AsyncCoordinator) -> str:
+    async def _create(self, client: AsyncCoordinator) -> str:
         """Create the job with files, which its workload would not take by name."""
         manifest = await send_folder(client._calls, self._files, ignore) if self._files else None
         request = job_pb2.CreateJobRequest(
@@ -132,7 +132,7 @@ def death_at(cluster: Cluster, failpoint: str) -> int:
 
 @pytest.mark.full
 def test_a_kill_at_every_failpoint_of_training_changes_nothing(
-    cluster: Cluster, unkilled: Unkilled
+    cluster: Cluster, reference: ReferenceRun
 ) -> None:
     job = Run(cluster)
     job.submit()
@@ -142,11 +142,11 @@ def test_a_kill_at_every_failpoint_of_training_changes_nothing(
             assert death_at(cluster, name) == -signal.SIGKILL, name
             cluster.coordinator.end()
     cluster.coordinator.start()
-    job.check(unkilled.digest)
+    job.check(reference.digest)
 
 
 def test_a_kill_at_every_failpoint_before_training_changes_nothing(
-    cluster: Cluster, unkilled: Unkilled, tmp_path: Path
+    cluster: Cluster, reference: ReferenceRun, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("a user's file")
     job = Run(cluster, tmp_path)
@@ -161,11 +161,11 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
     cluster.coordinator.end()
     cluster.coordinator.start()
     job.submit()
-    job.check(unkilled.digest)
+    job.check(reference.digest)
 
 
 @pytest.mark.timeout(60 * max(10, KILLS // 10))
-def test_kills_at_random_instants_change_nothing(cluster: Cluster, unkilled: Unkilled) -> None:
+def test_kills_at_random_instants_change_nothing(cluster: Cluster, reference: ReferenceRun) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")  # noqa: T201  shown when the test fails
     instants = random.Random(seed)
@@ -174,8 +174,8 @@ def test_kills_at_random_instants_change_nothing(cluster: Cluster, unkilled: Unk
         job.submit()
         for kill in range(KILLS_A_JOB):
             job.reach(kill * ROUNDS_A_KILL)
-            kill_at_random(cluster, instants, (ROUNDS_A_KILL - 1) * unkilled.round_s)
-        job.check(unkilled.digest)
+            kill_at_random(cluster, instants, (ROUNDS_A_KILL - 1) * reference.round_s)
+        job.check(reference.digest)
 
 
 def kill_at_random(cluster: Cluster, instants: random.Random, within_s: float) -> None:

@@ -13,9 +13,6 @@ from hypergpu.process.clock import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1.node_pb2 import ProbeTrain
 from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
-from netsim.proxy.messages import ProxyProtocol
-from netsim.proxy.proxies import Proxies
-from tests.integration.netsim.proxied import link, plan
 
 NODE = NodeId("0x" + "a1" * 20)
 HOST = "127.0.0.1"
@@ -169,16 +166,3 @@ async def test_packets_that_are_turned_back_leave_the_others_of_their_train_to_b
     far.close()
     assert 3 < len(far.heard) < PACKETS
     assert train.lost == PACKETS - len(far.heard)
-
-
-async def test_losses_of_a_link_show_in_its_trains() -> None:
-    async with stand() as there:
-        links = plan(there.echo.port, protocol=ProxyProtocol.UDP, lossy=link(loss=0.3))
-        async with Proxies(links) as proxies:
-            port = proxies.ports("lossy")[0]
-            trains = [
-                await send_train(there.target(port), number, wait_s=0.2) for number in range(3)
-            ]
-    lost = sum(train.lost for train in trains)
-    assert 5 < lost < 55
-    assert all(0 < train.bursts <= train.lost for train in trains if train.lost)

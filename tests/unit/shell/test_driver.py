@@ -37,83 +37,97 @@ class RecordedDriver:
 
 
 @pytest.fixture
-async def recorded(tmp_path: Path) -> AsyncIterator[RecordedDriver]:
-    recorded = RecordedDriver(tmp_path)
-    running = asyncio.create_task(recorded.driver.run(recorded.perform, recorded.drains.append))
-    yield recorded
-    recorded.driver.close()
+async def driver_record(tmp_path: Path) -> AsyncIterator[RecordedDriver]:
+    driver_record = RecordedDriver(tmp_path)
+    running = asyncio.create_task(
+        driver_record.driver.run(driver_record.perform, driver_record.drains.append)
+    )
+    yield driver_record
+    driver_record.driver.close()
     await running
 
 
 async def test_a_command_is_performed_only_after_its_event_is_durable(
-    recorded: RecordedDriver,
+    driver_record: RecordedDriver,
 ) -> None:
-    assert await recorded.driver.submit(JOB, CREATED) == ""
-    assert [(type(command), rows) for command, rows in recorded.performed] == [(InitialiseModel, 1)]
+    assert await driver_record.driver.submit(JOB, CREATED) == ""
+    assert [(type(command), rows) for command, rows in driver_record.performed] == [
+        (InitialiseModel, 1)
+    ]
 
 
-async def test_events_that_arrive_together_are_one_transaction(recorded: RecordedDriver) -> None:
+async def test_events_that_arrive_together_are_one_transaction(
+    driver_record: RecordedDriver,
+) -> None:
     await asyncio.gather(
-        recorded.driver.submit(JOB, CREATED), recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
+        driver_record.driver.submit(JOB, CREATED),
+        driver_record.driver.submit(JOB, JobPaused(at_ms=NOW)),
     )
-    assert len(recorded.drains) == 1
-    assert recorded.driver.runtimes[JOB].job.phase is Phase.PAUSED
+    assert len(driver_record.drains) == 1
+    assert driver_record.driver.runtimes[JOB].job.phase is Phase.PAUSED
 
 
-async def test_a_refused_event_is_answered_and_not_journalled(recorded: RecordedDriver) -> None:
-    assert "there is no job" in await recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
-    await recorded.driver.submit(JOB, CREATED)
-    await recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
+async def test_a_refused_event_is_answered_and_not_journalled(
+    driver_record: RecordedDriver,
+) -> None:
+    assert "there is no job" in await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    await driver_record.driver.submit(JOB, CREATED)
+    await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
 
-    assert "is paused" in await recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
-    assert len(recorded.journal.read(JOB).entries) == 2
+    assert "is paused" in await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    assert len(driver_record.journal.read(JOB).entries) == 2
 
 
-async def test_a_full_disk_changes_nothing_and_is_told(recorded: RecordedDriver) -> None:
-    await recorded.driver.submit(JOB, CREATED)
-    recorded.journal.is_full = True
+async def test_a_full_disk_changes_nothing_and_is_told(driver_record: RecordedDriver) -> None:
+    await driver_record.driver.submit(JOB, CREATED)
+    driver_record.journal.is_full = True
     with pytest.raises(HyperGPUError, match="no space"):
-        await recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
-    assert recorded.driver.runtimes[JOB].job.phase is Phase.PREPARING
+        await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    assert driver_record.driver.runtimes[JOB].job.phase is Phase.PREPARING
 
-    recorded.journal.is_full = False
-    assert await recorded.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
+    driver_record.journal.is_full = False
+    assert await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
 
 
-async def test_a_replay_gives_the_state_that_was_left(recorded: RecordedDriver) -> None:
-    await recorded.driver.submit(JOB, CREATED)
-    await recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
+async def test_a_replay_gives_the_state_that_was_left(driver_record: RecordedDriver) -> None:
+    await driver_record.driver.submit(JOB, CREATED)
+    await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
 
-    before, after = recorded.driver.runtimes[JOB], replay_jobs(recorded.journal).runtimes[JOB]
+    before, after = (
+        driver_record.driver.runtimes[JOB],
+        replay_jobs(driver_record.journal).runtimes[JOB],
+    )
     assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
-    assert 0 <= after.now_ms() - recorded.journal.read(JOB).entries[-1].at_ms < 100_000
+    assert 0 <= after.now_ms() - driver_record.journal.read(JOB).entries[-1].at_ms < 100_000
 
 
-async def test_a_request_is_claimed_with_the_event_it_caused(recorded: RecordedDriver) -> None:
+async def test_a_request_is_claimed_with_the_event_it_caused(driver_record: RecordedDriver) -> None:
     claim = RequestClaim("a request", JOB, Digest("0" * 64))
-    await recorded.driver.submit(JOB, CREATED, claim)
-    assert recorded.journal.request("a request") == claim
+    await driver_record.driver.submit(JOB, CREATED, claim)
+    assert driver_record.journal.request("a request") == claim
 
 
 async def test_a_job_removed_while_its_events_are_written_stays_removed(
-    recorded: RecordedDriver,
+    driver_record: RecordedDriver,
 ) -> None:
-    await recorded.driver.submit(JOB, CREATED)
-    verdict = recorded.driver.submit(JOB, JobPaused(at_ms=NOW))
-    del recorded.driver.runtimes[JOB]
+    await driver_record.driver.submit(JOB, CREATED)
+    verdict = driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    del driver_record.driver.runtimes[JOB]
 
     await verdict
-    assert JOB not in recorded.driver.runtimes
+    assert JOB not in driver_record.driver.runtimes
 
 
 async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
     tmp_path: Path,
 ) -> None:
-    recorded = RecordedDriver(tmp_path)
-    running = asyncio.create_task(recorded.driver.run(recorded.perform, recorded.drains.append))
+    driver_record = RecordedDriver(tmp_path)
+    running = asyncio.create_task(
+        driver_record.driver.run(driver_record.perform, driver_record.drains.append)
+    )
     await asyncio.sleep(0)
-    verdict = recorded.driver.submit(JOB, CREATED)
-    recorded.driver.close()
+    verdict = driver_record.driver.submit(JOB, CREATED)
+    driver_record.driver.close()
 
     async with asyncio.timeout(240):
         await running
