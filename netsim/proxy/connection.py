@@ -83,8 +83,8 @@ class ProxyConnection:
     def update_windows(self) -> None:
         """Give both windows the link's present numbers."""
         there, back = self._paths.models()
-        self._there.window.repath(there)
-        self._back.window.repath(back)
+        self._there.window.change_path(there)
+        self._back.window.change_path(back)
 
     def resume_after_cut(self) -> None:
         """Go on when the next retransmission timer would ring: the link is open again."""

@@ -195,7 +195,7 @@ class ProxyStream:
         payload = self._cut_off(size_bytes)
         self._unsent_bytes -= size_bytes
         self._unread_bytes += size_bytes
-        self._carry(payload, self.window.sent(size_bytes, self._clock.now_us), None)
+        self._carry(payload, self.window.send(size_bytes, self._clock.now_us), None)
         if was_full and not self.is_full:
             self._ends.resume_reading()
 
@@ -232,7 +232,7 @@ class ProxyStream:
             if self._there.is_cut:
                 self._note_stall()
             elif outages == self._outages:
-                self.window.acked(len(payload), self._clock.now_us)
+                self.window.acknowledge(len(payload), self._clock.now_us)
                 self._send_ready()
 
         self._there.carry(wire_bytes(len(payload)), arrive)

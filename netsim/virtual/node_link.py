@@ -195,8 +195,8 @@ class NodeLink:
             if not is_stalled:
                 own = _shared_out(path, connections)
                 expected = forecast_transfer(own, part_bytes, ConnectionStart.IDLE, carried)
-                self._carried[way] = expected.drawn_left(chance)
-                whole_us = expected.drawn_us(chance)
+                self._carried[way] = expected.sample_left(chance)
+                whole_us = expected.sample_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:
                     break
                 done += (self._until_us - now_us) / whole_us

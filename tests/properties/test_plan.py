@@ -20,7 +20,7 @@ from coordinator.core.plan.speeds import NodeSpeed, node_speeds
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import SIZES, Truth, known, names, spec, total_samples
+from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 
 truths = st.builds(
     Truth,
@@ -42,11 +42,11 @@ steady = st.builds(
 )
 
 
-def _blocked(of: tuple[Truth, float, float]) -> NodeReading:
-    """Of a node whose probes get nowhere: a bound on its losses, and what its kernel counted."""
+def _blocked_reading(of: tuple[Truth, float, float]) -> NodeReading:
+    """Reading of a node whose probes are blocked: a loss bound, and packets its kernel counted."""
     truth, bound, counted = of
     return replace(
-        known(truth),
+        reading_of(truth),
         is_probing_blocked=True,
         packets_sent=counted,
         packets_lost=counted / 100,
@@ -57,11 +57,15 @@ def _blocked(of: tuple[Truth, float, float]) -> NodeReading:
 
 readings = st.one_of(
     st.just(NodeReading()),
-    truths.map(known),
-    truths.map(lambda truth: replace(known(truth), step_us=Estimate())),
-    truths.map(lambda truth: replace(known(truth), up_bits_per_s=Estimate())),
-    st.tuples(truths, st.floats(0.5, 3)).map(lambda of: replace(known(of[0]), correction=of[1])),
-    st.tuples(truths, st.floats(0, 0.5), st.sampled_from([0.0, 0.01, 50.0, 600.0])).map(_blocked),
+    truths.map(reading_of),
+    truths.map(lambda truth: replace(reading_of(truth), step_us=Estimate())),
+    truths.map(lambda truth: replace(reading_of(truth), up_bits_per_s=Estimate())),
+    st.tuples(truths, st.floats(0.5, 3)).map(
+        lambda of: replace(reading_of(of[0]), correction=of[1])
+    ),
+    st.tuples(truths, st.floats(0, 0.5), st.sampled_from([0.0, 0.01, 50.0, 600.0])).map(
+        _blocked_reading
+    ),
 )
 specs = st.builds(
     lambda nodes, rounds, inner, sharding, quorum, aware: spec(
@@ -96,7 +100,7 @@ memories = st.builds(
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[PlanRequest, dict[NodeId, NodeReading]]:
+def planning_cases(draw: st.DrawFn) -> tuple[PlanRequest, dict[NodeId, NodeReading]]:
     """A request at any time of any job, with or without a plan before it."""
     job = draw(specs)
     nodes = names(draw(st.integers(1, 8)))
@@ -129,7 +133,7 @@ def _levels(job: JobSpec) -> tuple[str, ...]:
     return SCHEMES[SCHEMES.index("int4") : SCHEMES.index(job.aware.sparsest) + 1]
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=300, deadline=None)
 def test_no_plan_asks_for_what_cannot_be(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -148,7 +152,7 @@ def test_no_plan_asks_for_what_cannot_be(
     assert all(plan.resting.values())
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=200, deadline=None)
 def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -162,7 +166,7 @@ def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
     assert not working or len(plan.nodes) == needed
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=200, deadline=None)
 def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -178,7 +182,7 @@ def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
     assert plan.is_sparse or plan.down == "int4"
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=200, deadline=None)
 def test_a_deadline_leaves_time_for_the_quorum(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -212,7 +216,7 @@ def _request(fleet: list[Truth], sharding: str) -> PlanRequest:
 def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
     nodes = names(len(fleet))
     request = _request(fleet, sharding)
-    found = {node: known(truth) for node, truth in zip(nodes, fleet, strict=True)}
+    found = {node: reading_of(truth) for node, truth in zip(nodes, fleet, strict=True)}
     return plan_round(request, found, SIZES)
 
 
@@ -231,8 +235,8 @@ def test_nobody_waits_for_a_node_on_trial(others: list[Truth], trial: Truth, sha
         nodes={nodes[-1]: NodeMemory("int4", rests_until_round=1, retries=1)},
     )
     request = replace(request, previous=on_trial)
-    found = {node: known(truth) for node, truth in zip(nodes, [*others, trial], strict=True)}
-    slower = {**found, nodes[-1]: known(slowed(trial))}
+    found = {node: reading_of(truth) for node, truth in zip(nodes, [*others, trial], strict=True)}
+    slower = {**found, nodes[-1]: reading_of(with_slow_line(trial))}
     plan, later = (plan_round(request, each, SIZES) for each in (found, slower))
     if plan.nodes.keys() != later.nodes.keys() or plan.is_sparse != later.is_sparse:
         return
@@ -244,11 +248,11 @@ def test_nobody_waits_for_a_node_on_trial(others: list[Truth], trial: Truth, sha
         assert plan.deadline_ms == later.deadline_ms
 
 
-def slowed(truth: Truth) -> Truth:
+def with_slow_line(truth: Truth) -> Truth:
     return Truth(truth.step_ms, truth.up_mbit_s / 20, truth.down_mbit_s / 20, truth.rtt_ms)
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=200, deadline=None)
 def test_the_last_rounds_share_what_is_left(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -295,7 +299,7 @@ def set_step(truth: Truth, step_ms: float) -> Truth:
     return Truth(step_ms, truth.up_mbit_s, truth.down_mbit_s, truth.rtt_ms)
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=200, deadline=None)
 def test_a_batch_of_its_own_lies_within_limits_and_says_why(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -308,7 +312,7 @@ def test_a_batch_of_its_own_lies_within_limits_and_says_why(
         assert (f"batch {part.batch_size} of {stated}" in part.reason) == bool(part.batch_size)
 
 
-@given(asked())
+@given(planning_cases())
 @settings(max_examples=50, deadline=None)
 def test_equal_requests_have_equal_plans(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
@@ -317,9 +321,9 @@ def test_equal_requests_have_equal_plans(
     assert plan_round(request, found, SIZES) == plan_round(request, dict(found), SIZES)
 
 
-def _known(truth: Truth) -> NodeSpeed:
+def _speed_of(truth: Truth) -> NodeSpeed:
     node = NodeId("n0")
-    reading = {node: known(truth)}
+    reading = {node: reading_of(truth)}
     return node_speeds([node], reading, size_bytes=SIZES.update_bytes["int4"], held={})[node]
 
 
@@ -333,7 +337,7 @@ def test_a_slower_line_never_has_a_finer_codec_and_an_update_keeps_its_budget(
     family = CodecFamily(levels, is_sparse=False)
     found = []
     for one in (truth, slow):
-        budget = byte_budget(_known(one), computing_us, utilisation)
+        budget = byte_budget(_speed_of(one), computing_us, utilisation)
         codec, _ = node_codec(family, NodeMemory(""), SIZES, budget)
         assert SIZES.update_bytes[codec] <= budget or codec == levels[-1]
         found.append(levels.index(codec))
@@ -349,7 +353,7 @@ def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
     up, down = SIZES.update_bytes[codec], SIZES.update_bytes["int4"]
     steps = []
     for one in (truth, replace_up(truth, truth.up_mbit_s / times)):
-        mine = _known(one)
+        mine = _speed_of(one)
         moving_us = mine.moving_us(up, down)
         steps.append(
             own_steps(mine.step_us, moving_us, span_us, bounds_=limits, memory=NodeMemory(""))
@@ -391,7 +395,7 @@ def test_under_noise_of_a_twentieth_nodes_notice_one_change_at_most(
             results=results,
         )
         found = {
-            node: known(truth, noise=noise[(number * len(nodes) + slot) % len(noise)])
+            node: reading_of(truth, noise=noise[(number * len(nodes) + slot) % len(noise)])
             for slot, (node, truth) in enumerate(zip(nodes, fleet, strict=True))
         }
         plan = plan_round(request, found, SIZES)

@@ -13,7 +13,7 @@ from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import SIZES, Truth, known, overlapping, spec, total_samples
+from tests.unit.plan.fleet import SIZES, Truth, overlapping, reading_of, spec, total_samples
 
 FOLDER = Path(__file__).parents[1] / "vectors" / "plans"
 
@@ -112,7 +112,7 @@ def transcript(name: str) -> str:
             results=results,
             prefetched=prefetched,
         )
-        plan = plan_round(request, {NodeId(n): known(t) for n, t in fleet.items()}, SIZES)
+        plan = plan_round(request, {NodeId(n): reading_of(t) for n, t in fleet.items()}, SIZES)
         lines.append(f"round {number}: {plan.reason}")
         lines += [f"  {node}: {part.reason}" for node, part in plan.nodes.items()]
         lines += [f"  {node} rests: {why}" for node, why in plan.resting.items()]

@@ -1,4 +1,4 @@
-"""What is known of nodes, and what it says of the next round. Pure: no clock, no IO, no dice.
+"""Measurements of nodes, and forecasts made of them. Pure: no clock, no IO, no dice.
 
 Readings are made of observations one at a time; everything else is read off a reading.
 

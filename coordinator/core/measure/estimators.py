@@ -26,7 +26,7 @@ a row make the next one a surprise: every hundredth of normal noise of 20 % pass
 SURPRISE = 4.0
 """Deviations from the mean beyond which an observation is clipped."""
 STEADY_SHARE = 0.05
-"""Of the mean: a smaller deviation is taken for this much, as no line is too steady to vary."""
+"""Least deviation over the mean, as no line is too steady to vary."""
 NEW_LEVEL = 4.5
 """Evidence from which on the level is a new one: two surprises make 6. Half of it must have been
 there before, so that no single observation convinces.
@@ -84,7 +84,7 @@ def update_rate(
 
 
 def inverse(estimate: Estimate) -> Estimate:
-    """Of one over the quantity; twice gives it back."""
+    """Estimate of one over the quantity; twice gives it back."""
     if not estimate.count:
         return estimate
     mean = 1 / estimate.mean

@@ -38,7 +38,7 @@ class RoundWork(msgspec.Struct, frozen=True, kw_only=True):
     """What a node is to do from its assignment on until its update is in."""
 
     inner_steps: float = 0
-    """Of the job's own batch."""
+    """Counted in steps of the job's own batch."""
     up_bytes: Bytes = Bytes(0)
     down_bytes: Bytes = Bytes(0)
     codec_ms: Milliseconds = Milliseconds(0)
@@ -71,13 +71,13 @@ class FinishParts(msgspec.Struct, frozen=True):
 
 
 class FinishForecast(msgspec.Struct, frozen=True):
-    """Of one node's finish, counted from its assignment."""
+    """Time of one node's finish, counted from its assignment."""
 
     mean_ms: Milliseconds
     deviation_ms: Milliseconds
     parts: FinishParts
     assumed: tuple[str, ...] = ()
-    """What is not known of the node itself: ``step time``, ``round trip``, ``uplink``,
+    """Quantities that are not known of the node itself: ``step time``, ``round trip``, ``uplink``,
     ``downlink``.
     """
 

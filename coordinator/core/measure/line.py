@@ -14,7 +14,7 @@ from coordinator.core.transfer.steady import steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds
 
 ASSUMED_BITS_PER_S = 10_000_000.0
-"""Of a line of which nothing is known and that no other is like: a slow uplink at home."""
+"""Rate of a line of which nothing is known and that no other is like: a slow uplink at home."""
 ASSUMED_ROUND_TRIP_US = Microseconds(100_000)
 """Between continents rather than around the corner."""
 LARGE_BYTES = Bytes(256 * 1024)
@@ -22,9 +22,9 @@ LARGE_BYTES = Bytes(256 * 1024)
 LONG_US = Microseconds(1_000_000)
 """So does a small one that takes this long."""
 HIDDEN_SHARE = 0.25
-"""Of its time at most that a transfer's rate is made out from: slow start explains the rest."""
+"""Least share of a transfer's time that gives its rate: slow start explains the rest."""
 COUNTED_PACKETS = 500
-"""Of a kernel's, from which on their losses are believed."""
+"""Packets that a kernel counted, from which on its losses are believed."""
 LOSS_MAX = 0.5
 """The transfer model means nothing beyond."""
 _PACKET_BITS = 1448 * 8
@@ -83,7 +83,7 @@ def mean_burst(reading: NodeReading) -> float:
 
 
 def congestion_control_of(reading: NodeReading, direction: TransferDirection) -> CongestionControl:
-    """Of the sending end. What is not known heeds losses as CUBIC does, like most hosts."""
+    """Congestion control of the sending end; an unknown one heeds losses like CUBIC, as most do."""
     is_up = direction is TransferDirection.UP
     name = reading.congestion_control if is_up else reading.coordinator_congestion_control
     if name.startswith("bbr"):

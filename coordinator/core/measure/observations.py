@@ -1,4 +1,4 @@
-"""One observation more: what is known of a node after it.
+"""Observations of a node, added to its reading one by one.
 
 Forgetting is by observation where observations come at a steady pace, and by time where they do
 not (presence). Nothing is ever averaged over more than a few minutes: lines and machines change.
@@ -41,19 +41,19 @@ KEPT_OF_TRAINS = 0.95
 """With 20 packets a train, 400 are remembered: 1 % is known to about half of itself."""
 KEPT_OF_VERDICTS = 0.95
 HALF_LIFE_MS = Milliseconds(600_000)
-"""Of presence: what was ten minutes ago counts half."""
+"""Half-life of presence: 10 minutes."""
 LOSS_BOUND_GROWTH = 1.05
 """The least bound that transfers gave is forgotten by this much with each."""
 CORRECTION_LEAST, CORRECTION_MOST = 0.5, 3.0
 CORRECTION_GAIN = 1 / 2
 NEWEST_RATIOS, RATIOS_LEAST = 5, 3
-"""Finishes whose middle corrects forecasts, and from how many on."""
+"""Finishes whose median corrects forecasts, and from how many on."""
 ERROR_GAIN = 1 / 4
 ERROR_MOST = 3.0
 
 
 def add_observation(reading: NodeReading, observation: Observation) -> NodeReading:
-    """What is known after an observation. It may be late, absurd or empty; none is refused."""
+    """The reading after an observation, which may be late, absurd or empty; none is rejected."""
     match observation:
         case RoundTrip() | PacketTrain() | TransferTime() | SocketReport():
             return _of_line(reading, observation)
@@ -163,7 +163,7 @@ def _finish(reading: NodeReading, finish: Finish) -> NodeReading:
     """Learn what forecasts are off by, whatever the node's own estimates say.
 
     A node whose line has just broken down finishes late once or twice, until its estimates have
-    followed. That is no fault of forecasts: the middle of the newest five does not move by it.
+    followed. That is no fault of forecasts: the median of the newest five does not move by it.
     """
     if finish.forecast_ms <= 0 or finish.took_ms <= 0:
         return reading

@@ -1,4 +1,4 @@
-"""What is known of a node's line and speed, and the observations that it is made of. Pure values.
+"""Measured line and speed of a node, and the observations that they are made of. Pure values.
 
 Nothing here is journalled: after a restart readings are made anew, and plans go on from the plan
 before until there are some.
@@ -27,7 +27,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class TransferDirection(Enum):
-    """Of a transfer, as the node sees it."""
+    """Way of a transfer, as the node sees it."""
 
     UP = "up"
     DOWN = "down"
@@ -95,7 +95,7 @@ class SocketReport(msgspec.Struct, frozen=True):
     congestion_control: str
     is_probing_blocked: bool
     coordinator_congestion_control: str = ""
-    """Of the coordinator's sockets to nodes, which carry what goes down; empty: not known."""
+    """That of the coordinator's sockets to nodes, which carry what goes down; empty: not known."""
 
 
 class UpdateVerdict(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class NodeReading(msgspec.Struct, frozen=True):
 
     round_trip_us: Estimate = Estimate()
     least_round_trip_us: Microseconds = Microseconds(0)
-    """Of the newest probes: the line without queues; 0: not known."""
+    """Least of the newest probes: the line without queues; 0: not known."""
     newest_round_trips_us: tuple[Microseconds, ...] = ()
     """Up to ten, the newest last."""
     up_bits_per_s: Estimate = Estimate()
@@ -140,7 +140,7 @@ class NodeReading(msgspec.Struct, frozen=True):
     """Under which the newest upload was measured, and to which all before were carried over."""
     down_conditions: Conditions = Conditions()
     step_us: Estimate = Estimate()
-    """Of an inner step with the job's own batch: a node with a smaller one is no faster for it."""
+    """Time of a step with the job's own batch: a node with a smaller one is no faster for it."""
     packets_sent: float = 0.0
     """Probes, old ones forgotten bit by bit: with ``packets_lost`` a Beta posterior of losses."""
     packets_lost: float = 0.0
@@ -155,7 +155,7 @@ class NodeReading(msgspec.Struct, frozen=True):
     forecast_error: Estimate = Estimate()
     """Absolute error of forecasts over what it took."""
     present_share: float = 1.0
-    """Of the recent past: availability, in [0, 1]."""
+    """Share of the recent past in which it was there, in [0, 1]."""
     is_present: bool = True
     is_starting: bool = False
     """Its worker's process is a new one that is not ready yet."""
@@ -164,7 +164,7 @@ class NodeReading(msgspec.Struct, frozen=True):
     """Old ones forgotten bit by bit."""
     updates_accepted: float = 0.0
     congestion_control: str = ""
-    """Of the node's sockets, which carry what goes up."""
+    """That of the node's sockets, which carry what goes up."""
     coordinator_congestion_control: str = ""
-    """Of the coordinator's, which carry what goes down."""
+    """That of the coordinator's sockets, which carry what goes down."""
     is_probing_blocked: bool = False

@@ -17,7 +17,7 @@ from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Bytes
 
 FINEST = "int4"
-"""Of updates and of deltas."""
+"""Finest scheme of updates and of deltas."""
 
 _HOLD = 1.15
 """A level that fitted is kept until it overruns its budget by this much: noise is no reason."""

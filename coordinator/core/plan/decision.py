@@ -1,4 +1,4 @@
-"""What a plan is asked and what it says: who takes part in a round, with how much work, and why.
+"""The request for a plan and the plan: who takes part in a round, with how much work, and why.
 
 The journal holds plans (`RoundPlanned`), never the readings that they were made of.
 """
@@ -86,14 +86,14 @@ class PlanMemory(msgspec.Struct, frozen=True):
     """What the next plan needs of this one."""
 
     inner_steps: int
-    """The middle H that single nodes' H spread around."""
+    """The median node's H, which single nodes' H spread around."""
     changed_at_round: int
     is_sparse: bool
     nodes: dict[NodeId, NodeMemory] = {}
     crowded_rounds: int = 0
     """Plans in a row in which updates agreed too little for so many inner steps."""
     drift: float = 1.0
-    """What the agreement of updates has made of the middle H: a factor."""
+    """What the agreement of updates has made of the median node's H: a factor."""
     span_ms: Milliseconds = Milliseconds(0)
     """What a round is made to take; 0: the plan was made before anything was known."""
     stretched_ms: Milliseconds = Milliseconds(0)
@@ -148,9 +148,9 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """What the job is to process in all."""
     previous: PlanMemory | None = None
     results: dict[NodeId, NodeResult] = {}
-    """Of the round before."""
+    """Results of the round before."""
     agreement: float | None = None
-    """Of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 when orthogonal, n when equal."""
+    """Agreement of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 if orthogonal, n if equal."""
     prefetched: dict[NodeId, int] = {}
     """Inner steps of this round that nodes may have taken already."""
     line_bits_per_s: int = 0

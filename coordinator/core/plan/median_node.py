@@ -30,7 +30,7 @@ _RISE = 1.25
 _DRIFT_LEAST, _DRIFT_MOST = 1 / 8, 2.0
 _QSR_BASE = 30
 _WAITING = 0.15
-"""Of the time in which nodes do not compute: they wait for the last one, however well planned."""
+"""Share of the idle time in which nodes wait for the last one, however well planned."""
 
 
 class Drift(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class MedianNode(msgspec.Struct, frozen=True):
     drift: Drift
     why: str
     hidden_us: float = 0.0
-    """Of the moving: meanwhile steps of the next round are taken."""
+    """Part of the moving during which steps of the next round are taken."""
 
     @property
     def span_us(self) -> float:

@@ -58,7 +58,7 @@ class Participation(NamedTuple):
 
 
 def candidate_memories(request: PlanRequest) -> dict[NodeId, NodeMemory]:
-    """What is remembered of each candidate, the round before included: a process that begins anew
+    """Memory of each candidate, the round before included: a process that begins anew
     is held to what its node did before, or one that crashes each time would be tried for ever.
     """
     return {node: replace(_after(request, node), away_rounds=0) for node in request.candidates}
@@ -75,7 +75,7 @@ def _unready(request: PlanRequest, readings: Mapping[NodeId, NodeReading]) -> di
 
 
 def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
-    """What is remembered of nodes that are away: how often they were of no use, for a while."""
+    """Memory of nodes that are away: how often they were of no use, for a while."""
     before = request.previous.nodes if request.previous is not None else {}
     away = dict.fromkeys(node for node in (*before, *request.results))
     found = {}

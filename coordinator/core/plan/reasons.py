@@ -46,7 +46,7 @@ def resting_reason(why: str) -> str:
 
 
 def unmeasured_reason(inner_steps: int, codec: str) -> str:
-    """Of a plan that is made before any node was measured."""
+    """Reason of a plan that is made before any node was measured."""
     until = "closes after four times what its quorum takes"
     return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 

@@ -33,7 +33,7 @@ class NodeSpeed(msgspec.Struct, frozen=True):
 
     reading: NodeReading
     typical: NodeReading
-    """Of its fleet."""
+    """Median reading of its fleet."""
     connections: int
     step_us: float
     """With the job's own batch."""
@@ -88,7 +88,7 @@ def node_speeds(
     size_bytes: Bytes,
     held: Mapping[NodeId, int],
 ) -> dict[NodeId, NodeSpeed]:
-    """What is known of each candidate; empty until one node's steps were measured.
+    """Speed and line of each candidate; empty until one node's steps were measured.
 
     A line that never carried enough to be measured is taken for a slow one at home; what finishes
     then say of it corrects its forecasts.

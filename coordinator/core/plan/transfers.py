@@ -21,7 +21,7 @@ from hypergpu.units import Bytes, Milliseconds
 
 _PACKET_BYTES = 1448
 _SMALL_BYTES = 64 * 1024
-"""What is smaller is over before a second connection helps."""
+"""Smaller transfers are over before a second connection helps."""
 _SHARE_BYTES = 16 * 1024
 """A connection's least share of a transfer."""
 _WITHOUT_LOSS = 4
@@ -85,7 +85,7 @@ def _cautious(reading: NodeReading) -> NodeReading:
 
 
 def payload_bits_per_s(line_bits_per_s: int) -> int:
-    """What is left of a line's rate for what it is there to carry: goodputs add up to this."""
+    """Payload rate of a line without its headers: goodputs add up to this."""
     share = _PACKET_BYTES / (_PACKET_BYTES + PACKET_HEADER_BYTES) / (1 + STREAM_OVERHEAD)
     return int(line_bits_per_s * share)
 

@@ -74,6 +74,6 @@ def unmeasured_plan(
 
 
 def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
-    """Of a job's first round: the finest of the sparse ones."""
+    """Codec of a job's first round: the finest of the sparse ones."""
     sparse = (level for level in allowed_codecs(spec, sizes) if level in SPARSE_SCHEMES)
     return next(sparse, FINEST)

@@ -23,19 +23,19 @@ class Congestion(Protocol):
     is_steady: bool
     """Whether it will stay as it is, whatever is lost."""
 
-    def round_passed(self, now_us: float) -> None:
+    def pass_round(self, now_us: float) -> None:
         """A full window was acknowledged without a loss."""
 
-    def lost(self, now_us: float) -> None:
+    def note_loss(self, now_us: float) -> None:
         """A window had losses, in one event or more, and acknowledgements revealed them."""
 
-    def timed_out(self, now_us: float) -> None:
+    def note_timeout(self, now_us: float) -> None:
         """Only the timer revealed a loss."""
 
-    def was_idle(self, timeouts: int) -> None:
+    def note_idle(self, timeouts: int) -> None:
         """Nothing was sent for so many times the timer."""
 
-    def bound(self, path: NetworkPath) -> None:
+    def set_path(self, path: NetworkPath) -> None:
         """The path's numbers are these from now on; the window goes on from where it is."""
 
 
@@ -49,9 +49,9 @@ class Reno:
         self.window = float(min(constants.INITIAL_WINDOW_PACKETS, path.buffer_packets))
         self.slow_start_until = float("inf")
         self.is_steady = False
-        self.bound(path)
+        self.set_path(path)
 
-    def bound(self, path: NetworkPath) -> None:
+    def set_path(self, path: NetworkPath) -> None:
         self._most = path.buffer_packets
         self._steady_from = float("inf")
         if not path.events_per_packet:
@@ -60,7 +60,7 @@ class Reno:
             full = path.full_packets * (1 + constants.HYSTART_SHARE)
             self._steady_from = min(self._most, full if is_deep else self._most)
 
-    def round_passed(self, now_us: float) -> None:
+    def pass_round(self, now_us: float) -> None:
         if self.window < self.slow_start_until:
             grown = constants.SLOW_START_GROWTH * self.window
             self.window = min(grown, self.slow_start_until, self._most)
@@ -68,16 +68,16 @@ class Reno:
             self.window = min(self._window_growth(now_us), self._most)
         self.is_steady = self.window >= self._steady_from
 
-    def lost(self, now_us: float) -> None:
+    def note_loss(self, now_us: float) -> None:
         self._remember(now_us)
         self.window = self.slow_start_until = max(2.0, self.window * self.beta)
 
-    def timed_out(self, now_us: float) -> None:
+    def note_timeout(self, now_us: float) -> None:
         self._remember(now_us)
         self.slow_start_until = max(2.0, self.window * self.beta)
         self.window = 1.0
 
-    def was_idle(self, timeouts: int) -> None:
+    def note_idle(self, timeouts: int) -> None:
         self.slow_start_until = max(self.slow_start_until, 0.75 * self.window)
         self.window = after_idling(self.window, timeouts)
 
@@ -100,15 +100,15 @@ class Cubic(Reno):
         self._friendly = 0.0
         self._plateau_s = 0.0
 
-    def bound(self, path: NetworkPath) -> None:
-        super().bound(path)
+    def set_path(self, path: NetworkPath) -> None:
+        super().set_path(path)
         self._rtt_us = path.rtt_us
         self._hystart = path.full_packets * (1 + constants.HYSTART_SHARE)
 
-    def round_passed(self, now_us: float) -> None:
+    def pass_round(self, now_us: float) -> None:
         if self.window < self.slow_start_until and self.window >= self._hystart:
             self.slow_start_until = self.window
-        super().round_passed(now_us)
+        super().pass_round(now_us)
 
     def _window_growth(self, now_us: float) -> float:
         if self._since_us < 0:
@@ -142,23 +142,23 @@ class Bbr:
     def __init__(self, path: NetworkPath) -> None:
         self.window = float(constants.INITIAL_WINDOW_PACKETS)
         self.slow_start_until = float("inf")
-        self.bound(path)
+        self.set_path(path)
 
-    def bound(self, path: NetworkPath) -> None:
+    def set_path(self, path: NetworkPath) -> None:
         self._most = bbr_window(path)
         self.window = min(self.window, self._most)
         self.is_steady = self.window >= self._most
 
-    def round_passed(self, now_us: float) -> None:
+    def pass_round(self, now_us: float) -> None:
         self._grow(constants.BBR_STARTUP_GROWTH)
 
-    def lost(self, now_us: float) -> None:
+    def note_loss(self, now_us: float) -> None:
         self._grow(constants.BBR_LOSSY_GROWTH)
 
-    def timed_out(self, now_us: float) -> None:
+    def note_timeout(self, now_us: float) -> None:
         """The estimate of the rate stays; so does the window after the stall."""
 
-    def was_idle(self, timeouts: int) -> None:
+    def note_idle(self, timeouts: int) -> None:
         """It goes on at the rate that it knows."""
 
     def _grow(self, factor: float) -> None:
@@ -167,7 +167,7 @@ class Bbr:
 
 
 def after_idling(window: float, timeouts: int) -> float:
-    """What is left of a window of Reno or CUBIC: half for each time the timer could have run out,
+    """Window of Reno or CUBIC after idling: half for each time the timer could have run out,
     but no less than a fresh one (RFC 2861, Linux).
     """
     least = min(window, float(constants.INITIAL_WINDOW_PACKETS))

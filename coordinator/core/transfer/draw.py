@@ -70,10 +70,10 @@ class _Transfer:
             self._stall(stall_us(self.path) - self.rtt_us if is_tail else constants.RTO_FLOOR_US)
         elif not lost:
             self.recovering = False
-            self.congestion.round_passed(self.now_us)
+            self.congestion.pass_round(self.now_us)
         elif self.congestion.heeds_each_loss or not self.recovering:
             self.recovering = True
-            self.congestion.lost(self.now_us)
+            self.congestion.note_loss(self.now_us)
 
     def settle(self) -> None:
         """Send what is left at the rate that the path settles at."""
@@ -102,7 +102,7 @@ class _Transfer:
 
     def _stall(self, for_us: int) -> None:
         self.now_us += for_us
-        self.congestion.timed_out(self.now_us)
+        self.congestion.note_timeout(self.now_us)
 
 
 def transfer_us(

@@ -33,11 +33,11 @@ class TransferForecast(msgspec.Struct, frozen=True):
         low, high = len(self.times_us) // 6, len(self.times_us) - 1 - len(self.times_us) // 6
         return (self.times_us[high] - self.times_us[low]) / 2 / max(1, self.median_us)
 
-    def drawn_left(self, chance: float) -> CarriedWindow:
-        """What a transfer leaves that takes `drawn_us`."""
+    def sample_left(self, chance: float) -> CarriedWindow:
+        """What a transfer leaves that takes `sample_us`."""
         return self.left[min(int(chance * len(self.left)), len(self.left) - 1)]
 
-    def drawn_us(self, chance: float) -> Microseconds:
+    def sample_us(self, chance: float) -> Microseconds:
         """The time that this share of transfers stays under, between the known ones."""
         place = chance * (len(self.times_us) - 1)
         below = int(place)

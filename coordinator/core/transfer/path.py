@@ -9,7 +9,7 @@ from hypergpu.units import Bytes, Microseconds, Milliseconds
 
 
 class CongestionControl(StrEnum):
-    """Of the sending host."""
+    """Congestion control of the sending host."""
 
     CUBIC = "cubic"
     RENO = "reno"
@@ -22,7 +22,7 @@ class NetworkPath(msgspec.Struct, frozen=True, kw_only=True):
     rtt_us: Microseconds
     """There and back, without queueing."""
     bits_per_s: int = 0
-    """Of the bottleneck, headers included; 0: no limit."""
+    """Rate of the bottleneck, headers included; 0: no limit."""
     loss: float = 0.0
     """Share of packets lost, in [0, 1)."""
     burst_packets: float = 1.0

@@ -52,11 +52,11 @@ class Window:
         """How many bytes may be in flight now, at least one packet."""
         timeouts = (now_us - self._last_us) // self._path.timeout_us
         if timeouts > 0 and not self.in_flight_bytes:
-            self._congestion.was_idle(timeouts)
+            self._congestion.note_idle(timeouts)
             self._last_us = now_us
         return Bytes(max(1, int(self._congestion.window)) * self._path.packet_bytes)
 
-    def sent(self, size_bytes: int, now_us: Microseconds) -> Microseconds:
+    def send(self, size_bytes: int, now_us: Microseconds) -> Microseconds:
         """Take note of bytes that leave; returns how long a loss among them holds them back.
 
         What comes after them in the stream waits with them: bytes arrive in order.
@@ -78,7 +78,7 @@ class Window:
         self._has_stalled = True
         return stall_us(path)
 
-    def acked(self, size_bytes: int, now_us: Microseconds) -> None:
+    def acknowledge(self, size_bytes: int, now_us: Microseconds) -> None:
         """Take note of bytes whose acknowledgement is back."""
         self._acked_bytes += size_bytes
         # What left before the mark belongs to the round before: it cannot end this one.
@@ -87,17 +87,17 @@ class Window:
         self._round_ends_at = self._sent_bytes
         window = self._congestion
         if self._has_stalled:
-            window.timed_out(now_us)
+            window.note_timeout(now_us)
         elif self._has_lost or window.window > self._path.overflow_packets:
-            window.lost(now_us)
+            window.note_loss(now_us)
         elif self._was_full:
-            window.round_passed(now_us)
+            window.pass_round(now_us)
         self._has_stalled = self._has_lost = self._was_full = False
 
-    def repath(self, path: NetworkPath) -> None:
+    def change_path(self, path: NetworkPath) -> None:
         """Go on over a link that has changed; the window starts from where it is."""
         self._path = path
-        self._congestion.bound(path)
+        self._congestion.set_path(path)
         self._packets_to_loss = loss_gap(path.events_per_packet, self._dice)
 
 

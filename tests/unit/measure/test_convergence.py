@@ -55,7 +55,10 @@ class Node:
         )
         forecast = finish_forecast(self.reading, work)
         assert forecast is not None
-        down_us, up_us = self.moved(TransferDirection.DOWN), self.moved(TransferDirection.UP)
+        down_us, up_us = (
+            self.transfer_of(TransferDirection.DOWN),
+            self.transfer_of(TransferDirection.UP),
+        )
         computed_us = STEPS * self.step_us * self.dice.uniform(0.95, 1.05)
         computed_ms = Milliseconds(round(computed_us / 1000))
         took_ms = Milliseconds((down_us + up_us + round(computed_us) + 2 * self.rtt_us) // 1000)
@@ -63,7 +66,7 @@ class Node:
         self.reading = add_observation(self.reading, Finish(AT, forecast.mean_ms, took_ms))
         return abs(took_ms - forecast.mean_ms) / took_ms
 
-    def moved(self, direction: TransferDirection) -> int:
+    def transfer_of(self, direction: TransferDirection) -> int:
         took_us = max(self.stripe_us() for _ in range(self.connections))
         seen = TransferTime(AT, direction, BYTES, Microseconds(took_us), self.connections)
         self.reading = add_observation(self.reading, seen)

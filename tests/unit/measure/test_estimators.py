@@ -17,7 +17,7 @@ from hypergpu.units import Milliseconds
 AT = Milliseconds(7)
 
 
-def settled(level: float, noise: float = 0.0, count: int = 40, seed: int = 3) -> Estimate:
+def settle(level: float, noise: float = 0.0, count: int = 40, seed: int = 3) -> Estimate:
     dice = random.Random(seed)
     estimate = Estimate()
     for _ in range(count):
@@ -42,7 +42,7 @@ def test_the_first_few_observations_are_averaged() -> None:
 
 
 def test_a_settled_mean_moves_by_an_eighth_of_what_an_observation_is_off() -> None:
-    estimate = settled(100.0)
+    estimate = settle(100.0)
     assert update_estimate(estimate, 110.0, AT).mean == pytest.approx(estimate.mean + 10 / 8)
 
 
@@ -50,19 +50,19 @@ def test_a_settled_mean_moves_by_an_eighth_of_what_an_observation_is_off() -> No
 def test_one_absurd_observation_moves_a_settled_mean_by_half_a_deviation_at_most(
     times: float,
 ) -> None:
-    estimate = settled(100.0, noise=0.1)
+    estimate = settle(100.0, noise=0.1)
     after = update_estimate(estimate, 100.0 * times, AT)
     assert abs(after.mean - estimate.mean) <= max(estimate.deviation, 5.0) / 2 + 1e-9
     assert after.mean != estimate.mean
 
 
 def test_no_single_observation_convinces_however_much_leans_its_way() -> None:
-    estimate = replace(settled(100.0, noise=0.1), drift=2.2)
+    estimate = replace(settle(100.0, noise=0.1), drift=2.2)
     assert update_estimate(estimate, 10_000.0, AT).count == estimate.count + 1
 
 
 def test_an_outlier_is_forgotten_with_the_next_usual_observation() -> None:
-    estimate = settled(100.0, noise=0.05)
+    estimate = settle(100.0, noise=0.05)
     for value in (10_000.0, 99.0, 10_000.0, 101.0, 10_000.0, 100.0):
         estimate = update_estimate(estimate, value, AT)
     assert estimate.mean == pytest.approx(100.0, rel=0.5)
@@ -72,7 +72,7 @@ def test_an_outlier_is_forgotten_with_the_next_usual_observation() -> None:
 @pytest.mark.parametrize("times", [10.0, 0.1, 3.0, 1 / 3])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_two_observations_of_a_new_level_convince(times: float, noise: float) -> None:
-    estimate = settled(100.0, noise)
+    estimate = settle(100.0, noise)
     for _ in range(2):
         estimate = update_estimate(estimate, 100.0 * times, AT)
     assert estimate.mean == pytest.approx(100.0 * times)
@@ -83,14 +83,14 @@ def test_two_observations_of_a_new_level_convince(times: float, noise: float) ->
 @pytest.mark.parametrize("times", [10.0, 0.1, 3.0, 1 / 3])
 @pytest.mark.parametrize("seed", range(10))
 def test_three_convince_where_noise_leans_either_way(times: float, seed: int) -> None:
-    estimate = settled(100.0, 0.2, seed=seed)
+    estimate = settle(100.0, 0.2, seed=seed)
     for _ in range(3):
         estimate = update_estimate(estimate, 100.0 * times, AT)
     assert estimate.mean == pytest.approx(100.0 * times, rel=0.3)
 
 
 def test_of_two_observations_of_a_new_level_the_one_that_claims_less_is_taken() -> None:
-    up, down = settled(100.0), settled(100.0)
+    up, down = settle(100.0), settle(100.0)
     for value in (900.0, 1200.0):
         up = update_estimate(up, value, AT)
         down = update_estimate(down, 10_000 / value, AT)
@@ -99,7 +99,7 @@ def test_of_two_observations_of_a_new_level_the_one_that_claims_less_is_taken() 
 
 
 def test_a_level_that_is_half_again_as_high_convinces_too_if_it_stays() -> None:
-    estimate = settled(100.0, noise=0.1)
+    estimate = settle(100.0, noise=0.1)
     for _ in range(8):
         estimate = update_estimate(estimate, 150.0, AT)
     assert estimate.mean == pytest.approx(150.0, rel=0.1)
@@ -121,7 +121,7 @@ def test_a_rates_drift_is_negative_when_the_rate_falls() -> None:
 
 
 def test_what_is_no_positive_number_is_passed_over() -> None:
-    estimate = settled(100.0)
+    estimate = settle(100.0)
     for value in (0.0, -5.0, math.inf, math.nan):
         assert update_estimate(estimate, value, AT) == estimate
         assert update_rate(estimate, value, AT) == estimate
@@ -129,7 +129,7 @@ def test_what_is_no_positive_number_is_passed_over() -> None:
 
 
 def test_a_late_observation_counts_but_makes_nothing_newer() -> None:
-    estimate = update_estimate(settled(100.0), 104.0, Milliseconds(2))
+    estimate = update_estimate(settle(100.0), 104.0, Milliseconds(2))
     assert estimate.mean > 100.0
     assert age_ms(estimate, Milliseconds(10)) == 3
     assert age_ms(Estimate(), Milliseconds(10)) is None
@@ -151,7 +151,7 @@ def test_the_lower_quartile_of_a_rate_is_the_upper_quartile_of_its_time() -> Non
 
 def test_hardly_any_normal_noise_is_taken_for_a_new_level() -> None:
     dice = random.Random(11)
-    estimate, restarts = settled(100.0), 0
+    estimate, restarts = settle(100.0), 0
     for _ in range(2_000):
         estimate = update_estimate(estimate, max(1.0, dice.gauss(100, 20)), AT)
         restarts += estimate.count == 1

@@ -33,7 +33,7 @@ def probe(took_us: int) -> RoundTrip:
     return RoundTrip(AT, Microseconds(took_us))
 
 
-def moved(
+def transfer_of(
     size: int,
     took_ms: int,
     connections: int = 1,
@@ -42,7 +42,7 @@ def moved(
     return TransferTime(AT, direction, Bytes(size), Microseconds(took_ms * 1000), connections)
 
 
-def finished(forecast_ms: int, took_ms: int) -> Finish:
+def finish_of(forecast_ms: int, took_ms: int) -> Finish:
     return Finish(AT, Milliseconds(forecast_ms), Milliseconds(took_ms))
 
 
@@ -80,43 +80,43 @@ def test_step_time_is_that_of_one_step() -> None:
 
 
 def test_a_large_transfer_shows_the_rate_without_slow_start() -> None:
-    without = after(moved(10_000_000, 10_000))
+    without = after(transfer_of(10_000_000, 10_000))
     assert without.up_bits_per_s.mean == pytest.approx(8e6)
-    reading = after(probe(100_000), moved(10_000_000, 10_000))
+    reading = after(probe(100_000), transfer_of(10_000_000, 10_000))
     assert 8e6 < reading.up_bits_per_s.mean < 9e6
     assert reading.down_bits_per_s.count == 0
     assert reading.up_conditions.round_trip_us == 100_000
 
 
 def test_a_small_transfer_hardly_moves_what_large_ones_have_shown() -> None:
-    large = after(probe(50_000), *(moved(4_000_000, 3_600) for _ in range(10)))
-    small = after(moved(16_000, 200), reading=large)
+    large = after(probe(50_000), *(transfer_of(4_000_000, 3_600) for _ in range(10)))
+    small = after(transfer_of(16_000, 200), reading=large)
     assert small.up_bits_per_s.mean == pytest.approx(large.up_bits_per_s.mean, rel=0.01)
 
 
 def test_a_small_transfer_that_takes_seconds_counts() -> None:
-    large = after(probe(50_000), *(moved(4_000_000, 3_600) for _ in range(10)))
-    crawled = after(moved(64_000, 5_000), moved(64_000, 5_000), reading=large)
+    large = after(probe(50_000), *(transfer_of(4_000_000, 3_600) for _ in range(10)))
+    crawled = after(transfer_of(64_000, 5_000), transfer_of(64_000, 5_000), reading=large)
     assert crawled.up_bits_per_s.mean < 0.02 * large.up_bits_per_s.mean
 
 
 def test_slow_start_is_not_taken_for_a_slow_line() -> None:
     # Three round trips of slow start, and one more that nobody can explain.
-    known = after(probe(100_000), *(moved(40_000_000, 8_000) for _ in range(10)))
-    small = after(*(moved(150_000, 400) for _ in range(20)), reading=known)
+    known = after(probe(100_000), *(transfer_of(40_000_000, 8_000) for _ in range(10)))
+    small = after(*(transfer_of(150_000, 400) for _ in range(20)), reading=known)
     assert small.up_bits_per_s.mean == pytest.approx(known.up_bits_per_s.mean)
 
 
 def test_a_faster_line_is_seen_even_by_transfers_that_slow_start_dominates() -> None:
-    slow = after(probe(100_000), *(moved(1_000_000, 8_300) for _ in range(10)))
-    fast = after(*(moved(1_000_000, 650) for _ in range(4)), reading=slow)
+    slow = after(probe(100_000), *(transfer_of(1_000_000, 8_300) for _ in range(10)))
+    fast = after(*(transfer_of(1_000_000, 650) for _ in range(4)), reading=slow)
     assert fast.up_bits_per_s.mean > 20 * slow.up_bits_per_s.mean
 
 
 def test_more_connections_that_come_to_more_are_no_surprise() -> None:
     lossy = [PacketTrain(AT, 20, 1, 1)] * 30
-    one = after(probe(100_000), *lossy, *(moved(4_000_000, 40_000) for _ in range(10)))
-    four = after(moved(4_000_000, 10_000, 4), reading=one)
+    one = after(probe(100_000), *lossy, *(transfer_of(4_000_000, 40_000) for _ in range(10)))
+    four = after(transfer_of(4_000_000, 10_000, 4), reading=one)
     assert four.up_bits_per_s.count == 11
     assert four.up_bits_per_s.mean == pytest.approx(3.2e6, rel=0.15)
     assert four.up_conditions.connections == 4
@@ -124,49 +124,49 @@ def test_more_connections_that_come_to_more_are_no_surprise() -> None:
 
 def test_where_probes_are_blocked_goodput_bounds_the_loss() -> None:
     blocked = SocketReport(AT, "cubic", is_probing_blocked=True)
-    reading = after(probe(100_000), blocked, moved(4_000_000, 20_000))
+    reading = after(probe(100_000), blocked, transfer_of(4_000_000, 20_000))
     first = loss_share(reading)
     assert first is not None
     assert 0.001 < first < 0.05
     # Four connections that come to no more were held back by the line, not by losses.
-    four = after(moved(4_000_000, 20_000, 4), reading=reading)
+    four = after(transfer_of(4_000_000, 20_000, 4), reading=reading)
     assert loss_share(four) == pytest.approx(first * 1.05)
     assert loss_share(after(blocked, PacketTrain(AT, 20, 20, 1))) is None
 
 
 def test_bbr_says_nothing_of_losses() -> None:
-    reading = after(probe(100_000), SocketReport(AT, "bbr", True), moved(4_000_000, 20_000))
+    reading = after(probe(100_000), SocketReport(AT, "bbr", True), transfer_of(4_000_000, 20_000))
     assert reading.loss_bound == 0
 
 
 def test_a_lasting_error_of_forecasts_is_corrected() -> None:
     reading = NodeReading()
     for _ in range(12):
-        reading = after(finished(round(1000 * reading.correction), 1500), reading=reading)
+        reading = after(finish_of(round(1000 * reading.correction), 1500), reading=reading)
     assert reading.correction == pytest.approx(1.5, rel=0.02)
     assert reading.forecast_error.mean < 0.05
 
 
 def test_two_late_finishes_correct_nothing() -> None:
-    reading = after(*[finished(1000, 1000)] * 5, *[finished(1000, 9000)] * 2)
+    reading = after(*[finish_of(1000, 1000)] * 5, *[finish_of(1000, 9000)] * 2)
     assert reading.correction == 1.0
-    reading = after(finished(1000, 9000), reading=reading)
+    reading = after(finish_of(1000, 9000), reading=reading)
     assert reading.correction > 1.0
 
 
 def test_a_correction_stays_within_its_bounds() -> None:
     for took_ms, bound in ((1, 0.5), (1_000_000, 3.0)):
-        reading = after(*[finished(1000, took_ms)] * 40)
+        reading = after(*[finish_of(1000, took_ms)] * 40)
         assert reading.correction == pytest.approx(bound)
 
 
 def test_the_error_of_a_forecast_made_of_assumptions_is_forgotten() -> None:
-    reading = after(finished(10_000, 1_000), finished(1_000, 1_100))
+    reading = after(finish_of(10_000, 1_000), finish_of(1_000, 1_100))
     assert reading.forecast_error.mean == pytest.approx(1 / 11)
 
 
 def test_a_finish_without_a_forecast_teaches_nothing() -> None:
-    assert after(finished(0, 1_000), finished(1_000, 0)) == NodeReading()
+    assert after(finish_of(0, 1_000), finish_of(1_000, 0)) == NodeReading()
 
 
 def test_availability_halves_in_ten_minutes_of_absence_and_comes_back_as_slowly() -> None:
@@ -200,7 +200,12 @@ def test_what_a_host_says_replaces_what_it_said() -> None:
 
 
 def test_nothing_absurd_is_refused() -> None:
-    absurd = (probe(0), moved(0, 5), moved(5, 0), replace(moved(5, 5), connections=0))
+    absurd = (
+        probe(0),
+        transfer_of(0, 5),
+        transfer_of(5, 0),
+        replace(transfer_of(5, 5), connections=0),
+    )
     reading = after(*absurd)
     assert reading.round_trip_us.count == 0
     assert reading.up_bits_per_s.count == 1

@@ -104,7 +104,7 @@ class Played:
     plan: RoundPlan
     took_ms: int
     times_ms: dict[NodeId, int]
-    """Of each participant, whether it was in time or not."""
+    """Time of each participant, whether it was in time or not."""
     cut: frozenset[NodeId]
     samples: int
     utilisation: float
@@ -189,15 +189,15 @@ class Fleet:
         noise = self._dice.lognormvariate(0, 0.03)
         computing = int(plan.inner_steps * truth.step_ms * 1000 * noise)
         trip = int(truth.rtt_ms * 1000)
-        down_us = trip // 2 + self._moved(
+        down_us = trip // 2 + self._moving_us(
             node, TransferDirection.DOWN, plan, self.sizes.update_bytes[down]
         )
-        up_us = trip // 2 + self._moved(
+        up_us = trip // 2 + self._moving_us(
             node, TransferDirection.UP, plan, self.sizes.update_bytes[plan.codec]
         )
         return down_us, computing, up_us
 
-    def _moved(self, node: NodeId, way: TransferDirection, plan: NodePlan, size: int) -> int:
+    def _moving_us(self, node: NodeId, way: TransferDirection, plan: NodePlan, size: int) -> int:
         path = self.truths[node].path(way, plan.connections)
         share = -(-size // plan.connections)
         draws = range(plan.connections)
@@ -268,12 +268,12 @@ class Fleet:
         self.readings[node] = add_observation(self.readings.get(node, NodeReading()), observation)
 
 
-def changed(fleet: Fleet, node: NodeId, truth: Truth) -> None:
+def replace_truth(fleet: Fleet, node: NodeId, truth: Truth) -> None:
     """From the next round on the node is another one."""
     fleet.truths = {**fleet.truths, node: truth}
 
 
-def known(
+def reading_of(
     truth: Truth, *, noise: float = 1.0, error: float = 0.05, reading: NodeReading | None = None
 ) -> NodeReading:
     """A reading that says what is true, times ``noise``."""

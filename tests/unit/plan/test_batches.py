@@ -10,7 +10,7 @@ from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Milliseconds
-from tests.unit.plan.fleet import SIZES, Fleet, Truth, known, names, spec
+from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, reading_of, spec
 
 FLEET = dict.fromkeys(names(5), Truth())
 N0 = NodeId("n0")
@@ -27,7 +27,7 @@ def plan_next(
         if result and N0 in before.nodes:
             took[N0] = NodeResult(before.nodes[N0], Milliseconds(0), **result)
         fleet.previous, fleet.results, fleet.number = before.memory, took, before.round + 1
-    return plan_round(fleet.request(truths), {n: known(t) for n, t in truths.items()}, SIZES)
+    return plan_round(fleet.request(truths), {n: reading_of(t) for n, t in truths.items()}, SIZES)
 
 
 def test_a_device_that_runs_out_of_memory_gets_half_the_batch_and_twice_the_steps() -> None:

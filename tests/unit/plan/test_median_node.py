@@ -50,7 +50,7 @@ def _request(
     )
 
 
-def _measured(updates: Updates) -> float:
+def _agreement(updates: Updates) -> float:
     """What the coordinator makes of such updates while it folds them."""
     scheme, values = scheme_named("fp32"), updates.shape[1]
     agreement = Agreement(len(updates), values)
@@ -75,8 +75,8 @@ def _updates(nodes: int, cosine: float, norms: Sequence[float] | None = None) ->
 def test_orthogonal_updates_have_an_agreement_of_1_and_equal_ones_of_their_number(
     nodes: int,
 ) -> None:
-    assert _measured(_updates(nodes, 0.0)) == pytest.approx(1, abs=0.3)
-    assert _measured(_updates(nodes, 1.0)) == pytest.approx(nodes)
+    assert _agreement(_updates(nodes, 0.0)) == pytest.approx(1, abs=0.3)
+    assert _agreement(_updates(nodes, 1.0)) == pytest.approx(nodes)
 
 
 @pytest.mark.parametrize("nodes", FLEETS)
@@ -87,7 +87,7 @@ def test_the_cosine_between_updates_is_made_out_however_many_there_are(
     steps = [first_steps] + [20] * (nodes - 1)
     for truth in (0.0, 0.1, 0.5):
         updates = _updates(nodes, truth, [sqrt(each) for each in steps])
-        assert cosine(_measured(updates), steps) == pytest.approx(truth, abs=0.03)
+        assert cosine(_agreement(updates), steps) == pytest.approx(truth, abs=0.03)
 
 
 @pytest.mark.parametrize("nodes", FLEETS)

@@ -21,7 +21,7 @@ from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.plan.fleet import SIZES, Truth, known, names, spec
+from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec
 
 NODES = names(5)
 SLOW = NODES[0]
@@ -109,7 +109,7 @@ def test_a_node_that_is_fast_again_is_forgiven() -> None:
 
 
 def _absent(memory: NodeMemory, rounds: int) -> dict[NodeId, NodeMemory]:
-    """What is remembered of the slow node after it was away for so many plans."""
+    """Memory of the slow node after it was away for so many plans."""
     memories = {SLOW: memory}
     for number in range(10, 10 + rounds):
         request = replace(
@@ -171,7 +171,7 @@ def test_a_plan_without_measurements_keeps_to_the_most_steps_that_the_user_allow
 
 
 def _result(took_ms: int) -> dict[NodeId, NodeResult]:
-    """Of a round in which everybody took part, the slow node for so long; 0: it was cut."""
+    """Results of a round in which everybody took part, the slow node for so long; 0: it was cut."""
     took = dict.fromkeys(NODES, 1) | {SLOW: took_ms}
     return {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
 
@@ -182,7 +182,7 @@ def _result(took_ms: int) -> dict[NodeId, NodeResult]:
 def test_who_could_not_begin_at_once_rests_and_is_back_in_the_next_plan(
     reading: NodeReading, reason: str
 ) -> None:
-    readings = {node: known(Truth()) for node in NODES}
+    readings = {node: reading_of(Truth()) for node in NODES}
     unready = replace(
         readings[SLOW], is_present=reading.is_present, is_starting=reading.is_starting
     )

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import NodeId
-from tests.unit.plan.fleet import Fleet, Played, Truth, changed, names, spec
+from tests.unit.plan.fleet import Fleet, Played, Truth, names, replace_truth, spec
 
 N0 = NodeId("n0")
 CLEAN = Truth()
@@ -24,68 +24,68 @@ def _fleet(truths: list[Truth], sharding: str = "iid", *, seed: int = 0) -> Flee
     return Fleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=seed)
 
 
-def _played(fleet: Fleet, rounds: int) -> list[Played]:
+def _play(fleet: Fleet, rounds: int) -> list[Played]:
     return [fleet.play() for _ in range(rounds)]
 
 
-def _noticed(plan: RoundPlan) -> object:
+def _visible_choices(plan: RoundPlan) -> object:
     return {n: (p.codec, p.inner_steps) for n, p in plan.nodes.items()}, frozenset(plan.resting)
 
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_after_ten_rounds_forecasts_are_within_a_quarter(name: str) -> None:
-    rounds = _played(_fleet(FLEETS[name]), 16)
+    rounds = _play(_fleet(FLEETS[name]), 16)
     assert mean(round_.error() for round_ in rounds[10:]) <= 0.25
 
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_nodes_compute_for_as_much_of_the_time_as_the_user_wants(name: str) -> None:
-    rounds = _played(_fleet(FLEETS[name]), 16)
+    rounds = _play(_fleet(FLEETS[name]), 16)
     assert mean(round_.utilisation for round_ in rounds[4:]) >= 0.85 - 0.05
 
 
 def test_nobody_makes_the_others_wait_round_after_round() -> None:
     """Steps are held against noise, not against what stays."""
     fleet = _fleet([CLEAN] * 8, seed=3)
-    rounds = _played(fleet, 24)[16:]
+    rounds = _play(fleet, 24)[16:]
     late = [mean(r.times_ms[node] for r in rounds) for node in fleet.truths]
     assert max(late) <= 1.05 * mean(late)
 
 
 def test_nothing_changes_from_round_to_round_while_nothing_happens() -> None:
-    rounds = _played(_fleet(FLEETS["clean"]), 16)
-    plans = [repr(_noticed(round_.plan)) for round_ in rounds[4:]]
+    rounds = _play(_fleet(FLEETS["clean"]), 16)
+    plans = [repr(_visible_choices(round_.plan)) for round_ in rounds[4:]]
     changes = sum(one != other for one, other in pairwise(plans))
     assert changes <= 2, "who does not quite fill the round is set right after five of them"
 
 
 def test_a_line_that_falls_tenfold_is_forecast_again_within_three_rounds() -> None:
     fleet = _fleet(FLEETS["clean"])
-    _played(fleet, 8)
-    changed(fleet, N0, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
-    rounds = _played(fleet, 8)
+    _play(fleet, 8)
+    replace_truth(fleet, N0, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
+    rounds = _play(fleet, 8)
     assert all(round_.error() <= 0.25 for round_ in rounds[3:])
     assert not any(round_.cut for round_ in rounds[3:])
-    changed(fleet, N0, CLEAN)
-    rounds = _played(fleet, 6)
+    replace_truth(fleet, N0, CLEAN)
+    rounds = _play(fleet, 6)
     assert all(round_.error() <= 0.25 for round_ in rounds[3:])
 
 
 def test_all_lines_may_fall_tenfold() -> None:
     fleet = _fleet(FLEETS["clean"])
-    _played(fleet, 8)
+    _play(fleet, 8)
     for node in list(fleet.truths):
-        changed(fleet, node, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
-    rounds = _played(fleet, 8)
+        replace_truth(fleet, node, replace(CLEAN, up_mbit_s=2.0, down_mbit_s=5.0))
+    rounds = _play(fleet, 8)
     assert all(not round_.cut for round_ in rounds[3:])
     assert mean(round_.utilisation for round_ in rounds[4:]) >= 0.75
 
 
 def test_a_slower_device_gets_fewer_steps_and_goes_on_taking_part() -> None:
     fleet = _fleet(FLEETS["clean"])
-    before = _played(fleet, 8)[-1].plan.nodes[N0].inner_steps
-    changed(fleet, N0, replace(CLEAN, step_ms=150.0))
-    rounds = _played(fleet, 6)
+    before = _play(fleet, 8)[-1].plan.nodes[N0].inner_steps
+    replace_truth(fleet, N0, replace(CLEAN, step_ms=150.0))
+    rounds = _play(fleet, 6)
     after = rounds[-1].plan.nodes[N0].inner_steps
     assert 0.25 * before < after < 0.4 * before
     assert not any(round_.cut for round_ in rounds[3:])
@@ -99,21 +99,21 @@ def test_speeds_of_ten_to_one_add_up() -> None:
 
 
 def _speed(fleet: Fleet) -> float:
-    rounds = _played(fleet, 14)[4:]
+    rounds = _play(fleet, 14)[4:]
     return sum(round_.samples for round_ in rounds) / sum(round_.took_ms for round_ in rounds)
 
 
 def test_on_own_data_nobody_strays_from_the_middle_by_more_than_twice() -> None:
     steps_ms = (40.0, 50.0, 60.0, 150.0)
     fleet = _fleet([Truth(step_ms=step_ms) for step_ms in steps_ms], "dirichlet")
-    last = _played(fleet, 10)[-1].plan
+    last = _play(fleet, 10)[-1].plan
     middle = last.memory.inner_steps
     assert all(middle / 2 <= part.inner_steps <= 2 * middle for part in last.nodes.values())
 
 
 def test_a_node_that_was_away_takes_part_at_once() -> None:
     fleet = _fleet(FLEETS["clean"])
-    _played(fleet, 5)
+    _play(fleet, 5)
     for _ in range(4):
         assert N0 not in fleet.play(absent=[N0]).plan.nodes
     assert N0 in fleet.play().plan.nodes
@@ -122,7 +122,7 @@ def test_a_node_that_was_away_takes_part_at_once() -> None:
 def test_a_hopeless_node_is_tried_less_and_less_often() -> None:
     hopeless = replace(CLEAN, up_mbit_s=0.02, down_mbit_s=0.05)
     fleet = _fleet([hopeless, *FLEETS["clean"][1:]])
-    rounds = _played(fleet, 30)
+    rounds = _play(fleet, 30)
     took_part = [r.plan.round for r in rounds if N0 in r.plan.nodes and r.plan.round > 3]
     assert 1 <= len(took_part) <= 6
     assert any("tries again in round" in r.plan.resting.get(N0, "") for r in rounds)

@@ -4,14 +4,14 @@ from coordinator.core.measure.reading import Conditions, NodeReading
 from coordinator.core.plan.transfers import PlannedUpload, connection_count, upload_delays
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds
-from tests.unit.plan.fleet import Truth, known
+from tests.unit.plan.fleet import Truth, reading_of
 
 A, B, C = (NodeId(name) for name in "abc")
 LARGE = Bytes(2_000_000)
 
 
 def _count(truth: Truth, size: int = LARGE, held: int = 0) -> int:
-    return connection_count(known(truth), NodeReading(), Bytes(size), held)
+    return connection_count(reading_of(truth), NodeReading(), Bytes(size), held)
 
 
 def test_senders_that_know_their_rate_have_one_connection() -> None:
@@ -25,7 +25,7 @@ def test_senders_that_heed_losses_have_sixteen_where_packets_are_lost() -> None:
 
 def _over_one_connection(truth: Truth) -> NodeReading:
     then = Conditions(Microseconds(int(truth.rtt_ms * 1000)), 1)
-    return replace(known(truth), up_conditions=then, down_conditions=then)
+    return replace(reading_of(truth), up_conditions=then, down_conditions=then)
 
 
 def test_four_do_where_nothing_is_lost() -> None:
@@ -42,7 +42,7 @@ def test_a_small_payload_has_one() -> None:
 
 def test_connections_that_are_there_are_kept_when_probes_lose_nothing_for_once() -> None:
     truth = Truth(loss=0.01, rtt_ms=150, up_mbit_s=1, down_mbit_s=1)
-    lucky = replace(known(truth), packets_lost=0.0, bursts_lost=0.0)
+    lucky = replace(reading_of(truth), packets_lost=0.0, bursts_lost=0.0)
     assert connection_count(lucky, NodeReading(), LARGE, 16) == 16
 
 

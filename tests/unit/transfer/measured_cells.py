@@ -24,7 +24,7 @@ class Pull(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _named(self.path, f"{self.size_bytes // MIB}MiB")
+        return _cell_name(self.path, f"{self.size_bytes // MIB}MiB")
 
 
 class Throughput(NamedTuple):
@@ -36,10 +36,10 @@ class Throughput(NamedTuple):
 
     @property
     def name(self) -> str:
-        return _named(self.path, f"{self.seconds:.0f}s")
+        return _cell_name(self.path, f"{self.seconds:.0f}s")
 
 
-def _named(path: NetworkPath, what: str) -> str:
+def _cell_name(path: NetworkPath, what: str) -> str:
     rate = f"{path.bits_per_s / 1e6:g}Mbit" if path.bits_per_s else "uncapped"
     loss = f"{path.loss:.1%}-in-bursts-of-{path.burst_packets:g}"
     return f"{path.congestion_control.value}-{path.rtt_us / 1000:g}ms-{rate}-{loss}-{what}"

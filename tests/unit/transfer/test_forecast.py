@@ -13,7 +13,7 @@ def test_a_forecast_on_a_clean_path_is_sure() -> None:
     clean = forecast_transfer(NetworkPath(rtt_us=Microseconds(20_000), bits_per_s=20_000_000), SIZE)
     assert len(clean.times_us) == 1
     assert clean.spread == 0
-    assert clean.drawn_us(0.0) == clean.drawn_us(1.0) == clean.median_us
+    assert clean.sample_us(0.0) == clean.sample_us(1.0) == clean.median_us
 
 
 def test_a_forecast_on_a_lossy_path_has_the_median_and_the_spread_of_draws() -> None:
@@ -28,7 +28,7 @@ def test_draws_lie_between_the_shortest_and_the_longest_time() -> None:
     times = TransferForecast(
         (Microseconds(10), Microseconds(20), Microseconds(40)), (CarriedWindow(10),) * 3
     )
-    assert [times.drawn_us(chance) for chance in (0, 0.25, 0.5, 0.75, 1)] == [10, 15, 20, 30, 40]
+    assert [times.sample_us(chance) for chance in (0, 0.25, 0.5, 0.75, 1)] == [10, 15, 20, 30, 40]
 
 
 def test_a_cold_connection_shakes_hands_first() -> None:

@@ -11,7 +11,7 @@ from tests.unit.transfer.measured_cells import PULLS, THROUGHPUTS, Pull, Through
 DRAWS = 31
 
 
-def named(cell: Pull | Throughput) -> str:
+def cell_id(cell: Pull | Throughput) -> str:
     return cell.name
 
 
@@ -46,19 +46,19 @@ def test_half_of_the_measured_pulls_are_met_within_a_twentieth() -> None:
     assert median(map(abs, PULL_ERRORS.values())) <= 0.05
 
 
-@pytest.mark.parametrize("cell", [cell for cell in PULLS if not cell.path.loss], ids=named)
+@pytest.mark.parametrize("cell", [cell for cell in PULLS if not cell.path.loss], ids=cell_id)
 def test_a_pull_without_losses_is_met_within_a_fifth(cell: Pull) -> None:
     assert abs(PULL_ERRORS[cell.name]) <= 0.2
 
 
-@pytest.mark.parametrize("cell", [cell for cell in PULLS if cell.path.loss], ids=named)
+@pytest.mark.parametrize("cell", [cell for cell in PULLS if cell.path.loss], ids=cell_id)
 def test_a_pull_with_losses_took_what_the_model_often_draws(cell: Pull) -> None:
     drawn = PULLED[cell.name]
     assert drawn[0] * 0.9 <= cell.seconds <= drawn[-1]
     assert abs(PULL_ERRORS[cell.name]) <= 1
 
 
-@pytest.mark.parametrize("cell", THROUGHPUTS, ids=named)
+@pytest.mark.parametrize("cell", THROUGHPUTS, ids=cell_id)
 def test_a_measured_rate_is_one_that_the_model_draws(cell: Throughput) -> None:
     drawn = moved_mbit_per_s(cell)
     # One run a cell; the worst is CUBIC at 5 %, measured at 0.21 where 0.4 to 1.6 are drawn.

@@ -16,16 +16,16 @@ def never() -> float:
     return 1 - 2**-53
 
 
-def filled(window: Window, now_us: Microseconds) -> Microseconds:
+def fill(window: Window, now_us: Microseconds) -> Microseconds:
     """Send a whole window; how long it is held back."""
-    return window.sent(window.window_bytes(now_us), now_us)
+    return window.send(window.window_bytes(now_us), now_us)
 
 
 def a_round(window: Window, now_us: Microseconds) -> Microseconds:
     """Send a whole window and hear of its arrival; the time after it."""
-    filled(window, now_us)
+    fill(window, now_us)
     later = Microseconds(now_us + RTT_US)
-    window.acked(window.in_flight_bytes, later)
+    window.acknowledge(window.in_flight_bytes, later)
     return later
 
 
@@ -38,27 +38,27 @@ def test_a_fresh_window_is_ten_packets_and_grows_by_the_round() -> None:
 
 def test_what_left_with_the_mark_does_not_end_the_next_round() -> None:
     window = Window(CLEAN, never)
-    filled(window, Microseconds(0))
-    window.acked(PACKET, RTT_US)
+    fill(window, Microseconds(0))
+    window.acknowledge(PACKET, RTT_US)
     assert window.window_bytes(RTT_US) == 18 * PACKET
     # The first window's other packets come back a moment later: still the same round trip.
-    window.sent(9 * PACKET, RTT_US)
-    window.acked(9 * PACKET, RTT_US)
+    window.send(9 * PACKET, RTT_US)
+    window.acknowledge(9 * PACKET, RTT_US)
     assert window.window_bytes(RTT_US) == 18 * PACKET
 
 
 def test_a_window_that_was_not_used_does_not_grow() -> None:
     window = Window(CLEAN, never)
-    window.sent(PACKET, Microseconds(0))
-    window.acked(PACKET, RTT_US)
+    window.send(PACKET, Microseconds(0))
+    window.acknowledge(PACKET, RTT_US)
     assert window.window_bytes(RTT_US) == 10 * PACKET
 
 
 def test_a_loss_takes_three_tenths_of_a_cubic_window_and_holds_the_bytes_for_a_round_trip() -> None:
     path = NetworkPath(rtt_us=RTT_US, loss=0.2)
     window = Window(path, lambda: 0.5)
-    assert filled(window, Microseconds(0)) == RTT_US
-    window.acked(window.in_flight_bytes, RTT_US)
+    assert fill(window, Microseconds(0)) == RTT_US
+    window.acknowledge(window.in_flight_bytes, RTT_US)
     assert window.window_bytes(RTT_US) == 7 * PACKET
 
 
@@ -72,8 +72,8 @@ def test_losses_leave_the_window_of_bbr_alone() -> None:
 
 def test_a_lost_small_message_waits_for_the_timer() -> None:
     window = Window(NetworkPath(rtt_us=RTT_US, loss=0.5), lambda: 0.0)
-    assert window.sent(100, Microseconds(0)) == 200_000
-    assert Window(NetworkPath(rtt_us=Microseconds(3 * RTT_US), loss=0.5), lambda: 0.0).sent(
+    assert window.send(100, Microseconds(0)) == 200_000
+    assert Window(NetworkPath(rtt_us=Microseconds(3 * RTT_US), loss=0.5), lambda: 0.0).send(
         100, Microseconds(0)
     ) == Microseconds(600_000)
 
@@ -110,7 +110,7 @@ def test_a_changed_link_keeps_the_window() -> None:
     window = Window(CLEAN, never)
     later = a_round(window, Microseconds(0))
     before = window.window_bytes(later)
-    window.repath(NetworkPath(rtt_us=Microseconds(50_000), loss=0.01))
+    window.change_path(NetworkPath(rtt_us=Microseconds(50_000), loss=0.01))
     assert window.window_bytes(later) == before
     assert window.next_loss_bytes < 2**40
 
@@ -120,6 +120,6 @@ def test_equal_dice_give_equal_losses() -> None:
     holds = []
     for _ in range(2):
         window = Window(path, random.Random("a seed").random)
-        holds.append([filled(window, Microseconds(0)) for _ in range(50)])
+        holds.append([fill(window, Microseconds(0)) for _ in range(50)])
     assert holds[0] == holds[1]
     assert any(holds[0])
