@@ -122,7 +122,7 @@ class SocketEnd(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, payload: bytes) -> None:
         """Feed the stream; a full one stops the reading."""
         self._clock.catch_up()
         if self._outgoing is None or self._transport is None or self.is_closed:
@@ -130,7 +130,7 @@ class SocketEnd(asyncio.Protocol):
         # A sender that waits 40 ms for each delayed acknowledgement is slower than its link.
         opened: socket.socket = self._transport.get_extra_info("socket")
         opened.setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
-        self._outgoing.feed(data)
+        self._outgoing.feed(payload)
         if self._outgoing.is_full:
             self._transport.pause_reading()
 
