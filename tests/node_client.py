@@ -112,11 +112,11 @@ class WireNode:
         self._outbox = outbox
         outbox.put_nowait(node_pb2.ControlRequest(hello=hello))
 
-        async def said() -> AsyncIterator[node_pb2.ControlRequest]:
+        async def requests() -> AsyncIterator[node_pb2.ControlRequest]:
             while (message := await outbox.get()) is not None:
                 yield message
 
-        call = self.stub.Control(said(), metadata=self.metadata)
+        call = self.stub.Control(requests(), metadata=self.metadata)
         return aiter(call)
 
     def say(self, message: node_pb2.ControlRequest) -> None:
@@ -184,7 +184,7 @@ class WireNode:
         await self._main.close()
 
 
-async def assigned(
+async def next_assignment(
     stream: AsyncIterator[node_pb2.ControlResponse],
 ) -> node_pb2.Assignment:
     """The next assignment on a control stream."""

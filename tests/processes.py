@@ -89,22 +89,22 @@ class CoordinatorProcess:
     def kill(self) -> None:
         """SIGKILL."""
         kill_group(self.child)
-        self._closed()
+        self._close_output()
 
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
         status = self.child.wait(timeout=240)
-        self._closed()
+        self._close_output()
         return status
 
     def end(self) -> None:
         """Leave nothing behind, whatever the test did."""
         if self._child is not None:
             kill_group(self._child)
-            self._closed()
+            self._close_output()
 
-    def _closed(self) -> None:
+    def _close_output(self) -> None:
         if self.child.stdout is not None:
             self.child.stdout.close()
 
@@ -149,7 +149,7 @@ class NodeProcess:
         kill_group(self.child)
 
     @contextlib.contextmanager
-    def frozen(self) -> Iterator[None]:
+    def freeze(self) -> Iterator[None]:
         """Let the daemon and its worker stand still, alive, for as long as the block lasts."""
         os.killpg(self.child.pid, signal.SIGSTOP)
         try:
@@ -230,7 +230,7 @@ class Cluster:
                 return happening
         raise AssertionError(f"{job_id} ended without the event; see {self.folder}")
 
-    def finished(self, job_id: str) -> JobView:
+    def wait_until_finished(self, job_id: str) -> JobView:
         """Follow the job to its end."""
         for _ in self.events(job_id):
             pass

@@ -31,5 +31,6 @@ IRREGULAR = frozenset({
 def is_bare_participle(name: str) -> bool:
     """Whether a function's whole name, leading underscores aside, is one past participle."""
     word = name.strip("_")
-    is_regular = word.endswith("ed") and "_" not in word and word not in NO_PARTICIPLES
+    is_one_word = word.islower() and "_" not in word
+    is_regular = word.endswith("ed") and is_one_word and word not in NO_PARTICIPLES
     return is_regular or word in IRREGULAR

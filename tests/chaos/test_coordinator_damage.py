@@ -41,7 +41,7 @@ def expected_model(cluster: Cluster) -> ExpectedModel:
     @cache
     def digest(rounds: int) -> str | None:
         training = replace(SPEC.training, rounds=rounds)
-        return cluster.finished(cluster.submit(replace(SPEC, training=training))).model
+        return cluster.wait_until_finished(cluster.submit(replace(SPEC, training=training))).model
 
     return digest
 
@@ -106,7 +106,7 @@ def resume_and_finish(cluster: Cluster, job_id: str) -> JobView:
         rounds = client.job(job_id).job.round + MORE
         client.set_parameters(job_id, {"training.rounds": str(rounds)})
         client.resume(job_id)
-    job = cluster.finished(job_id)
+    job = cluster.wait_until_finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
     return job
 

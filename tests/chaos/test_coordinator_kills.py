@@ -57,7 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def reference(cluster: Cluster) -> ReferenceRun:
     job_id = cluster.submit(SPEC)
-    digest = cluster.finished(job_id).model or ""
+    digest = cluster.wait_until_finished(job_id).model or ""
     durations_ms = [
         happening.fields["duration_ms"]
         for happening in cluster.events(job_id)
@@ -99,7 +99,7 @@ class Run:
 
     def check(self, digest: str) -> None:
         """Let the job end and compare it with one that nobody disturbed."""
-        job = self._cluster.finished(self._job_id)
+        job = self._cluster.wait_until_finished(self._job_id)
         # The last rounds may still be judged then.
         self._cluster.wait_for(self._job_id, lambda happening: happening.kind == "JobEnded")
         events = list(self._cluster.events(self._job_id))

@@ -40,7 +40,7 @@ def whole(blobs: BlobStore, blob: BlobRef) -> bytes:
     return content
 
 
-def written(blobs: BlobStore, content: bytes) -> Path:
+def work_file(blobs: BlobStore, content: bytes) -> Path:
     path = blobs.work_path("a-file")
     path.write_bytes(content)
     return path
@@ -73,7 +73,7 @@ def test_a_blob_is_read_from_an_offset_in_pieces(blobs: BlobStore) -> None:
 
 
 def test_a_file_is_adopted_and_gone(blobs: BlobStore) -> None:
-    path = written(blobs, CONTENT)
+    path = work_file(blobs, CONTENT)
     blobs.adopt(path, BLOB)
     assert not path.exists()
     assert whole(blobs, BLOB) == CONTENT
@@ -81,13 +81,13 @@ def test_a_file_is_adopted_and_gone(blobs: BlobStore) -> None:
 
 def test_a_file_of_another_size_is_not_adopted(blobs: BlobStore) -> None:
     with refusal(Reason.DIGEST_MISMATCH):
-        blobs.adopt(written(blobs, CONTENT[:-1]), BLOB)
+        blobs.adopt(work_file(blobs, CONTENT[:-1]), BLOB)
     assert blobs.size(BLOB.digest) is None
     assert blobs.space.used_bytes == 0
 
 
 def test_an_unsynced_blob_is_served_and_synced_later(blobs: BlobStore) -> None:
-    blobs.adopt_unsynced(written(blobs, CONTENT), BLOB)
+    blobs.adopt_unsynced(work_file(blobs, CONTENT), BLOB)
     assert whole(blobs, BLOB) == CONTENT
     blobs.sync(BLOB.digest)
     assert whole(blobs, BLOB) == CONTENT
@@ -109,7 +109,7 @@ def test_a_missing_blob_is_refused_by_name(blobs: BlobStore) -> None:
 def test_the_same_blob_counts_once(blobs: BlobStore) -> None:
     blobs.put(CONTENT)
     blobs.put(CONTENT)
-    blobs.adopt(written(blobs, CONTENT), BLOB)
+    blobs.adopt(work_file(blobs, CONTENT), BLOB)
     assert blobs.space.used_bytes == len(CONTENT)
 
 
@@ -165,7 +165,7 @@ def test_the_quota_refuses_with_its_figures(blobs: BlobStore) -> None:
 
 def test_a_full_store_takes_blobs_again_once_room_is_made(blobs: BlobStore) -> None:
     blobs.put(bytes(900), keep_s=-1)
-    path = written(blobs, CONTENT)
+    path = work_file(blobs, CONTENT)
     with refusal(Reason.DISK_FULL):
         blobs.adopt(path, BLOB)
     blobs.collect(frozenset())

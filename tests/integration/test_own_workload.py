@@ -24,7 +24,7 @@ FENCE = re.compile(r"`([\w./]+)`[^\n`]*:\n\n```\w+\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> dict[str, str]:
+def package_environment(tmp_path: Path) -> dict[str, str]:
     """An environment where the documented package is on the path with its metadata."""
     text = (ROOT / "docs" / "workloads.md").read_text("utf-8")
     files = dict(FENCE.findall(text))
@@ -42,8 +42,10 @@ def installed(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
 
-async def test_the_documented_workload_learns(installed: dict[str, str], tmp_path: Path) -> None:
-    evaluator = EvaluatorProcess(environment=installed)
+async def test_the_documented_workload_learns(
+    package_environment: dict[str, str], tmp_path: Path
+) -> None:
+    evaluator = EvaluatorProcess(environment=package_environment)
     model_path, layout_path = str(tmp_path / "model"), str(tmp_path / "layout")
     made = await evaluator.initialise(
         Initialise(workload="spirals", model_path=model_path, layout_path=layout_path)
@@ -69,7 +71,7 @@ async def test_the_documented_workload_learns(installed: dict[str, str], tmp_pat
         state_dir=str(tmp_path / "state"),
         update_path=str(tmp_path / "update"),
     )
-    with spawn_worker("torch", installed) as worker:
+    with spawn_worker("torch", package_environment) as worker:
         assert worker.capabilities.workloads["spirals"] == 1
         worker.train(request)
     before = await accuracy(evaluator, request)

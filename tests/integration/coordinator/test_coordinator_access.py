@@ -11,7 +11,7 @@ from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.protocol import PROTOCOL_ENTRY
 from hypergpu.wire.token import Role, parse_token
-from tests.node_client import NOBODY_LOST, WireNode, assigned, reason_of
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 
 VERSION = (PROTOCOL_ENTRY,)
@@ -116,7 +116,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(JobSpec(workload="null", training=TrainingSettings(nodes=1)))
-    await assigned(stream)
+    await next_assignment(stream)
     with cluster.coordinator.client() as operator:
         operator.revoke_node(node.node_id)
         assert operator.job(job_id).job.nodes == 0
@@ -129,7 +129,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
         assert reason_of(broken.value) == "NODE_REVOKED"
 
         operator.readmit_node(node.node_id)
-        assert (await assigned(node.control([("null", 1)]))).lease.job_id == job_id
+        assert (await next_assignment(node.control([("null", 1)]))).lease.job_id == job_id
         operator.stop(job_id)
     await node.close()
 

@@ -43,7 +43,7 @@ def digest_without_kills(cluster: Cluster) -> str | None:
 
 def end(cluster: Cluster, job_id: str) -> str | None:
     """The digest of the job's last model, once no update was lost or came twice."""
-    job = cluster.finished(job_id)
+    job = cluster.wait_until_finished(job_id)
     accepted = [(round_, node) for round_, node, _ in accepted_updates([*cluster.events(job_id)])]
     assert job.phase == "finished"
     assert len(accepted) == len(set(accepted)) == 2 * ROUNDS

@@ -13,7 +13,7 @@ from hypergpu.statements.domain import Terms
 from hypergpu.statements.signing import sign
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.statements import terms_value
-from tests.node_client import NOBODY_LOST, WireNode, assigned, contribution, reason_of
+from tests.node_client import NOBODY_LOST, WireNode, contribution, next_assignment, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 4096
@@ -52,7 +52,7 @@ async def signer(cluster: Cluster) -> AsyncIterator[Signer]:
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(SPEC)
-    yield Signer(node, await assigned(stream))
+    yield Signer(node, await next_assignment(stream))
     await node.close()
     with cluster.coordinator.client() as client:
         client.stop(job_id)

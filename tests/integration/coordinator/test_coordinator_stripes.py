@@ -12,7 +12,7 @@ from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import Stripe
-from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, reason_of
+from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -86,7 +86,7 @@ async def submission(cluster: Cluster) -> AsyncIterator[StripedSubmission]:
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(SPEC)
-    yield StripedSubmission(cluster, node, await assigned(stream))
+    yield StripedSubmission(cluster, node, await next_assignment(stream))
     await node.close()
     with cluster.coordinator.client() as client:
         client.stop(job_id)

@@ -69,7 +69,7 @@ def with_shorter_rounds(cluster: Cluster, job_id: str, more: int) -> int:
 
 
 def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
-    job = cluster.finished(cluster.submit(QUICK))
+    job = cluster.wait_until_finished(cluster.submit(QUICK))
 
     assert job.phase == "finished"
     assert job.round == job.rounds == 6
@@ -80,17 +80,17 @@ def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
 
 
 def test_the_same_job_twice_gives_the_same_model(cluster: Cluster) -> None:
-    digests = {cluster.finished(cluster.submit(QUICK)).model for _ in range(2)}
+    digests = {cluster.wait_until_finished(cluster.submit(QUICK)).model for _ in range(2)}
     assert len(digests) == 1
 
 
 def test_training_over_mutual_tls_gives_the_model_of_plaintext(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    plain = cluster.finished(cluster.submit(QUICK))
+    plain = cluster.wait_until_finished(cluster.submit(QUICK))
     with Cluster(tmp_path, is_plaintext=False) as secured:
         secured.add_nodes(2)
-        assert secured.finished(secured.submit(QUICK)).model == plain.model
+        assert secured.wait_until_finished(secured.submit(QUICK)).model == plain.model
 
 
 def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None:
@@ -98,7 +98,7 @@ def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None
         workload="digits-softmax", training=TrainingSettings(rounds=6, inner_steps=5, nodes=1)
     )
     jobs = [cluster.submit(spec) for _ in range(2)]
-    ended = [cluster.finished(job_id) for job_id in jobs]
+    ended = [cluster.wait_until_finished(job_id) for job_id in jobs]
 
     assert [job.phase for job in ended] == ["finished", "finished"]
 
@@ -113,13 +113,13 @@ def test_every_codec_trains(cluster: Cluster) -> None:
         for up, down in (("fp32", "fp32"), ("bf16", "int8"), ("int8", "bf16"))
     ]
     jobs = [cluster.submit(spec) for spec in specs]
-    assert [cluster.finished(job_id).phase for job_id in jobs] == ["finished"] * 3
+    assert [cluster.wait_until_finished(job_id).phase for job_id in jobs] == ["finished"] * 3
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains(cluster: Cluster, strategy: str) -> None:
     job_id = cluster.submit(with_strategy(QUICK, strategy))
-    assert cluster.finished(job_id).phase == "finished"
+    assert cluster.wait_until_finished(job_id).phase == "finished"
     planned = [event for event in cluster.events(job_id) if event.kind == "RoundPlanned"]
     assert bool(planned) == (strategy == "aware")
 
@@ -128,7 +128,7 @@ def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> N
     training = TrainingSettings(rounds=30, inner_steps=20, nodes=2)
     spec = with_strategy(replace(QUICK, training=training), "aware")
     job_id = cluster.submit(spec)
-    job = cluster.finished(job_id)
+    job = cluster.wait_until_finished(job_id)
     records = [event.fields for event in cluster.events(job_id) if event.kind == "RoundRecorded"]
 
     assert job.samples >= 30 * 20 * 32 * 2
@@ -141,7 +141,9 @@ def test_a_planned_job_does_the_work_that_its_file_states(cluster: Cluster) -> N
 def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
     training = TrainingSettings(rounds=100_000, inner_steps=5, nodes=2)
     evaluation = Evaluation(every=2, target=0.5)
-    job = cluster.finished(cluster.submit(replace(QUICK, training=training, evaluation=evaluation)))
+    job = cluster.wait_until_finished(
+        cluster.submit(replace(QUICK, training=training, evaluation=evaluation))
+    )
     assert job.phase == "finished"
     assert job.metric is not None
     assert job.metric >= 0.5
@@ -150,7 +152,7 @@ def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
 
 def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(cluster: Cluster) -> None:
     job_id = cluster.submit(QUICK)
-    cluster.finished(job_id)
+    cluster.wait_until_finished(job_id)
     whole = list(cluster.events(job_id))
 
     assert [happening.sequence for happening in whole] == list(range(len(whole)))
@@ -160,7 +162,7 @@ def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(cluster: C
 
 def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster, tmp_path: Path) -> None:
     job_id = cluster.submit(QUICK)
-    job = cluster.finished(job_id)
+    job = cluster.wait_until_finished(job_id)
     with cluster.coordinator.client() as client:
         exported = client.export(job_id, tmp_path)
 
@@ -180,7 +182,7 @@ def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:
         other = replace(spec, name="other")
         with pytest.raises(HyperGPUError, match="differs"):
             client.submit(other, request_id="a request of this test")
-    cluster.finished(jobs.pop())
+    cluster.wait_until_finished(jobs.pop())
 
 
 def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
@@ -189,7 +191,7 @@ def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
 
 
 def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    undisturbed = cluster.finished(cluster.submit(QUICK))
+    undisturbed = cluster.wait_until_finished(cluster.submit(QUICK))
     with Cluster(tmp_path) as slow:
         # It is not done by the time that it is to be paused.
         slow.add_nodes(2, settings={"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "500"})
@@ -200,7 +202,7 @@ def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path:
             assert client.job(job_id).job.phase == "paused"
             client.resume(job_id)
 
-        assert slow.finished(job_id).model == undisturbed.model
+        assert slow.wait_until_finished(job_id).model == undisturbed.model
 
 
 def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
@@ -208,7 +210,7 @@ def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> Non
     cluster.wait_for(job_id, is_round(1))
     rounds = with_shorter_rounds(cluster, job_id, 20)
 
-    job = cluster.finished(job_id)
+    job = cluster.wait_until_finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
 
 
@@ -272,10 +274,10 @@ def test_the_only_node_told_to_leave_in_a_round_ends_the_job_once_it_is_back(
     node.run()
 
     rounds = with_shorter_rounds(small_cluster, job_id, 2)
-    job = small_cluster.finished(job_id)
+    job = small_cluster.wait_until_finished(job_id)
     assert (job.phase, job.round) == ("finished", rounds)
     few = replace(LONG_ROUNDS, training=replace(LONG_ROUNDS.training, rounds=rounds))
-    assert job.model == small_cluster.finished(small_cluster.submit(few)).model
+    assert job.model == small_cluster.wait_until_finished(small_cluster.submit(few)).model
 
 
 def test_a_node_on_which_no_worker_starts_leaves_and_is_used_again_once_one_does(

@@ -10,7 +10,14 @@ from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2, tensor_pb2
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
-from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, assigned, async_stub, reason_of
+from tests.node_client import (
+    CHUNK_BYTES,
+    NOBODY_LOST,
+    WireNode,
+    async_stub,
+    next_assignment,
+    reason_of,
+)
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
@@ -69,7 +76,7 @@ async def submission(cluster: Cluster) -> AsyncIterator[UpdateSubmission]:
     await node.join(cluster.coordinator.node_token())
     stream = node.control([("null", 1)])
     job_id = cluster.submit(SPEC)
-    yield UpdateSubmission(cluster, node, stream, await assigned(stream))
+    yield UpdateSubmission(cluster, node, stream, await next_assignment(stream))
     await node.close()
     with cluster.coordinator.client() as client:
         client.stop(job_id)
@@ -191,7 +198,7 @@ async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
     submission: UpdateSubmission,
 ) -> None:
     await submission.node.submit(submission.header(), submission.update)
-    submission.assignment = await assigned(submission.stream)
+    submission.assignment = await next_assignment(submission.stream)
     again = submission.header()
 
     assert not (await submission.node.query(again)).is_accepted
@@ -256,7 +263,7 @@ async def test_a_blob_of_nobody_is_not_served(submission: UpdateSubmission) -> N
 async def test_the_same_work_is_assigned_again_to_a_node_that_dials_in_again(
     submission: UpdateSubmission,
 ) -> None:
-    again = await assigned(submission.node.control([("null", 1)]))
+    again = await next_assignment(submission.node.control([("null", 1)]))
     assert again.lease == submission.assignment.lease
 
 

@@ -32,7 +32,7 @@ def fault(signed: SignedReceipt, terms: Terms = TERMS) -> str:
     return receipt_fault(signed, terms.domain, terms.coordinator)
 
 
-def countersigned(**changes: object) -> SignedReceipt:
+def receipt_with(**changes: object) -> SignedReceipt:
     """The sound receipt with changes that the coordinator signed."""
     receipt: Receipt = replace(SOUND.receipt, **changes)
     signature = sign(COORDINATOR, TERMS.domain.separator(), receipt)
@@ -46,12 +46,12 @@ def test_a_sound_receipt_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("signed", "said"),
     [
-        (countersigned(contribution=Keccak("ab" * 32)), "another contribution"),
-        (countersigned(round=4), "differs from its contribution's"),
-        (countersigned(samples=Samples(321)), "321 samples were checked, 320 assigned"),
-        (countersigned(quality_bps=BasisPoints(10_001)), "10001 of 10000"),
-        (countersigned(total_score=320 * 9_000 - 1), "less than its own"),
-        (countersigned(sequence=2**32 - 1), "a ledger counts"),
+        (receipt_with(contribution=Keccak("ab" * 32)), "another contribution"),
+        (receipt_with(round=4), "differs from its contribution's"),
+        (receipt_with(samples=Samples(321)), "321 samples were checked, 320 assigned"),
+        (receipt_with(quality_bps=BasisPoints(10_001)), "10001 of 10000"),
+        (receipt_with(total_score=320 * 9_000 - 1), "less than its own"),
+        (receipt_with(sequence=2**32 - 1), "a ledger counts"),
         (replace(SOUND, receipt=replace(SOUND.receipt, total_score=9**9)), "did not sign it"),
         (replace(SOUND, contribution_signature=SOUND.signature), "did not sign its contribution"),
         (replace(SOUND, contribution=replace(SOUND.contribution, lease=-1)), "cannot be encoded"),

@@ -47,7 +47,7 @@ def camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def declared(domain: Domain, statement: Contribution | Receipt) -> dict[str, Any]:
+def typed_message(domain: Domain, statement: Contribution | Receipt) -> dict[str, Any]:
     """The statement as wallets show it."""
     kind = type(statement).__name__
     fields = [field.split() for field in TYPES[kind].split(",")]
@@ -80,7 +80,7 @@ def declared(domain: Domain, statement: Contribution | Receipt) -> dict[str, Any
 def test_statements_have_the_digests_that_wallets_compute(
     domain: Domain, statement: Contribution | Receipt
 ) -> None:
-    encoded = encode_typed_data(full_message=declared(domain, statement))
+    encoded = encode_typed_data(full_message=typed_message(domain, statement))
     hashed = struct_hash(statement)
     assert encoded.header == domain.separator()
     assert encoded.body == hashed
@@ -91,7 +91,7 @@ def test_statements_have_the_digests_that_wallets_compute(
 def test_a_wallet_and_we_sign_alike(
     domain: Domain, statement: Contribution | Receipt, key: IdentityKey
 ) -> None:
-    message = encode_typed_data(full_message=declared(domain, statement))
+    message = encode_typed_data(full_message=typed_message(domain, statement))
     signature = sign(key, domain.separator(), statement)
     assert chain_form(signature) == Account.sign_message(message, key.secret).signature
     assert Account.recover_message(message, signature=chain_form(signature)).lower() == key.node_id
