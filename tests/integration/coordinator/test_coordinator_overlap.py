@@ -61,44 +61,44 @@ def alone_in_round(cluster: Cluster, job_id: str, number: int) -> None:
 
 @pytest.mark.full
 def test_rounds_that_overlap_come_to_another_model(
-    cluster: Cluster, undisturbed: str | None
+    cluster: Cluster, digest_without_kills: str | None
 ) -> None:
     waiting = replace(SPEC, round=RoundRule())
-    assert end(cluster, cluster.submit(waiting)) != undisturbed
+    assert end(cluster, cluster.submit(waiting)) != digest_without_kills
 
 
 def test_the_node_that_waits_has_begun_the_next_round_when_it_opens(
-    cluster: Cluster, undisturbed: str | None
+    cluster: Cluster, digest_without_kills: str | None
 ) -> None:
-    assert undisturbed
+    assert digest_without_kills
     log = cluster.nodes[0].log.read_text("utf-8")
     assert f"was begun {SPEC.training.inner_steps // 2} inner steps early" in log
 
 
 def test_a_node_killed_while_it_takes_steps_ahead_takes_them_again(
-    cluster: Cluster, undisturbed: str | None
+    cluster: Cluster, digest_without_kills: str | None
 ) -> None:
     job_id = cluster.submit(SPEC)
     for number in (1, 3, 4):
         alone_in_round(cluster, job_id, number)
         cluster.nodes[0].kill()
         cluster.nodes[0].run()
-    assert end(cluster, job_id) == undisturbed
+    assert end(cluster, job_id) == digest_without_kills
 
 
 def test_a_coordinator_killed_while_nodes_take_steps_ahead_changes_nothing(
-    cluster: Cluster, undisturbed: str | None
+    cluster: Cluster, digest_without_kills: str | None
 ) -> None:
     job_id = cluster.submit(SPEC)
     for number in (1, 3, 4):
         alone_in_round(cluster, job_id, number)
         cluster.coordinator.kill()
         cluster.coordinator.start()
-    assert end(cluster, job_id) == undisturbed
+    assert end(cluster, job_id) == digest_without_kills
 
 
 def test_both_killed_while_rounds_overlap_change_nothing(
-    cluster: Cluster, undisturbed: str | None
+    cluster: Cluster, digest_without_kills: str | None
 ) -> None:
     job_id = cluster.submit(SPEC)
     for number in (2, 5):
@@ -107,4 +107,4 @@ def test_both_killed_while_rounds_overlap_change_nothing(
         cluster.nodes[0].kill()
         cluster.nodes[0].run()
         cluster.coordinator.start()
-    assert end(cluster, job_id) == undisturbed
+    assert end(cluster, job_id) == digest_without_kills
