@@ -4,19 +4,20 @@ Readings are made of observations one at a time; everything else is read off a r
 
 =================  =================================================================================
 `reading`          `Observation` and `NodeReading`, the values.
-`observing`        ``observed(reading, observation) -> NodeReading``;
+`observations`     ``add_observation(reading, observation) -> NodeReading``;
                    ``availability(reading, now_ms) -> float``
-`estimators`       ``followed(estimate, value, at_ms, *, weight) -> Estimate`` and
-                   ``followed_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``;
+`estimators`       ``update_estimate(estimate, value, at_ms, *, weight) -> Estimate`` and
+                   ``update_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``;
                    ``age_ms(estimate, now_ms) -> Milliseconds | None``
 `line`             ``loss_share(reading) -> float | None``; ``mean_burst(reading) -> float``;
                    ``goodput_of(reading, direction, connections) -> Estimate``, in bit/s;
                    ``loss_of_goodput(bits_per_s, rtt_us, connections=1) -> float``
-`forecast`         ``finish_forecast(reading, work, typical=UNKNOWN) -> Forecast | None``;
+`forecast`         ``finish_forecast(reading, work, typical=UNKNOWN) -> FinishForecast | None``;
                    ``transfer_forecast(reading, direction, size_bytes, *, connections, typical) ->
-                   Span``; `Work` is what is asked, `Forecast` has ``mean_ms``, ``deviation_ms``,
-                   ``parts``, ``assumed``, ``quantile_ms(share)`` and ``chance_by(limit_ms)``
-`fleet`            ``typical(readings) -> NodeReading``: medians, for what is not known of a node
+                   ForecastTime``; `RoundWork` is asked, `FinishForecast` has ``parts``,
+                   ``mean_ms``, ``deviation_ms``, ``assumed``, ``quantile_ms(share)`` and
+                   ``chance_by(limit_ms)``
+`fleet`            ``median_reading(readings) -> NodeReading``: for what is not known of a node
 =================  =================================================================================
 
 A bandwidth in a reading is what a transfer moves at once slow start is over: a time made of it by

@@ -15,13 +15,13 @@ Dice = Callable[[], float]
 class Window:
     """What TCP's congestion control would do to one direction of one connection.
 
-    The carrier keeps no more than `window_bytes` in flight, reports what it sends with `sent`,
-    holds those bytes back for as long as it is told, and reports them with `acked` one RTT (and
-    what they queued) after they were sent, held back or not. The bottleneck's rate is the
+    The carrier keeps no more than `window_bytes` in flight, reports what it sends with `send`,
+    holds those bytes back for as long as it is told, and reports them with `acknowledge` one RTT
+    (and what they queued) after they were sent, held back or not. The bottleneck's rate is the
     carrier's to pace.
 
     Args:
-        path: The direction's numbers. `repath` replaces them when the link changes.
+        path: The direction's numbers. `change_path` replaces them when the link changes.
         dice: Where losses fall. Equal dice and equal calls give equal answers.
     """
 
