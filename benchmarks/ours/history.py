@@ -25,8 +25,8 @@ from coordinator.shell.aggregation.request import FoldRequest, FoldResult, Store
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.preparation import save_layout
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.digest import digest_of

@@ -4,8 +4,8 @@ from enum import Enum
 
 import msgspec
 
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.events import Timer
-from gpu_node.core.memory import TrainingStart
 from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId
 from hypergpu.statements.assignment import Assignment, Lease

@@ -8,7 +8,7 @@ import msgspec
 
 from gpu_node.core.backoff import CAP_MS
 from gpu_node.core.commands import HandBack, NodeCommand
-from gpu_node.core.memory import Memory, TrainingStart
+from gpu_node.core.end_states import Memory, TrainingStart
 from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease

@@ -7,8 +7,8 @@ then takes no work, announces it, and goes on trying until a start succeeds.
 
 from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
+from gpu_node.core.end_states import with_finished
 from gpu_node.core.link import dial_again
-from gpu_node.core.memory import with_finished
 from gpu_node.core.state import (
     RESTARTS_MAX,
     Fetching,

@@ -4,7 +4,7 @@ from functools import partial
 
 from gpu_node.core import commands, events
 from gpu_node.core.backoff import backoff_ms
-from gpu_node.core.memory import plan_work, with_accepted, without_jobs
+from gpu_node.core.end_states import plan_work, with_accepted, without_jobs
 from gpu_node.core.state import (
     RESTARTS_MAX,
     Fetching,

@@ -16,8 +16,8 @@ from coordinator.core.measure.reading import (
 )
 from gpu_node.core import commands, events
 from gpu_node.core.commands import NodeCommand
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.events import NodeEvent
-from gpu_node.core.memory import TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession
 from gpu_node.core.update import TrainedUpdate

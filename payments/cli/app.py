@@ -108,7 +108,7 @@ def export(
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
     from payments.cli.service import JobAt, run
-    from payments.core.receipts import encode_file
+    from payments.core.receipt_file import encode_file
 
     file = run(JobAt(job, address, token_file).receipts)
     try:

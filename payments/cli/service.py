@@ -17,7 +17,7 @@ from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.statements import receipt_value, terms_value
-from payments.core.receipts import FILE_BYTES_MAX, ReceiptFile, decode_file
+from payments.core.receipt_file import FILE_BYTES_MAX, ReceiptFile, decode_file
 from payments.shell.chain_errors import CallRefusedError, ChainUnreachableError
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.terminal.output import Column, say, say_json, say_table
 from payments.cli.outcome import amount_text
 from payments.cli.service import JobAt, open_payments_client, run
-from payments.core.receipts import ReceiptFile
+from payments.core.receipt_file import ReceiptFile
 from payments.core.verify import NodeFinding, Verification, verify
 
 

@@ -15,7 +15,7 @@ from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
 from hypergpu.units import Wei
 from payments.core.calls import AccountView, JobOnLedger, ShareState, TotalsEntry
 from payments.core.merkle import leaf, merkle_root
-from payments.core.receipts import ReceiptFile
+from payments.core.receipt_file import ReceiptFile
 from payments.core.rewards import worth
 from payments.core.settlement import NO_RECEIPTS
 

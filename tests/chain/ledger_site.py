@@ -18,7 +18,7 @@ from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Wei
 from payments.core.calls import TotalsEntry
 from payments.core.merkle import leaf, merkle_root
-from payments.core.receipts import ReceiptFile, encode_file
+from payments.core.receipt_file import ReceiptFile, encode_file
 from payments.shell.anvil import Anvil
 from payments.shell.chains import ChainProfile, profile_of_id
 from payments.shell.contracts import Contract, created_address, ledger_contract, token_contract

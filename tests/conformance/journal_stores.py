@@ -10,8 +10,8 @@ from sqlalchemy import Engine, create_engine, delete, text, update
 from sqlalchemy.engine import make_url
 
 from coordinator.shell.journal.engine import journal_url
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
-from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId
 
 POSTGRES_URL = os.environ.get("HYPERGPU_TEST_POSTGRES_URL", "")

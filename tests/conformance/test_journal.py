@@ -2,6 +2,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     Entry,
     JournalConflictError,
@@ -9,7 +10,6 @@ from coordinator.shell.journal.records import (
     Recovery,
     RequestClaim,
 )
-from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
 from hypergpu.ids import JobId
 from tests.conformance.journal_stores import JournalStore

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from coordinator.shell.journal.engine import journal_url
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalUnreadableError
-from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId
 from tests.conformance.journal_stores import postgres_schema
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
-from gpu_node.core.memory import TrainingStart
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.update import TrainedUpdate
 from gpu_node.shell.worker import messages
 from hypergpu.ids import Digest, JobId, Slot

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from gpu_node.core.memory import TrainingStart
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.shell.worker.messages import TrainShard
 from hypergpu.ids import JobId, Slot
 from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task

@@ -10,8 +10,8 @@ from functools import singledispatchmethod
 import msgspec
 
 from gpu_node.core import commands
+from gpu_node.core.end_states import Memory
 from gpu_node.core.events import NodeEvent, Timer
-from gpu_node.core.memory import Memory
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession
 from gpu_node.core.update import TrainedUpdate

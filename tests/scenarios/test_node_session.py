@@ -16,6 +16,7 @@ from gpu_node.core.commands import (
     StartTraining,
     StartWorker,
 )
+from gpu_node.core.end_states import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.events import (
     Connected,
     InputsFetched,
@@ -35,7 +36,6 @@ from gpu_node.core.events import (
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.state import Idle, NodeSession, Training, Uploading
 from hypergpu.ids import Digest, JobId

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.batches import (
+from coordinator.core.plan.batch_sizes import (
     Batch,
     balanced_span_us,
     exchanges_each_step,

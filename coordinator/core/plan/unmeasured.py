@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.fleet import median_reading
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.batches import held_batch
+from coordinator.core.plan.batch_sizes import held_batch
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
 from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
 from coordinator.core.plan.node_steps import fit_steps, prefetch_limit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.config import Settings
 from coordinator.core.job.events import FundingChanged
-from coordinator.shell.journal.store import Journal
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from hypergpu.errors import HyperGPUError, Reason

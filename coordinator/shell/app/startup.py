@@ -35,7 +35,7 @@ from coordinator.shell.identity.guesses import GuessLimiter
 from coordinator.shell.identity.keys import coordinator_key
 from coordinator.shell.identity.nodes import KnownNodes
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.store import Journal
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime

@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.shell.journal.engine import disk_full_error, is_sqlite, make_engine, read_only
 from coordinator.shell.journal.lock import FileLock, lock_database, unlock_database
+from coordinator.shell.journal.page_salvage import salvage_database
 from coordinator.shell.journal.records import JournalUnreadableError
-from coordinator.shell.journal.salvage import salvage_database
 from coordinator.shell.journal.schema import JOURNAL, prepare_tables
 from coordinator.shell.journal.witness import Witness
 from hypergpu.units import several

@@ -25,8 +25,8 @@ from coordinator.core.job.events import (
 from coordinator.core.job.state import Job
 from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.persistence import event_entry, state_json
 from hypergpu.errors import HyperGPUError

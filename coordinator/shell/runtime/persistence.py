@@ -9,8 +9,8 @@ import structlog
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job
 from coordinator.core.round.transition import transition
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError
-from coordinator.shell.journal.store import Journal
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.ids import JobId
 

@@ -12,7 +12,7 @@ from coordinator.core.job.live_blobs import live_blobs
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.journal.store import Journal
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.new_job_terms import NewJobTerms

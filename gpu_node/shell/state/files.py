@@ -4,7 +4,7 @@ import socket
 
 import msgspec
 
-from gpu_node.core.memory import Memory
+from gpu_node.core.end_states import Memory
 from gpu_node.shell.state.paths import StatePaths
 from gpu_node.shell.worker.messages import WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason

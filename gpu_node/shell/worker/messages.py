@@ -9,7 +9,7 @@ stdin stops it like `StopWorker`.
 
 import msgspec
 
-from gpu_node.core.memory import TrainingStart
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.update import TrainedUpdate
 from hypergpu.statements.assignment import Assignment, Lease, Task
 from hypergpu.units import Bytes

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
-from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
 from gpu_node.shell.supervision.supervisor import WorkerSupervisor
 from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities, encode

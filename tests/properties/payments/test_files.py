@@ -15,7 +15,7 @@ from hypergpu.statements.receipt import Receipt
 from hypergpu.statements.signing import struct_hash
 from hypergpu.units import Wei
 from payments.core.merkle import leaf, merkle_root
-from payments.core.receipts import ReceiptFile, decode_file, encode_file
+from payments.core.receipt_file import ReceiptFile, decode_file, encode_file
 from tests.properties.statements.strategies import (
     JOB,
     TERMS,

@@ -13,7 +13,7 @@ from hypergpu.statements.signing import sign
 from hypergpu.units import Wei
 from payments.core.calls import AccountView, ShareState, ShareView, TotalsEntry
 from payments.core.merkle import leaf, merkle_root
-from payments.core.receipts import ReceiptFile
+from payments.core.receipt_file import ReceiptFile
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord, Verification, verify
 from tests.properties.payments.journals import PRICE
 from tests.properties.payments.ledger_model import WINDOW_S, LedgerModel

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_node.core.memory import Memory, TrainingStart, with_finished
+from gpu_node.core.end_states import Memory, TrainingStart, with_finished
 from gpu_node.shell.link.chunks import decode_chunk, encode_chunk
 from gpu_node.shell.state.files import (
     load_capabilities,

@@ -13,7 +13,7 @@ from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.journal.store import Journal
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime

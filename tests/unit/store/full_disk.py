@@ -11,8 +11,8 @@ from pathlib import Path
 from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.journal.store import Journal
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId

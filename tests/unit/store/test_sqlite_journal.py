@@ -6,13 +6,13 @@ import pytest
 from sqlalchemy import text
 
 from coordinator.shell.journal.engine import journal_url, make_engine
+from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     Entry,
     JournalError,
     JournalUnreadableError,
     JournalVersionError,
 )
-from coordinator.shell.journal.store import Journal
 from hypergpu.ids import JobId, NodeId
 
 JOB = JobId("job-00000000000a")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.plan.batches import balanced_span_us, own_batch
+from coordinator.core.plan.batch_sizes import balanced_span_us, own_batch
 from coordinator.core.plan.decision import Band, NodeMemory, NodeResult, RoundPlan
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId
