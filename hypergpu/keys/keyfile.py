@@ -53,7 +53,12 @@ def passphrase_beside(folder: Path, key: Path) -> Passphrase:
             it, or it would be lost with whatever the folder is mounted on.
     """
     path = place_beside(folder)
-    if key.exists():
+    try:
+        has_key = key.exists()
+    except OSError as broken:
+        what = f"the key {key} cannot be used: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    if has_key:
         return kept_passphrase(path)
     if folder.is_mount() and not path.exists():
         what = f"{folder} is a volume of its own: a passphrase beside it would be lost without it"

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
     size: int
     reason: str = ""
-    """``batch 16 of 32: a batch of 32 ran out of memory``; empty for the job's own batch."""
+    """``batch 16 of 32: a larger one ran out of memory``; empty for the job's own batch."""
 
 
 def most_samples(spec: JobSpec, memory: NodeMemory) -> int:
