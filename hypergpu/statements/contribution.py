@@ -71,7 +71,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@lru_cache(4096)
+@lru_cache(16_384)
 def contribution_hash(contribution: Contribution) -> bytes:
     """`struct_hash` of a contribution, remembered for the receipt that its round brings later.
 
