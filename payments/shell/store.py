@@ -19,7 +19,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Index,
-    Insert,
     Integer,
     LargeBinary,
     MetaData,
@@ -130,7 +129,7 @@ class PaymentStore:
         self._receipts = msgspec.json.Decoder(SignedReceipt)
         self._rows = msgspec.json.Decoder(OutboxRow)
         # SQLAlchemy spends more time on each row's parameters than the database on the row.
-        self._add_receipts = _with_positions(insert(RECEIPTS), self._engine)
+        self._add_receipts = str(insert(RECEIPTS).compile(self._engine))
 
     def close(self) -> None:
         """Close the connections."""
@@ -265,12 +264,6 @@ class PaymentStore:
         return job_id, receipt.node, receipt.sequence, receipt.epoch, receipt.score, body
 
 
-def _with_positions(statement: Insert, engine: Engine) -> str:
-    """The statement's SQL, with a row's values in the order of the table's columns."""
-    paramstyle = "qmark" if engine.dialect.name == "sqlite" else "format"
-    return str(statement.compile(dialect=type(engine.dialect)(paramstyle=paramstyle)))
-
-
 def _replace(connection: Connection, table: Table, row: dict[str, object]) -> None:
     (key,) = table.primary_key
     connection.execute(delete(table).where(key == row[key.name]))
@@ -299,7 +292,9 @@ def _open_engine(database_url: str, folder: Path) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    return create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    return create_engine(
+        url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, paramstyle="format"
+    )
 
 
 def _sqlite_engine(url: URL) -> Engine:
