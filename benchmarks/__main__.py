@@ -17,8 +17,15 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import benchmarks
-from benchmarks.table import ResultTable, merge_rows, print_table, rows_of, write_rows
-from benchmarks.table.parts import BenchmarkParts, run_parts
+from benchmarks.ours.table import (
+    BenchmarkParts,
+    ResultTable,
+    merge_rows,
+    print_table,
+    rows_of,
+    run_parts,
+    write_rows,
+)
 from hypergpu.process.logs import configure_logs
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import psutil
 
-from benchmarks.table import ResultTable
+from benchmarks.ours.table import ResultTable
+from coordinator.shell.aggregation.arithmetic import WeightedMean
 from coordinator.shell.aggregation.fold import SPAN, fold
-from coordinator.shell.aggregation.means import WeightedMean
-from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.digest import running_digest_of_file
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.table import ResultTable
+from benchmarks.ours.table import ResultTable
 from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.tensors.compression import Scheme, encode_into_residual, groups, scheme_named
 from hypergpu.tensors.layout import Float32s

@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, running
 from benchmarks.ours.sessions import SessionSpread
-from benchmarks.table import ResultTable
+from benchmarks.ours.table import ResultTable
 from hypergpu.cluster.processes import kill_group
 
 PROCESSES = 4

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.table import ResultTable
+from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.request import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_trainer import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.table import ResultTable
+from benchmarks.ours.table import ResultTable
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import SimulatedWorld, calm_world
 

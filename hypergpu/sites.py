@@ -39,7 +39,7 @@ class Sites(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     """Forwarded ports of the coordinator; empty: all are."""
     control: str = ""
-    """Path of the Unix socket that takes requests; see `netsim.network.control`."""
+    """Path of the Unix socket that takes requests; see `netsim.network.programs`."""
 
     @property
     def addresses(self) -> tuple[str, ...]:

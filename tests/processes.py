@@ -1,4 +1,4 @@
-"""Real coordinators and nodes for tests: started, read from, killed. Nothing waits by the clock."""
+"""Real coordinators and nodes: started, read, killed, looked for. Nothing waits by the clock."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+import psutil
 
 from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
 from hypergpu.cluster.coordinator import ReadyLine, operator, wait_until_ready
@@ -270,3 +271,21 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
     """A process's log, line by line."""
     lines = path.read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+GONE_WITHIN_S = 60
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Living processes that were told to use a path in ``folder``."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
+
+
+def processes_left(folder: Path) -> list[psutil.Process]:
+    """Those of them that stay; what was killed may take a moment to go."""
+    psutil.wait_procs(processes_in(folder), timeout=GONE_WITHIN_S)
+    return processes_in(folder)

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.house.imports import both_way_pairs, circular_modules
-from benchmarks.house.lines import LineCounts, count_lines
 from benchmarks.house.offenders import duplicate_classes
-from benchmarks.house.tree import ROOT, files
-from benchmarks.table import ResultTable
+from benchmarks.house.tree import (
+    ROOT,
+    LineCounts,
+    both_way_pairs,
+    circular_modules,
+    count_lines,
+    files,
+)
+from benchmarks.ours.table import ResultTable
 
 _WAY = "update_way_files"
 _STRUCTURE = (_WAY, "duplicate_classes", "both_way_pairs", "circular_modules")

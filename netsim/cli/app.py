@@ -62,7 +62,7 @@ WorldArgument = Annotated[
 @app.command()
 def profiles(*, as_json: JsonOption = False) -> None:
     """List the links that have a name, with the sources of their numbers."""
-    from netsim.cli.profiles import list_profiles
+    from netsim.cli.links import list_profiles
 
     list_profiles(as_json=as_json)
 
@@ -90,7 +90,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """List what this machine can do, and compare links' configured and measured behaviour."""
-    from netsim.cli.check import CheckOrder, check_links
+    from netsim.cli.links import CheckOrder, check_links
 
     order = CheckOrder(
         names=names or [], backend=backend, fallback=fallback, seconds=seconds, seed=seed
@@ -128,8 +128,7 @@ def shape(
     ] = 0,
 ) -> None:
     """Keep links open for a program, which reads from NETSIM_SITES where to run and dial."""
-    from netsim.cli.links import backend_for, links_by_name
-    from netsim.cli.shape import shape_links
+    from netsim.cli.links import backend_for, links_by_name, shape_links
 
     links = links_by_name(names, seed)
     raise typer.Exit(shape_links(backend_for(backend, links, fallback), links, context.obj or []))
@@ -212,6 +211,6 @@ def plot(
     ] = 120.0,
 ) -> None:
     """Draw rates, delays, losses and faults of a world's links as an SVG picture."""
-    from netsim.cli.plot import plot_world
+    from netsim.cli.links import plot_world
 
     plot_world(world, out, seconds)

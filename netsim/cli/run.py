@@ -9,17 +9,15 @@ from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from hypergpu.workloads.registry import find
 from netsim.cli.links import backend_for
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.network.backends import BACKENDS, Links, world_links
 from netsim.network.options import Backend, Fallback
-from netsim.network.programs import run_program
-from netsim.network.signals import run_to_end
+from netsim.network.programs import run_program, run_to_end
 from netsim.network.timeline import require_real_faults
 from netsim.network.world import WorldDescription
 from netsim.run.choices import RunOrder, chosen_world, data_listing, require_worker, required_job
-from netsim.run.job import netsim_folder
+from netsim.run.job import netsim_folder, run_virtually
 from netsim.run.report import PlannedRun, say_report
-from netsim.run.virtual import run_virtually
 
 
 def run_over_links(order: RunOrder, backend: Backend, fallback: Fallback) -> int:

@@ -25,7 +25,7 @@ import msgspec
 
 from netsim.emulation.requests import Request
 from netsim.link import Way
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 

@@ -1,10 +1,15 @@
-"""Requests that change open links, and the answers: the same for every backend, as JSON lines."""
+"""Requests that change open links, and the child process that answers them, as lines of JSON."""
 
+import asyncio
+import sys
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from netsim.link import Shape
+from netsim.link.link import NetsimError
 
 
 class Condition(StrEnum):
@@ -73,3 +78,95 @@ class LinkRequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     detail: str
     fix: str
+
+
+START_S = 60.0
+ANSWER_S = 30.0
+_END_S = 30.0
+# A line of statistics of some hundred nodes is longer than asyncio's usual 64 KiB.
+_LINE_BYTES_MAX = 16 << 20
+
+
+class AnsweringChild:
+    """One child process, which gets one request at a time.
+
+    Args:
+        module: The module that it runs with ``python -m``.
+        name: Its name in messages, as in "the tunnel's router".
+        answers: The type of all its answers.
+        answer_s: How long an answer may take.
+    """
+
+    def __init__(self, module: str, name: str, *, answers: Any, answer_s: float = ANSWER_S) -> None:
+        self._module = module
+        self._name = name
+        self._answers = answers
+        self._answer_s = answer_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._asking = asyncio.Lock()
+        self._is_broken = False
+
+    @property
+    def process_id(self) -> int | None:
+        """Process id of the child; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, *arguments: str, descriptors: Sequence[int] = ()) -> None:
+        """Start it; ``descriptors`` are files that it inherits."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", self._module, *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=descriptors,
+            # Ctrl-C is for the owner, who ends the child in order.
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+        )
+
+    async def ask(self, request: msgspec.Struct, *, timeout_s: float | None = None) -> Any:
+        """Ask and wait for the answer.
+
+        Raises:
+            NetsimError: The child refuses, is gone, or leaves this or an earlier request without
+                an answer.
+        """
+        # A cancelled caller must not leave its answer to the next one.
+        return await asyncio.shield(self._exchange(request, timeout_s or self._answer_s))
+
+    async def end(self) -> None:
+        """Close its input, at which it ends by itself; kill it when it does not. Safe twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _END_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _exchange(self, request: msgspec.Struct, timeout_s: float) -> Any:
+        process = self._process
+        if process is None:
+            raise NetsimError(f"{self._name} is not open", "use it inside `async with`")
+        line = b""
+        async with self._asking:
+            # A late answer would be taken for that to the next request, so there is no next one.
+            if not self._is_broken and process.stdin and process.stdout:
+                try:
+                    process.stdin.write(msgspec.json.encode(request) + b"\n")
+                    line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                except TimeoutError:
+                    self._is_broken = True
+                except ConnectionError:
+                    line = b""
+        if self._is_broken:
+            what = f"{self._name} has left a request without an answer for too long"
+            raise NetsimError(what, "open it anew, on a machine with less to do")
+        if not line:
+            raise NetsimError(f"{self._name} is gone", "read its messages on standard error")
+        answer = msgspec.json.decode(line, type=self._answers)
+        if isinstance(answer, LinkRequestFailed):
+            raise NetsimError(answer.detail, answer.fix)
+        return answer

@@ -3,15 +3,93 @@
 import math
 import random
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from hypergpu.units import Milliseconds
-from netsim.link.episodes import Episodes, EpisodeTimes
-from netsim.link.link import STALLED_BITS_PER_S, Link, LinkDirection, most_loss
-from netsim.link.rate import NEVER_US, RateProcess, RateShape
-from netsim.link.trace import LinkTrace, apply_row
+from hypergpu.units import Microseconds, Milliseconds
+from netsim.link.link import (
+    STALLED_BITS_PER_S,
+    Link,
+    LinkDirection,
+    LinkTrace,
+    apply_row,
+    most_loss,
+)
+from netsim.link.processes import NEVER_US, RateProcess, RateShape
+
+
+class Episodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One spell in each stretch of ``every_ms``, as a world file gives it.
+
+    Raises:
+        ValueError: No link can have such spells.
+    """
+
+    every_ms: Milliseconds = msgspec.field(name="every")
+    least_ms: Milliseconds = msgspec.field(name="least")
+    """Shortest spell."""
+    most_ms: Milliseconds = msgspec.field(name="most")
+    """Longest spell; lengths between the two are equally likely."""
+    is_regular: bool = msgspec.field(default=False, name="regular")
+    """At the beginning of each stretch, not somewhere in it."""
+    is_stalled: bool = msgspec.field(default=False, name="stalled")
+    """Nothing passes in a spell; what waits, waits."""
+    loss_factor: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 1.0
+    """On the loss, in a spell."""
+    delay_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 0.0
+    """Added each way, in a spell."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least_ms <= self.most_ms < self.every_ms:
+            what = f"spells of {self.least_ms} to {self.most_ms} ms in each {self.every_ms} ms"
+            raise ValueError(f"{what}\ngive 0 < least <= most < every")
+
+
+class EpisodeSpell(NamedTuple):
+    """From its first moment to the first moment after it."""
+
+    from_us: int
+    until_us: int
+
+
+class EpisodeTimes:
+    """When the spells are. Equal keys give equal spells."""
+
+    def __init__(self, episodes: Episodes, *, key: str) -> None:
+        self._episodes = episodes
+        self._key = key
+        self._every_us = episodes.every_ms * 1000
+        self._stretch = -1
+        self._spell = EpisodeSpell(0, 0)
+
+    def is_on(self, now_us: int) -> bool:
+        """Whether a spell is on."""
+        spell = self.spell(now_us // self._every_us)
+        return spell.from_us <= now_us < spell.until_us
+
+    def next_change_us(self, now_us: int) -> int:
+        """When the present or else the next spell ends or begins."""
+        stretch = now_us // self._every_us
+        spell = self.spell(stretch)
+        if now_us < spell.from_us:
+            return spell.from_us
+        return spell.until_us if now_us < spell.until_us else self.spell(stretch + 1).from_us
+
+    def spell(self, stretch: int) -> EpisodeSpell:
+        """The spell of a stretch, counted from 0."""
+        if stretch != self._stretch:
+            self._stretch = stretch
+            self._spell = self._draw(stretch)
+        return self._spell
+
+    def _draw(self, stretch: int) -> EpisodeSpell:
+        dice = random.Random(f"{self._key}/{stretch}")
+        lasting_us = dice.randint(self._episodes.least_ms, self._episodes.most_ms) * 1000
+        from_us = stretch * self._every_us
+        if not self._episodes.is_regular:
+            from_us += dice.randrange(self._every_us - lasting_us)
+        return EpisodeSpell(from_us, from_us + lasting_us)
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,3 +203,60 @@ class LinkCourse:
         dice = random.Random(f"{self._key}/delay-step/{number}")
         most_us = round(self._variation.delay_step_ms * 1000)
         return dice.randint(-most_us, most_us)
+
+
+SHORTEST_QUEUE_BYTES = 2 * 1500
+Way = Literal["up", "down"]
+_NEAR = LinkDirection(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
+_OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
+UNLIMITED = Link(up=_OPEN, down=_OPEN)
+"""Neither delay nor limit: a coordinator's link where only the node's is of interest."""
+COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
+"""100 Mbit/s, shared by all nodes, unless said: an unlimited one would measure the router."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A link with what changes it. Times count from when the router heard of it."""
+
+    link: Link
+    variation: Variation = Variation()
+    traces: tuple[LinkTrace, ...] = ()
+    starts_at_hour: float = 12.0
+
+    @property
+    def varies(self) -> bool:
+        """Whether the link changes by itself."""
+        return bool(self.traces) or self.variation != Variation()
+
+    def course(self, key: str) -> LinkCourse:
+        """Return the link over time."""
+        return LinkCourse(
+            self.link,
+            self.variation,
+            key=key,
+            traces=self.traces,
+            starts_at_hour=self.starts_at_hour,
+        )
+
+    def room_bytes(self, way: Way) -> int:
+        """Return how much may wait before the bottleneck: ``queue_ms`` at its usual rate.
+
+        A device's memory does not shrink with its rate, least of all in a gap.
+        """
+        direction: LinkDirection = getattr(self.link, way)
+        bits_per_s = direction.bits_per_s
+        for trace in self.traces:
+            bits_per_s = mean_bits_per_s(trace, way) or bits_per_s
+        return max(direction.queue_ms * bits_per_s // 8000, SHORTEST_QUEUE_BYTES)
+
+
+def mean_bits_per_s(trace: LinkTrace, way: Way) -> int:
+    """Return the mean over time of the rates that a trace names; 0 when it names none."""
+    bits_us = named_us = 0
+    ends_us = [row.at_us for row in trace.rows[1:]] + [trace.period_us]
+    for row, end_us in zip(trace.rows, ends_us, strict=True):
+        rate = row.up_bits_per_s if way == "up" else row.down_bits_per_s
+        if rate is not None:
+            bits_us += rate * (end_us - row.at_us)
+            named_us += end_us - row.at_us
+    return bits_us // named_us if named_us else 0

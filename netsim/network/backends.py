@@ -11,19 +11,25 @@ from hypergpu.wire.ports import free_ports
 from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
 from netsim.emulation.requests import Request
 from netsim.link import COORDINATOR_LINK, UNLIMITED, Shape
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import BackendClaim, ProbedLink
 from netsim.network.options import Backend, Fallback
 from netsim.network.profiles import profile
 from netsim.network.world import WorldDescription
-from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
-from netsim.proxy.process import ProxyProcess, probed_proxy
-from netsim.tc import capabilities
-from netsim.tc.network import TrafficControl, missing_part
+from netsim.proxy.process import (
+    LOOPBACK,
+    Forward,
+    ProxiedNode,
+    ProxyPlan,
+    ProxyProcess,
+    ProxyProtocol,
+    probed_proxy,
+)
+from netsim.tc import traffic_control
 from netsim.tc.plan import KernelPart, needs
-from netsim.tunnel.device import require_tunnel
-from netsim.tunnel.tunnel import Tunnel
+from netsim.tc.traffic_control import TrafficControl, missing_part
+from netsim.tunnel.tunnel import Tunnel, require_tunnel
 
 _PROXIED_MAX = 250 * 250
 _PORTS = 2
@@ -138,7 +144,7 @@ def _tunnel_limits() -> str:
 
 
 def _tc_limits() -> str:
-    return "; ".join(f"no {part}: {why}" for part, why in capabilities.kernel_lacks())
+    return "; ".join(f"no {part}: {why}" for part, why in traffic_control.kernel_lacks())
 
 
 BACKENDS: Mapping[Backend, BackendEntry] = {
@@ -157,7 +163,7 @@ BACKENDS: Mapping[Backend, BackendEntry] = {
     Backend.TC: BackendEntry(
         open=_open_tc,
         probe=lambda shape, _seed: _probe_namespaces(TrafficControl({_NODE: shape}, UNLIMITED)),
-        claims=capabilities.claims,
+        claims=traffic_control.claims,
         limits=_tc_limits,
     ),
 }
@@ -188,7 +194,7 @@ def choose_backend(backend: Backend, links: Links, fallback: Fallback) -> tuple[
         ),
         *needs({name: shape.link for name, shape in shapes.items()}),
     ]
-    reason = missing_part(needed, [*capabilities.kernel_lacks(), varying])
+    reason = missing_part(needed, [*traffic_control.kernel_lacks(), varying])
     if not reason:
         return backend, ""
     if fallback is Fallback.TUNNEL:

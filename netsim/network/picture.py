@@ -8,11 +8,11 @@ import msgspec
 from hypergpu import svg
 from hypergpu.units import several
 from netsim.link import NEVER_US, STALLED_BITS_PER_S, WanderingDelay
-from netsim.link.error import NetsimError
-from netsim.network.churn import Absence
-from netsim.network.course import WorldCourse
+from netsim.link.link import NetsimError
+from netsim.network.timeline import WorldCourse
 from netsim.network.world import (
     COORDINATOR,
+    Absence,
     ClockJumpFault,
     NodeDescription,
     WorldDescription,

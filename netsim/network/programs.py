@@ -1,24 +1,175 @@
-"""Runs a program over open links: starts it at the coordinator's end, and tells it all ends."""
+"""Runs programs over open links: starts them, lets them change the links, ends with the signals.
+
+The control socket has a path, so that a program in any network namespace reaches it.
+"""
 
 import asyncio
 import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
+from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone
+from netsim.link.link import NetsimError
 from netsim.measure.lateness import LatenessVerdict, judge
-from netsim.network.backends import OpenLinks
-from netsim.network.control import control_socket
-from netsim.network.signals import is_from_terminal, receiving_signals
+from netsim.network.backends import LinkOwner, OpenLinks
+
+_Result = TypeVar("_Result")
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_is_completing: ContextVar[bool] = ContextVar("is_completing", default=False)
+
+
+def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine to its end; the first signal cancels it, and later ones are ignored.
+
+    Raises:
+        SystemExit: A signal cancelled it; the status is 128 and its number, as in shells.
+    """
+    return asyncio.run(_complete(work))
+
+
+async def _complete(work: Coroutine[Any, Any, _Result]) -> _Result:
+    _is_completing.set(True)
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def cancel(number: int) -> None:
+        if not received:
+            received.append(number)
+            task.cancel()
+
+    with receiving_signals(cancel):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if received:
+                raise SystemExit(128 + received[0]) from None
+            raise
+
+
+@contextmanager
+def receiving_signals(receiver: Callable[[int], None]) -> Iterator[None]:
+    """Pass signals to a receiver for the block."""
+    loop = asyncio.get_running_loop()
+    for number in _NUMBERS:
+        loop.add_signal_handler(number, receiver, number)
+    try:
+        yield
+    finally:
+        for number in _NUMBERS:
+            if _is_completing.get():
+                # The code after the block removes what was opened, which nothing may interrupt.
+                loop.add_signal_handler(number, _ignore)
+            else:
+                loop.remove_signal_handler(number)
+
+
+def _ignore() -> None:
+    """Do nothing: the program is ending already."""
+
+
+def is_from_terminal(number: int) -> bool:
+    """Whether a signal may be Ctrl-C, which every program in a terminal's foreground gets."""
+    return number == signal.SIGINT and any(_is_foreground(each) for each in range(3))
+
+
+def _is_foreground(descriptor: int) -> bool:
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return False
+
+
+_LINE_BYTES_MAX = 1 << 20
+_ANSWER_S = 40.0
+
+
+class ReadVerdict(msgspec.Struct, frozen=True, tag="verdict"):
+    """Answered with a `LatenessVerdict` about the time since the links were opened."""
+
+
+ControlRequest = Request | ReadVerdict
+ControlAnswer = RequestDone | LinkRequestFailed | LatenessVerdict
+
+
+@asynccontextmanager
+async def control_socket(owner: LinkOwner, path: Path) -> AsyncIterator[None]:
+    """Take requests at ``path`` while the block runs."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError, ValueError):
+                while line := await reader.readline():
+                    writer.write(msgspec.json.encode(await _answer(owner, line)) + b"\n")
+                    await writer.drain()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(serve, path, limit=_LINE_BYTES_MAX)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def _answer(owner: LinkOwner, line: bytes) -> object:
+    try:
+        # An impossible link raises its own error while it is decoded.
+        request = msgspec.json.decode(line, type=ControlRequest)
+        if isinstance(request, ReadVerdict):
+            return judge(await owner.lateness())
+        return await owner.obey(request)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return LinkRequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
+    except NetsimError as error:
+        return LinkRequestFailed(error.detail, error.fix)
+
+
+async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:
+    """Send a request to the process that keeps the links open, and return its answer.
+
+    Raises:
+        NetsimError: The request failed, or nobody answers.
+    """
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES_MAX)
+        try:
+            writer.write(msgspec.json.encode(request) + b"\n")
+            line = await asyncio.wait_for(reader.readline(), _ANSWER_S)
+        finally:
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        what = f"the links at {path} do not answer: {error}"
+        raise NetsimError(what, "see whether they are still open") from error
+    if not line:
+        raise NetsimError(f"the links at {path} were closed", "open them again")
+    answer: ControlAnswer = msgspec.json.decode(line, type=ControlAnswer)
+    if isinstance(answer, LinkRequestFailed):
+        raise NetsimError(answer.detail, answer.fix)
+    return answer
+
+
+async def read_verdict(path: str) -> LatenessVerdict:
+    """Return whether the links kept their times.
+
+    Raises:
+        NetsimError: Nobody answers.
+    """
+    answer = await ask_links(path, ReadVerdict())
+    assert isinstance(answer, LatenessVerdict)  # noqa: S101 - the only answer to this request
+    return answer
+
 
 _PREFIX = "netsim-links-"
 

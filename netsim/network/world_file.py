@@ -20,18 +20,25 @@ from netsim.link import (
     csv_trace,
     mahimahi_trace,
 )
-from netsim.link.error import NetsimError
-from netsim.network.churn import Churn, churn_class
-from netsim.network.keys import NODES_MAX, LinkKeys, NodeKeys, WorldKeys, replace_durations
-from netsim.network.profiles import profile
+from netsim.link.link import NetsimError
+from netsim.network.profiles import (
+    NODES_MAX,
+    LinkKeys,
+    NodeKeys,
+    WorldKeys,
+    profile,
+    replace_durations,
+)
 from netsim.network.world import (
     COORDINATOR,
+    Churn,
     FaultEntry,
     HealEntry,
     NodeDescription,
     SlowDeviceFault,
     WorldDescription,
     WorldFault,
+    churn_class,
 )
 
 FILE_BYTES_MAX = 1 << 20

@@ -15,8 +15,8 @@ from typing import Any, TextIO
 import msgspec
 
 from netsim.emulation.requests import LinkRequestFailed, Request
-from netsim.link.error import NetsimError
-from netsim.proxy.messages import ProxiesOpened, ProxyAnswer, ProxyPlan
+from netsim.link.link import NetsimError
+from netsim.proxy.process import ProxiesOpened, ProxyAnswer, ProxyPlan
 from netsim.proxy.proxies import Proxies
 
 _LINE_BYTES_MAX = 64 << 20
@@ -25,7 +25,7 @@ _FILES = 32
 """Open files of the process itself."""
 _FILES_A_FORWARD = 3
 """What listens, and both sockets of one connection."""
-_FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/messages.py"
+_FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/process.py"
 
 
 def main() -> None:

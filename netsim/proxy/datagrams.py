@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from netsim.emulation.requests import PacketCount
 from netsim.link import LinkDirection, LossChain
-from netsim.proxy.clock import LoopClock
-from netsim.proxy.hop_path import HopPath
-from netsim.proxy.socket_end import NoteLateness
+from netsim.proxy.connection import NoteLateness
+from netsim.proxy.hops import HopPath, LoopClock
 
 HEADER_BYTES = 28
 """IPv4 20, UDP 8."""

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from coordinator.core.transfer.window import Window
-from netsim.proxy.clock import FlowClock
-from netsim.proxy.hop_path import HEADER_BYTES, PACKET_BYTES, HopPath, packets, wire_bytes
+from coordinator.core.transfer.forecast import Window
+from netsim.proxy.hops import HEADER_BYTES, PACKET_BYTES, FlowClock, HopPath, packets, wire_bytes
 
 UNSENT_BYTES_MAX = 256 << 10
 """Read from the sender's socket and waiting for the window: then reading stops."""

@@ -28,11 +28,18 @@ from netsim.emulation.requests import (
     SetShape,
 )
 from netsim.link import NEVER_US, Shape, Way
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
-from netsim.tunnel.device import open_device, packed_address
-from netsim.tunnel.messages import PortCount, RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
+from netsim.tunnel.tunnel import (
+    PortCount,
+    RouterAnswer,
+    RouterStatistics,
+    TunnelPlan,
+    TunnelPort,
+    open_device,
+    packed_address,
+)
 
 # So many packets of one device before the next one and the calendar have their turn.
 _BATCH = 32

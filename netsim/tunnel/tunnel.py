@@ -5,20 +5,150 @@
         command = tunnel.host("node-0").command(["ping", "-c3", tunnel.host("coordinator").address])
         ping = await asyncio.create_subprocess_exec(*command)
 
-It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline of the kernel.
+It needs root, /dev/net/tun and the program ``ip``, and no queueing discipline of the kernel. The
+packets themselves go through ``router``, a process of its own.
 """
 
-from collections.abc import Mapping
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Self
 
-from netsim.emulation.child import ANSWER_S, START_S, AnsweringChild
-from netsim.emulation.namespaces import COORDINATOR, NamespaceNetwork
-from netsim.emulation.requests import ReadStatistics, Request, RequestDone, SetShape
-from netsim.link import COORDINATOR_LINK, Link, Shape
-from netsim.link.error import NetsimError
+import msgspec
+
+from netsim.emulation.namespaces import (
+    COORDINATOR,
+    NamespaceNetwork,
+    inside_namespace,
+    require_namespaces,
+    run_batch,
+    write_settings,
+)
+from netsim.emulation.requests import (
+    ANSWER_S,
+    START_S,
+    AnsweringChild,
+    LinkRequestFailed,
+    PacketCount,
+    ReadStatistics,
+    Request,
+    RequestDone,
+    SetShape,
+)
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, Shape
+from netsim.link.link import NetsimError
 from netsim.measure.lateness import Lateness
-from netsim.tunnel.device import require_controls, require_tunnel
-from netsim.tunnel.messages import RouterAnswer, RouterStatistics, TunnelPlan, TunnelPort
+
+
+class TunnelPort(msgspec.Struct, frozen=True, kw_only=True):
+    """One host of the plan, and its path to the middle of the internet."""
+
+    name: str
+    namespace: str
+    address: str
+    shape: Shape
+    peers: tuple[tuple[str, CongestionControl], ...] = ()
+    """Addresses that are reached with another congestion control than the link's own."""
+
+
+class TunnelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line to the router; it is answered when every device is up."""
+
+    seed: int
+    ports: tuple[TunnelPort, ...]
+
+
+class PortCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Both directions of one port."""
+
+    up: PacketCount
+    down: PacketCount
+    is_cut: bool = False
+
+
+class RouterStatistics(msgspec.Struct, frozen=True, tag="statistics", kw_only=True):
+    """Everything that the router did so far, and how late it was with it."""
+
+    lateness: Lateness
+    ports: Mapping[str, PortCount]
+    is_realtime: bool
+    """Whether the system runs the router before other programs; else it is late more often."""
+    cpu_us: int
+    """Processor time of the router."""
+    unroutable: int = 0
+
+
+RouterAnswer = RequestDone | LinkRequestFailed | RouterStatistics
+
+
+_TUN = Path("/dev/net/tun")
+CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+_DEVICE = "tun0"
+_NETWORK = "10.77.0.0/16"
+_MTU_BYTES = 1500
+# The kernel drops what it cannot queue for a reader; so much is 130 ms of 1 Gbit/s.
+_WAITING_PACKETS = 10_000
+_TUNSETIFF = 0x400454CA
+_IFF_TUN = 0x0001
+_IFF_NO_PI = 0x1000
+
+
+def require_tunnel() -> None:
+    """Reject a machine on which the tunnel cannot be built, with what would help."""
+    require_namespaces("the tunnel")
+    try:
+        os.close(os.open(_TUN, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        fix = f"give the container the device (--device {_TUN} --cap-add NET_ADMIN), or use the"
+        fix = f"{fix} proxy, which needs nothing"
+        raise NetsimError(f"{_TUN} cannot be opened: {error.strerror}", fix) from error
+
+
+def require_controls(controls: Iterable[CongestionControl]) -> None:
+    """Reject a congestion control that this kernel lacks."""
+    present = CONTROLS.read_text("ascii").split()
+    for control in sorted(set(controls)):
+        if control not in present:
+            raise NetsimError(
+                f"this kernel has no congestion control {control} (it has {', '.join(present)})",
+                f"load it (modprobe tcp_{control}) or choose one of these",
+            )
+
+
+def packed_address(text: str) -> bytes:
+    """Return an address as it stands in a packet."""
+    return bytes(int(part) for part in text.split("."))
+
+
+def open_device(port: TunnelPort) -> int:
+    """Make the device in the host's namespace and set the host up.
+
+    Returns:
+        The descriptor whose reads are packets from the host and whose writes are packets to it. The
+        device lives as long as it is open.
+    """
+    with inside_namespace(port.namespace):
+        descriptor = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        request = struct.pack("16sH22x", _DEVICE.encode(), _IFF_TUN | _IFF_NO_PI)
+        fcntl.ioctl(descriptor, _TUNSETIFF, request)
+        write_settings()
+        run_batch(["ip"], _lines(port))
+    return descriptor
+
+
+def _lines(port: TunnelPort) -> list[str]:
+    # In a namespace `sysctl net.ipv4.tcp_congestion_control` takes only what the machine's
+    # administrator allowed to everybody; a route may always name one.
+    route = f"dev {_DEVICE} proto kernel scope link src {port.address}"
+    return [
+        "link set lo up",
+        f"link set {_DEVICE} mtu {_MTU_BYTES} txqueuelen {_WAITING_PACKETS} up",
+        f"address add {port.address}/16 dev {_DEVICE}",
+        f"route replace {_NETWORK} {route} congctl {port.shape.link.congestion_control}",
+        *(f"route add {peer} {route} congctl {control}" for peer, control in port.peers),
+    ]
 
 
 class Tunnel(NamespaceNetwork):

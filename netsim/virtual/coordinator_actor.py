@@ -13,8 +13,8 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.measure.reading import Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.round.completion import nodes_needed
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.round.assignment import nodes_needed
+from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.update import TrainedUpdate
@@ -22,10 +22,10 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.wire.protocol import OUT_OF_MEMORY
-from netsim.virtual.agenda import Agenda
-from netsim.virtual.measuring import Gauges, made_up_evaluation, made_up_judgement
 from netsim.virtual.node_actor import NodeActor, job_released
-from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.node_link import Gauges, made_up_evaluation, made_up_judgement
+from netsim.virtual.sharing import Agenda
+from netsim.virtual.worlds import TransferSizes
 
 LOST_AFTER_MS = 15_000
 AGGREGATE_MS = 50

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from coordinator.core.job.live_blobs import live_blobs
-from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState
-from coordinator.core.round.completion import available_nodes
+from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState, live_blobs
+from coordinator.core.round.assignment import available_nodes
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 

@@ -24,10 +24,9 @@ from gpu_node.core.update import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements.assignment import Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.virtual.agenda import Agenda
-from netsim.virtual.measuring import SMALLEST_BYTES
-from netsim.virtual.node_link import NodeLink, TransferWay
-from netsim.virtual.sizes import TransferSizes
+from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
+from netsim.virtual.sharing import Agenda
+from netsim.virtual.worlds import TransferSizes
 
 _DIAL_FAILED_MS = 50
 TRAIN_MS = 30

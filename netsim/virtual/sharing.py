@@ -1,4 +1,4 @@
-"""One link that many transfers share: the coordinator's. Max-min fair, as TCP aims to be.
+"""Virtual time as an agenda of deeds, and one link on it that many transfers share, max-min fair.
 
 A transfer has a rate of its own: what its path would give it. While the rates together fit, all go
 at their own. Else the slow ones still do, and the others get equal shares of the rest. Transfers of
@@ -7,12 +7,45 @@ costs the number of classes, some ten, however many transfers there are.
 """
 
 import heapq
+from collections.abc import Callable
 from math import ceil, inf, log2
 from operator import itemgetter
 
-from coordinator.core.transfer.constants import PACKET_HEADER_BYTES, STREAM_OVERHEAD
+from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from hypergpu.units import Bytes, Milliseconds
-from netsim.virtual.agenda import Agenda, Deed
+
+Deed = Callable[[], None]
+
+
+class Agenda:
+    """A heap of deeds. Nothing sleeps; the clock jumps to the next deed."""
+
+    def __init__(self) -> None:
+        self.now_ms = Milliseconds(0)
+        self.done = 0
+        self._heap: list[tuple[int, int, Deed]] = []
+        self._asked = 0
+
+    def after(self, wait_ms: int, deed: Deed) -> None:
+        """Plan a deed ``wait_ms`` from now."""
+        self.at(self.now_ms + max(0, wait_ms), deed)
+
+    def at(self, at_ms: int, deed: Deed) -> None:
+        """Plan a deed; one in the past happens now."""
+        heapq.heappush(self._heap, (max(at_ms, self.now_ms), self._asked, deed))
+        self._asked += 1
+
+    def run(self, until: Callable[[], bool], limit_ms: Milliseconds) -> bool:
+        """Do deeds until ``until`` holds; false when time or work ran out first."""
+        while not until():
+            if not self._heap or self._heap[0][0] > limit_ms:
+                return False
+            at_ms, _, deed = heapq.heappop(self._heap)
+            self.now_ms = Milliseconds(at_ms)
+            self.done += 1
+            deed()
+        return True
+
 
 _CLASSES_A_DOUBLING = 1
 _CLOSE_MS = 1e-6

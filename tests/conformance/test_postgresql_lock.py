@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import create_engine, text
 
-from coordinator.shell.journal.engine import journal_url
+from coordinator.shell.journal.database import journal_url
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalUnreadableError
 from hypergpu.ids import JobId

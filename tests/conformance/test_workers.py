@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.shell.evaluator.answer import Evaluator
-from coordinator.shell.evaluator.messages import Initialise, Initialised
+from coordinator.shell.evaluator.process import Initialise, Initialised
 from gpu_node.shell.worker import messages
 from hypergpu.digest import digest_of
 from hypergpu.ids import Digest

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise
-from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess, Initialise
 from gpu_node.core.end_states import TrainingStart
 from gpu_node.shell.worker.messages import TrainShard
 from hypergpu.ids import JobId, Slot

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.job.state import Trial
-from coordinator.core.quality.rule import (
+from coordinator.core.quality import (
     JUDGED_LEAST,
     TRIALS_KEPT,
     UpdateFindings,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, WorkState
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings

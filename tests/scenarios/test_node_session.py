@@ -47,12 +47,12 @@ from tests.unit.node.node_states import (
     DIE,
     DRAIN,
     FETCH,
-    JOB,
     LOSE,
     NO_START,
     NODE,
     OTHER,
     OTHER_JOB,
+    SESSION_JOB,
     TRAIN,
     about_to_give_up,
     after,
@@ -105,7 +105,7 @@ def test_an_update_that_the_assignment_does_not_name_is_returned() -> None:
 
 def test_the_assignment_overrules_an_answer_that_said_accepted() -> None:
     answered = transition(AFTER_3, UploadAccepted(at_ms=at(80), lease=ROUND_3)).session
-    assert answered.memory.rounds(JOB)[-1].is_accepted
+    assert answered.memory.rounds(SESSION_JOB)[-1].is_accepted
     assert start_of(answered, ROUND_4, None) == TrainingStart(3, returns_update=True)
 
 
@@ -182,7 +182,7 @@ def test_the_next_round_aborts_the_one_in_training_and_waits_for_the_worker() ->
 def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
     cancel = ShardCancelled(at_ms=at(25), lease=lease(), reason="closed")
     step = after(reach(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
-    assert step.session.memory.rounds(JOB) == ()
+    assert step.session.memory.rounds(SESSION_JOB) == ()
     assert step.session.worker.busy is None
 
 

@@ -14,8 +14,9 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.events import RoundRecorded
 from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.outstanding import outstanding
-from coordinator.core.round.transition import JobStep, rejection, transition
+from coordinator.core.round.assignment import JobStep
+from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.transition import rejection, transition
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
 from hypergpu.statements.assignment import SampleRange
 from hypergpu.units import Samples

@@ -8,8 +8,8 @@ from coordinator.core.job import events
 from coordinator.core.job.commands import Command, JudgeUpdates, WriteRecord
 from coordinator.core.job.events import Event, JobEnded, RoundMeasured
 from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
-from coordinator.core.quality.records import QUEUE_MOST
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.quality import QUEUE_MOST
+from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay

@@ -1,6 +1,9 @@
+"""Described worlds in virtual time: faults, invariants, and lines that are shared."""
+
 import os
 import subprocess
 import sys
+from functools import partial
 from statistics import mean, median
 
 import pytest
@@ -8,11 +11,11 @@ from msgspec.structs import replace
 
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
-from hypergpu.units import Microseconds, Milliseconds
+from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import COORDINATOR_LINK, Link, LinkDirection, RateShape, Shape, Variation
-from netsim.network.churn import Churn, SpanDistribution, SpanKind
 from netsim.network.profiles import profile
 from netsim.network.world import (
+    Churn,
     ClockJumpFault,
     CorruptFault,
     CrashFault,
@@ -22,12 +25,23 @@ from netsim.network.world import (
     PartitionFault,
     SlowDeviceFault,
     SlowDiskFault,
+    SpanDistribution,
+    SpanKind,
     WorldDescription,
     WorldFault,
 )
+from netsim.virtual.invariants import violations
+from netsim.virtual.sharing import Agenda, SharedLink, SharedTransfer
 from netsim.virtual.simulation import Simulation, WorldOutcome
-from netsim.virtual.sizes import TransferSizes
-from netsim.virtual.worlds import SimulatedWorld, described_world
+from netsim.virtual.worlds import (
+    DrawnFaults,
+    SimulatedWorld,
+    TransferSizes,
+    calm_world,
+    described_world,
+    random_world,
+)
+from tests.unit.job_states import training
 
 SECOND_US = 1_000_000
 JOB = JobId("job-0")
@@ -230,3 +244,152 @@ def test_churn_takes_nodes_away_and_brings_them_back() -> None:
     outcome = run_to_end(churning)
     assert outcome.journals != run_to_end(TWO).journals
     assert outcome.transfers[NodeId("a")].uploads_ms
+
+
+SEEDED_SPEC = JobSpec(
+    workload="digits-softmax",
+    training=TrainingSettings(rounds=12, inner_steps=20, batch_size=8, nodes=4),
+    round=RoundRule(deadline_ms=0),
+)
+STEADY = SimulatedWorld(seed=3, nodes=4, jobs=(SEEDED_SPEC,))
+
+
+def run_seed_to_end(world: SimulatedWorld) -> WorldOutcome:
+    outcome = Simulation(world).run()
+    assert outcome.violations == ()
+    return outcome
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_world_full_of_faults_ends_every_job_without_breaking_an_invariant(seed: int) -> None:
+    run_seed_to_end(random_world(seed))
+
+
+def test_the_same_seed_gives_the_same_journal() -> None:
+    first, second = run_seed_to_end(random_world(11)), run_seed_to_end(random_world(11))
+    assert first == second
+    assert first.journals != run_seed_to_end(random_world(12)).journals
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int) -> None:
+    undisturbed = run_seed_to_end(replace(STEADY, seed=seed))
+    faults = DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000)
+    disturbed = run_seed_to_end(replace(STEADY, seed=seed, faults=faults))
+    assert disturbed.journals != undisturbed.journals
+    assert disturbed.models == undisturbed.models
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_killed_and_back_in_time_end_with_the_same_model(seed: int) -> None:
+    undisturbed = run_seed_to_end(replace(STEADY, seed=seed))
+    faults = DrawnFaults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
+    disturbed = run_seed_to_end(replace(STEADY, seed=seed, faults=faults))
+    assert disturbed.virtual_ms != undisturbed.virtual_ms
+    assert disturbed.models == undisturbed.models
+
+
+def test_a_job_that_cannot_start_is_reported_with_its_reason() -> None:
+    spec = replace(SEEDED_SPEC, training=replace(SEEDED_SPEC.training, nodes=9))
+    world = replace(STEADY, jobs=(spec,), limit_ms=Milliseconds(60_000))
+    (violation,) = Simulation(world).run().violations
+    assert violation == "never finished: job-0 is waiting (0 of 9 nodes are here)"
+
+
+def test_the_checker_sees_a_sample_that_was_dropped() -> None:
+    job = training()
+    (stream,) = job.streams
+    broken = replace(job, streams=(replace(stream, cursor=stream.cursor + 1),))
+    assert violations(broken) == ("17 samples assigned, 16 held, 0 accepted",)
+
+
+def test_a_hundred_nodes_share_a_job() -> None:
+    assert run_seed_to_end(calm_world(seed=1, nodes=100, rounds=3)).rounds == 3
+
+
+MEGABYTE = Bytes(1_000_000)
+WIRE_BITS = 8 * 1.037 * MEGABYTE
+
+
+class Line:
+    """A shared link, and when its transfers ended."""
+
+    def __init__(self, bits_per_s: int) -> None:
+        self.agenda = Agenda()
+        self.shared = SharedLink(self.agenda, bits_per_s)
+        self.ended_ms: dict[str, int] = {}
+
+    def begin(self, name: str, own_ms: int, size_bytes: Bytes = MEGABYTE) -> SharedTransfer:
+        move = SharedTransfer(lambda: self.ended_ms.update({name: self.agenda.now_ms}))
+        self.shared.begin(move, size_bytes, Milliseconds(own_ms))
+        return move
+
+    def run(self) -> dict[str, int]:
+        self.agenda.run(lambda: False, Milliseconds(10**9))
+        return self.ended_ms
+
+
+def test_transfers_that_fit_together_keep_their_own_times() -> None:
+    line = Line(bits_per_s=100_000_000)
+    line.begin("one", 500)
+    line.begin("other", 1000)
+    assert line.run() == {"one": 500, "other": 1000}
+
+
+def test_transfers_that_do_not_fit_get_equal_shares() -> None:
+    line = Line(bits_per_s=10_000_000)
+    line.begin("one", 100)
+    line.begin("other", 100)
+    both_ms = 2 * WIRE_BITS / 10_000
+    assert all(abs(at_ms - both_ms) <= 2 for at_ms in line.run().values())
+
+
+def test_a_slow_path_is_not_slowed_by_fast_ones() -> None:
+    line = Line(bits_per_s=10_000_000)
+    line.begin("slow", 8_300)
+    for number in range(4):
+        line.begin(f"fast {number}", 100)
+    ended_ms = line.run()
+    assert ended_ms["slow"] <= 8_310
+    fast_ms = max(at_ms for name, at_ms in ended_ms.items() if name != "slow")
+    # Four of them share the nine tenths that the slow one leaves.
+    assert abs(fast_ms - 4 * WIRE_BITS / 9_000) <= 20
+
+
+def test_who_is_left_speeds_up_when_another_ends() -> None:
+    line = Line(bits_per_s=10_000_000)
+    line.begin("small", 10, Bytes(500_000))
+    line.begin("large", 10)
+    ended_ms = line.run()
+    assert abs(ended_ms["small"] - WIRE_BITS / 10_000) <= 2
+    assert abs(ended_ms["large"] - 1.5 * WIRE_BITS / 10_000) <= 2
+
+
+def test_a_dropped_transfer_leaves_its_share_to_others_and_never_ends() -> None:
+    line = Line(bits_per_s=10_000_000)
+    dropped = line.begin("dropped", 100)
+    line.begin("other", 100)
+    line.agenda.after(400, lambda: line.shared.drop(dropped))
+    (ended_ms,) = line.run().values()
+    assert abs(ended_ms - (400 + WIRE_BITS / 10_000 - 200)) <= 2
+
+
+def test_a_link_without_limit_slows_nobody() -> None:
+    line = Line(bits_per_s=0)
+    for number in range(10):
+        line.begin(str(number), 7)
+    assert set(line.run().values()) == {7}
+
+
+def test_many_transfers_keep_the_line_full() -> None:
+    line = Line(bits_per_s=100_000_000)
+
+    def begin(number: int) -> None:
+        line.begin(str(number), 50 + number)
+
+    for number in range(300):
+        line.agenda.at(number, partial(begin, number))
+    ended_ms = line.run()
+    assert len(ended_ms) == 300
+    full_ms = 300 * WIRE_BITS / 100_000
+    assert full_ms <= max(ended_ms.values()) <= 1.02 * full_ms

@@ -1,4 +1,4 @@
-"""Jobs that plan their rounds by what they measure, in virtual time."""
+"""Jobs in virtual time that plan or overlap rounds, know their line, draw a first model."""
 
 from statistics import median
 
@@ -6,14 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.job.state import Phase
-from hypergpu.ids import JobId, NodeId
+from coordinator.core.measure.reading import StepTime, TransferDirection, TransferTime
+from coordinator.core.plan.decision import PlanRequest, RoundPlan
+from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile import with_strategy
-from hypergpu.jobfile.spec import Aware, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Aware, JobSpec, Outer, TrainingSettings
+from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
+from netsim.virtual.node_link import Gauges
+from netsim.virtual.sharing import Agenda
 from netsim.virtual.simulation import Simulation, WorldOutcome
-from netsim.virtual.sizes import TransferSizes
-from netsim.virtual.worlds import DrawnFaults, SimulatedWorld
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
 
 SCHEMES = {
     "fp32": 4_000_000,
@@ -112,3 +116,121 @@ def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
     assert plan_round_now.rounds == pytest.approx(stated.rounds, rel=0.1)
     assert planned_ms < 3 * STEP_MS < stated_ms
     assert planned_ms < 0.6 * stated_ms
+
+
+OVERLAPPING_STATED = JobSpec(
+    workload="digits-softmax",
+    outer=Outer(momentum=0.5),
+    training=TrainingSettings(rounds=20, inner_steps=20, batch_size=8, nodes=6),
+)
+BOTH = pytest.mark.parametrize("strategy", ["diloco", "aware"])
+FAULTS = DrawnFaults(
+    link_cut_ms=20_000,
+    node_crash_ms=20_000,
+    coordinator_crash_ms=6_000,
+    drain_ms=60_000,
+    worker_death=0.05,
+    away_ms=4_000,
+)
+
+
+def job(strategy: str, overlap: str) -> JobSpec:
+    eager = replace(OVERLAPPING_STATED, round=replace(OVERLAPPING_STATED.round, overlap=overlap))
+    return with_strategy(eager, strategy)
+
+
+def alike(spec: JobSpec) -> SimulatedWorld:
+    """Six nodes with the same line, whose bytes take about as long as ten of their steps."""
+    line = replace(COORDINATOR_LINK.up, delay_us=40_000, bits_per_s=8_000_000)
+    nodes = tuple(
+        NodeDescription(
+            name=NodeId(f"node-{number}"),
+            group="far",
+            shape=Shape(link=replace(COORDINATOR_LINK, up=line, down=line)),
+            step_floor_ms=100,
+        )
+        for number in range(6)
+    )
+    far = WorldDescription(name="far", seed=1, coordinator=COORDINATOR_LINK, nodes=nodes)
+    return replace(world(spec, 1), step_ms=(1, 1), description=far)
+
+
+def test_stated_rounds_are_shorter_by_the_half_that_was_begun_early() -> None:
+    waiting = run_to_end(alike(job("diloco", "none"))).round_ms[JOB]
+    eager = run_to_end(alike(job("diloco", "eager"))).round_ms[JOB]
+    # The first round begins with nothing, and in the second all lines are as they stay.
+    assert [before - after for before, after in zip(waiting, eager, strict=True)][1:] == (
+        [10 * 100] * 19
+    )
+
+
+def test_planned_rounds_that_overlap_wait_less() -> None:
+    waiting, eager = (run_to_end(alike(job("aware", overlap))) for overlap in ("none", "eager"))
+    assert eager.virtual_ms < 0.85 * waiting.virtual_ms
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(4))
+def test_crashes_and_cuts_while_rounds_overlap_end_the_job(strategy: str, seed: int) -> None:
+    run_to_end(replace(world(job(strategy, "eager"), seed), faults=FAULTS))
+
+
+def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() -> None:
+    spec = job("diloco", "eager")
+    undisturbed = run_to_end(alike(spec))
+    killed = run_to_end(
+        replace(alike(spec), faults=DrawnFaults(coordinator_crash_ms=3_000, away_ms=500))
+    )
+    assert killed.models == undisturbed.models
+
+
+NODES = {NodeId("a"): Slot(0), NodeId("b"): Slot(1)}
+SIZES = TransferSizes(whole=SCHEMES["fp32"], schemes=SCHEMES).for_plans()
+
+
+def plan(line_bits_per_s: int) -> RoundPlan:
+    """Two nodes that end together and upload at 10 Mbit/s each, where nobody is in their way."""
+    gauges = Gauges(Agenda(), SIZES, seed=0, line_bits_per_s=line_bits_per_s)
+    gauges.is_needed = True
+    now_ms = Milliseconds(0)
+    for node in NODES:
+        gauges.note(node, StepTime(now_ms, 100, Milliseconds(10_000)))
+        for way in TransferDirection:
+            moved = TransferTime(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
+            gauges.note(node, moved)
+    work = Samples(1_000_000)
+    return gauges.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
+
+
+def test_uploads_that_would_crowd_the_line_wait_for_each_other() -> None:
+    first, second = sorted(part.upload_after_ms for part in plan(12_000_000).nodes.values())
+    assert first == 0 < second
+
+
+def test_nobody_waits_where_the_line_carries_all_or_has_no_limit() -> None:
+    for line_bits_per_s in (0, 100_000_000):
+        waits = {part.upload_after_ms for part in plan(line_bits_per_s).nodes.values()}
+        assert waits == {0}
+
+
+FIRST_SIZES = TransferSizes(model=510_000, update=510_000, whole=4_000_000)
+
+
+def run_first_models(rounds: int) -> WorldOutcome:
+    spec = JobSpec(
+        workload="digits-softmax",
+        training=TrainingSettings(rounds=rounds, inner_steps=5, batch_size=8, nodes=3),
+    )
+    world = SimulatedWorld(seed=4, nodes=3, jobs=(spec,), sizes=FIRST_SIZES)
+    outcome = Simulation(world).run()
+    assert outcome.violations == ()
+    assert outcome.phases == {JOB: Phase.FINISHED}
+    return outcome
+
+
+def test_nobody_downloads_anything_in_round_0() -> None:
+    assert [each.downloads_ms for each in run_first_models(1).transfers.values()] == [()] * 3
+
+
+def test_from_round_1_on_every_node_downloads_what_came_after() -> None:
+    assert [len(each.downloads_ms) for each in run_first_models(4).transfers.values()] == [3] * 3

@@ -15,12 +15,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.ours.awareness.figures import NotReachedError, times
-from benchmarks.ours.awareness.naive import GRADES
-from benchmarks.ours.awareness.runs import KEPT, ROOT, TRIES, WORLDS, LateError
+from benchmarks.ours.awareness.runs import (
+    GRADES,
+    KEPT,
+    ROOT,
+    TRIES,
+    WORLDS,
+    LateError,
+    NotReachedError,
+    times,
+)
 from benchmarks.ours.cluster import BenchmarkError
+from benchmarks.ours.table import PartFigures
 from benchmarks.peers.seconds import python_of
-from benchmarks.table.parts import PartFigures
 from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.digest import digest_of
 from hypergpu.jobfile import read_job_file

@@ -1,26 +1,33 @@
-"""Jobs over the tunnel, each run once: what is finished is kept under ``build`` and read again.
+"""Jobs over the tunnel, each run once and kept under ``build``, and the figures told of them.
 
-A run is known by its inputs and by the product's own source, so that nothing measured on other code
-is passed off as this one's. It is run again, once, when its links were not as asked.
+A run is known by its inputs and by the product's own source, so that nothing measured on other
+code is passed off as this one's. It is run again, once, when its links were not as asked. Naive
+training is a few measured steps over the lines, as often as a target takes on this machine's
+loopback: running all of them would take hours and tell nothing more.
 """
 
 import atexit
+import json
 import os
+import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.warm import warm_starts
+from hypergpu.cli.compare.outcome import step_time_us
 from hypergpu.cli.compare.runs import NetsimRun, execute_run, kept_report, prospect
+from hypergpu.client.history import Reached
 from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.run.report import RunReport
-from netsim.tunnel.device import require_tunnel
+from netsim.tunnel.tunnel import require_tunnel
 
 ROOT = Path(__file__).parents[3]
 WORLDS = ROOT / "benchmarks" / "worlds"
@@ -158,3 +165,118 @@ def _summary(report: RunReport) -> str:
     reached = "" if there is None else f", target after {there.at_ms / 1000:.1f} s"
     metric = "" if report.metric is None else f", {report.metric_name} {report.metric:.3f}"
     return f"{len(report.rounds)} rounds in {seconds:.1f} s{metric}{reached}{doubt}"
+
+
+Tree = dict[str, Any]
+
+
+def job_tree(path: Path) -> Tree:
+    """A job file's tables."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def write_job(tree: Mapping[str, Any], name: str) -> Path:
+    """The tables as a job file of that name."""
+    path = KEPT / "jobs" / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text_of(tree), encoding="utf-8")
+    return path
+
+
+def text_of(tree: Mapping[str, Any]) -> str:
+    """A job file's tree as TOML: texts, numbers, and tables of them."""
+    return "\n".join(_lines(tree)) + "\n"
+
+
+def _lines(tree: Mapping[str, Any]) -> Iterator[str]:
+    tables = {name: each for name, each in tree.items() if isinstance(each, dict)}
+    yield from (f"{name} = {json.dumps(each)}" for name, each in tree.items() if name not in tables)
+    for name, table in tables.items():
+        yield f"[{name}]"
+        yield from (f"{key} = {json.dumps(each)}" for key, each in table.items())
+
+
+Row = tuple[str, str, str, str, str]
+COLUMNS: Row = ("", "ours", "the other", "ratio", "promised")
+
+
+class NotReachedError(BenchmarkError):
+    """A run never came to its target: there is no time to tell."""
+
+
+def target_of(report: RunReport, name: str) -> Reached:
+    """What it took.
+
+    Raises:
+        NotReachedError: It was not reached.
+    """
+    if report.to_target is None:
+        best = max((each.metric for each in report.evaluations if each.metric), default=0.0)
+        what = f"{name} never reached {report.target:g}: {best:.3f} at best; {report.reason}"
+        raise NotReachedError(what)
+    return report.to_target
+
+
+def spread(values: Iterable[float], unit: str = " s") -> str:
+    """The median, and least to most where there are several."""
+    found = sorted(values)
+    middle = statistics.median(found)
+    if len(found) == 1:
+        return f"{middle:.3g}{unit}"
+    return f"{middle:.3g} [{found[0]:.3g}..{found[-1]:.3g}]{unit}"
+
+
+def times(ratio: float) -> str:
+    """A ratio in three digits."""
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x"
+
+
+GRADES = WORLDS / "grades"
+VIRTUAL_STEPS = 20
+DIGITS = WORLDS / "jobs" / "digits.toml"
+
+
+def reached_by_sync(runs: Runs, seed: int, job: Path = DIGITS) -> Reached:
+    """Steps, samples and bytes to the target; the time is that of loopback and means nothing."""
+    name = run_name("sync", seed, "near", job)
+    words = ["--job", str(job), "--strategy", "sync", "--seed", str(seed), "--lan"]
+    return target_of(runs.report(name, GRADES / "a.toml", words, backend="proxy"), name)
+
+
+def naive_step_s(
+    runs: Runs, grade: str, steps: int, job: Path = DIGITS, *, connections: int = 1
+) -> float:
+    """Seconds of a step over a grade's lines; the first, with its model's download, is left out.
+
+    Args:
+        runs: Keeps what is measured.
+        grade: A file of `GRADES`.
+        steps: How many are measured; 0: none, many are played in virtual time instead.
+        job: What is trained.
+        connections: Of each node.
+    """
+    path = _job_over(job, connections)
+    words = ["--job", str(path), "--strategy", "sync", "--seed", "1", "--target", "0"]
+    words += ["--rounds", str((steps or VIRTUAL_STEPS) + 1)]
+    name = run_name("sync", 1, grade if steps else f"{grade}-virtual", job)
+    backend = "tunnel" if steps else "world"
+    report = runs.report(
+        f"{name}-over-{connections}", GRADES / f"{grade}.toml", words, backend=backend
+    )
+    return step_time_us(report) / 1e6
+
+
+def _job_over(job: Path, connections: int) -> Path:
+    tree = job_tree(job)
+    tree["strategy"] = "sync"
+    tree["training"].pop("inner_steps", None)
+    tree["round"] = {"connections": connections}
+    tree.pop("outer", None)
+    tree.pop("aware", None)
+    return write_job(tree, f"{job.stem}-sync-over-{connections}")
+
+
+def run_name(strategy: str, seed: int, place: str, job: Path) -> str:
+    """What a run is called: the digits, which most runs train, are not named."""
+    task = "" if job == DIGITS else f"{job.stem}-"
+    return f"{task}{strategy}-{seed}-{place}"

@@ -1,12 +1,13 @@
-"""Gas of a contribution on Anvil, recorded and paid, beside a contract that stores each one."""
+"""Gas of a contribution on Anvil, recorded, paid or claimed by a node, beside a naive contract."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from web3 import Web3
+from web3 import HTTPProvider, Web3
 from web3.contract import Contract
 
-from benchmarks.ours.metering.chain import connect, deploy, impersonate, mine, register_nodes
 from benchmarks.ours.metering.host import (
     COORDINATOR,
     ESCROW,
@@ -14,11 +15,85 @@ from benchmarks.ours.metering.host import (
     QUALITY_BPS,
     SAMPLES,
     UNIT_PRICE,
+    JobPlan,
     node_key,
     worth_of,
 )
-from hypergpu.statements.domain import job_salt
+from contracts.compile import ARTIFACTS
+from hypergpu.ids import Address
+from hypergpu.keys.signature import IdentityKey
+from hypergpu.statements.domain import Domain, job_salt, terms_of, word_bytes
+from hypergpu.statements.signing import chain_form
 from payments.shell.anvil import AnvilOptions, running_anvil
+
+STAKE = 10**13
+_GAS_MONEY_WEI = hex(10**20)
+_GAS_LIMIT = 8_000_000
+
+
+def connect(url: str) -> Web3:
+    """A connection to Anvil's RPC."""
+    return Web3(HTTPProvider(url))
+
+
+def ask_anvil(web3: Web3, method: str, *parameters: object) -> Any:
+    """Call one of Anvil's own methods.
+
+    Raises:
+        RuntimeError: Anvil refused it.
+    """
+    answer = web3.provider.make_request(method, list(parameters))  # type: ignore[arg-type]
+    if "error" in answer:
+        raise RuntimeError(f"{method}: {answer['error']}")
+    return answer.get("result")
+
+
+def contract_at(web3: Web3, name: str, address: str) -> Contract:
+    """A deployed contract."""
+    artifact = json.loads((ARTIFACTS / f"{name}.json").read_bytes())
+    return web3.eth.contract(address=Web3.to_checksum_address(address), abi=artifact["abi"])
+
+
+def deploy(web3: Web3, name: str, *arguments: object) -> Contract:
+    """Deploy a compiled contract from Anvil's own account, in a block of its own."""
+    artifact = json.loads((ARTIFACTS / f"{name}.json").read_bytes())
+    factory = web3.eth.contract(abi=artifact["abi"], bytecode=artifact["bytecode"])
+    made = mine(web3, factory.constructor(*arguments), web3.eth.accounts[0])
+    return contract_at(web3, name, made["contractAddress"])
+
+
+def mine(web3: Web3, call: Any, sender: str) -> Any:
+    """Put one transaction into a block of its own and return its receipt.
+
+    Raises:
+        RuntimeError: It reverted.
+    """
+    sent = call.transact({"from": sender, "gas": _GAS_LIMIT})
+    ask_anvil(web3, "evm_mine")
+    receipt = web3.eth.wait_for_transaction_receipt(sent, poll_latency=0.01)
+    if receipt["status"] != 1:
+        raise RuntimeError(f"a transaction of {sender} reverted: {call}")
+    return receipt
+
+
+def impersonate(web3: Web3, account: str) -> None:
+    """Let an account send without its key, with money for gas."""
+    ask_anvil(web3, "anvil_impersonateAccount", account)
+    ask_anvil(web3, "anvil_setBalance", account, _GAS_MONEY_WEI)
+
+
+def register_nodes(
+    web3: Web3, token: Contract, ledger: Contract, keys: Sequence[IdentityKey]
+) -> None:
+    """Have each node mint, approve, register and stake all that it has."""
+    word = Web3.keccak(b"a benchmark's node")
+    for key in keys:
+        node = Web3.to_checksum_address(key.address)
+        impersonate(web3, node)
+        mine(web3, token.functions.mint(node, STAKE), node)
+        mine(web3, token.functions.approve(ledger.address, STAKE), node)
+        mine(web3, ledger.functions.registerNode((word, word, 8_192), STAKE), node)
+
 
 WINDOW_S = 3_600
 _NAIVE_CALLS = 20
@@ -99,3 +174,48 @@ def measure_naive(folder: Path) -> float:
             call = naive.functions.submitContribution(word, 0, made)
             used.append(int(mine(web3, call, account)["gasUsed"]))
     return sum(used[1:]) / (len(used) - 1)
+
+
+_PLAN = JobPlan(rounds=20, rounds_per_epoch=10)
+
+
+def measure_unpaid(folder: Path) -> int:
+    """Units that the nodes' work is worth and that they did not get.
+
+    Half of the rounds are recorded, for a quarter of their score. Nothing but the nodes' own
+    transactions follows.
+
+    Raises:
+        RuntimeError: A transaction reverted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with running_anvil(AnvilOptions(block_time_s=0), log_file=folder / "anvil.log") as anvil:
+        ledger = GasLedger(anvil.url, _PLAN.nodes)
+        recorded = _PLAN.rounds // 2
+        ledger.settle(0, [(recorded, recorded * SAMPLES * QUALITY_BPS // 4)] * _PLAN.nodes)
+        functions = ledger.contract.functions
+        for key, node in zip(_PLAN.keys, ledger.nodes, strict=True):
+            mine(ledger.web3, functions.submitContribution(*_newest(ledger, key), 1), node)
+        ask_anvil(ledger.web3, "evm_increaseTime", WINDOW_S)
+        mine(ledger.web3, functions.closeEpoch(ledger.job, 1), ledger.nodes[0])
+        ask_anvil(ledger.web3, "evm_increaseTime", WINDOW_S)
+        for node in ledger.nodes:
+            mine(ledger.web3, functions.distributePayments(ledger.job, 1, [node]), node)
+        return ledger.missing_pay(_PLAN.rounds)
+
+
+def _newest(ledger: GasLedger, key: IdentityKey) -> tuple[Any, bytes, bytes]:
+    """A node's newest receipt with both signatures, as the contract takes it."""
+    address = Address(ledger.contract.address.lower())
+    terms = terms_of(COORDINATOR.address, JOB, Domain(ledger.web3.eth.chain_id, address))
+    _, measured = _PLAN.round_row(_PLAN.rounds - 1, terms, [key])
+    signed = _PLAN.receipt(measured.updates[0], COORDINATOR, terms, _PLAN.rounds - 1)
+    receipt = signed.receipt
+    words = (
+        *(word_bytes(receipt.job), receipt.epoch, receipt.round),
+        *(ledger.web3.to_checksum_address(receipt.node), receipt.sequence),
+        *(word_bytes(receipt.contribution), receipt.samples, receipt.quality_bps),
+        *(word_bytes(receipt.evaluator), receipt.total_score),
+    )
+    own, counter = signed.contribution_signature, signed.signature
+    return words, chain_form(own), chain_form(counter)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.ours.metering.running import SettlementRun, run_payments
+from benchmarks.ours.metering.host import SettlementRun, run_payments
 from hypergpu.process.logs import configure_logs
 
 STAKED = "staked"

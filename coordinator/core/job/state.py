@@ -1,5 +1,9 @@
-"""The state of one job: what the round machine knows. Frozen, serializable, without tensors."""
+"""The state of one job: what the round machine knows, and the blobs that it still needs.
 
+Frozen, serializable, without tensors.
+"""
+
+from collections.abc import Iterator
 from enum import Enum
 
 import msgspec
@@ -355,3 +359,60 @@ class Job(msgspec.Struct, frozen=True):
         if self.model is None:
             raise AssertionError("the first model is not made yet")
         return self.model
+
+
+DELTAS_MOST = 16
+_SHARE = 2
+"""Together they stay below one half of a model: beyond it the whole model is not much more."""
+
+
+def extend_chain(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
+    """The deltas of the model that ``delta`` makes of ``base``: the newest of them, the last it.
+
+    The newest one is kept whatever its size.
+    """
+    chain = (*base.deltas, delta)[-DELTAS_MOST:]
+    while len(chain) > 1 and _SHARE * sum(each.blob.size_bytes for each in chain) >= model_bytes:
+        chain = chain[1:]
+    return chain
+
+
+def initial_of(model: Model) -> Digest | None:
+    """The job's first model, where ``model`` is it or its deltas lead on from it: nodes draw it."""
+    if len(model.deltas) != model.round:
+        return None
+    return model.deltas[0].base if model.deltas else model.blob.digest
+
+
+def live_blobs(job: Job) -> frozenset[Digest]:
+    """Digests that must not be collected while the job exists."""
+    return frozenset(blob.digest for blob in _blobs(job))
+
+
+def _blobs(job: Job) -> Iterator[BlobRef]:
+    if job.manifest is not None:
+        yield job.manifest
+    for model in (job.model, job.previous, *job.evaluating):
+        if model is not None:
+            yield from _model_blobs(model)
+    if job.best_model is not None:
+        yield job.best_model.blob
+    for waiting in (each for each in job.unmeasured if not each.is_ready):
+        yield from (waiting.base, waiting.made, *(update.blob for update in waiting.judged))
+    for round_ in (job.round, job.closed):
+        if round_ is not None:
+            yield from _update_blobs(round_)
+
+
+def _model_blobs(model: Model) -> Iterator[BlobRef]:
+    yield model.blob
+    if model.outer_state is not None:
+        yield model.outer_state
+    for delta in model.deltas:
+        yield delta.blob
+
+
+def _update_blobs(round_: Round) -> Iterator[BlobRef]:
+    for participant in round_.participants.values():
+        if participant.update is not None:
+            yield participant.update.blob

@@ -12,7 +12,6 @@ from math import exp, hypot
 
 import msgspec
 
-from coordinator.core.measure.estimators import laplace_quantile
 from coordinator.core.measure.line import (
     LARGE_BYTES,
     goodput_of,
@@ -20,9 +19,14 @@ from coordinator.core.measure.line import (
     round_trip_us,
     slow_start_us,
 )
-from coordinator.core.measure.reading import Estimate, NodeReading, TransferDirection
+from coordinator.core.measure.reading import (
+    Estimate,
+    NodeReading,
+    TransferDirection,
+    laplace_quantile,
+)
 from coordinator.core.transfer.forecast import forecast_transfer, round_path
-from coordinator.core.transfer.path import CongestionControl, NetworkPath
+from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Milliseconds
 
 UNKNOWN = NodeReading()

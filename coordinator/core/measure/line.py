@@ -8,9 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.core.measure.reading import Conditions, Estimate, NodeReading, TransferDirection
-from coordinator.core.transfer import constants
-from coordinator.core.transfer.path import CongestionControl, NetworkPath
-from coordinator.core.transfer.steady import steady_packets_per_us
+from coordinator.core.transfer import tcp
+from coordinator.core.transfer.tcp import CongestionControl, NetworkPath, steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds
 
 ASSUMED_BITS_PER_S = 10_000_000.0
@@ -263,12 +262,12 @@ def _moving_us(size_bytes: int, took_us: int, rtt_us: int, connections: int) -> 
 def _windows(size_bytes: int, connections: int) -> list[float]:
     """Bytes of each round of slow start but the last, of one of the connections."""
     left = size_bytes / connections
-    window = float(constants.INITIAL_WINDOW_PACKETS * 1448)
+    window = float(tcp.INITIAL_WINDOW_PACKETS * 1448)
     found = []
     while left > window:
         found.append(window)
         left -= window
-        window *= constants.SLOW_START_GROWTH
+        window *= tcp.SLOW_START_GROWTH
     return found
 
 

@@ -9,7 +9,6 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.estimators import update_estimate, update_rate
 from coordinator.core.measure.line import (
     LARGE_BYTES,
     congestion_control_of,
@@ -32,8 +31,10 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
     UpdateVerdict,
+    update_estimate,
+    update_rate,
 )
-from coordinator.core.transfer.path import CongestionControl
+from coordinator.core.transfer.tcp import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
 
 NEWEST_ROUND_TRIPS = 10

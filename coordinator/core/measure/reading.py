@@ -1,10 +1,21 @@
-"""Measured line and speed of a node, and the observations that they are made of. Pure values.
+"""Measured line and speed of a node, the observations that they are made of, and how one follows
+a quantity that wanders. Pure values.
 
 Nothing here is journalled: after a restart readings are made anew, and plans go on from the plan
 before until there are some.
+
+Jacobson 1988 (RFC 6298) with two additions. An observation further off than four deviations counts
+as four deviations, so that a settled mean moves by half a deviation at most, however absurd the
+observation is. And evidence that the level has changed is added up as in a CUSUM chart (Page 1954):
+two observations beyond the limit on the same side, or more of them that are less far off, and the
+estimate starts again from the newest two, the one that claims less. All that is compared are
+ratios: a line that became ten times faster is as much of a surprise as one ten times slower.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from math import inf, log
+from statistics import median
 
 import msgspec
 
@@ -168,3 +179,165 @@ class NodeReading(msgspec.Struct, frozen=True):
     coordinator_congestion_control: str = ""
     """That of the coordinator's sockets, which carry what goes down."""
     is_probing_blocked: bool = False
+
+
+MEAN_GAIN = 1 / 8
+DEVIATION_GAIN = 1 / 4
+"""Both of RFC 6298, once there are enough observations; the first few are averaged."""
+DEVIATION_LOSS = 1 / 8
+"""The same while observations are closer than usual. With RFC 6298's own gain a few close ones in
+a row make the next one a surprise: every hundredth of normal noise of 20 % passed for a new level.
+"""
+SURPRISE = 4.0
+"""Deviations from the mean beyond which an observation is clipped."""
+STEADY_SHARE = 0.05
+"""Least deviation over the mean, as no line is too steady to vary."""
+NEW_LEVEL = 4.5
+"""Evidence from which on the level is a new one: two surprises make 6. Half of it must have been
+there before, so that no single observation convinces.
+"""
+
+
+def update_estimate(
+    estimate: Estimate, value: float, at_ms: Milliseconds, *, weight: float = 1.0
+) -> Estimate:
+    """The estimate after one more observation.
+
+    Args:
+        estimate: Of a positive quantity.
+        value: Observed; what is not positive is passed over.
+        at_ms: When. An older observation than the newest counts, but makes nothing newer.
+        weight: How far it is to be believed, in [0, 1]; 0 changes nothing.
+    """
+    if not 0 < value < inf or weight <= 0:
+        return estimate
+    if not estimate.count:
+        # RFC 6298 begins with half; what is hardly believed may be off by all of itself.
+        return Estimate(value, value * (1 - min(1.0, weight) / 2), 1, at_ms, newest=value)
+    newest_ms = max(at_ms, estimate.at_ms)
+    surprise = _surprise(estimate, value)
+    drift = _drift(estimate.drift, surprise, weight)
+    if min(abs(drift), 2 * abs(estimate.drift)) >= NEW_LEVEL and drift * estimate.drift > 0:
+        level = min(
+            value, estimate.newest or value, key=lambda each: abs(log(each / estimate.mean))
+        )
+        # If that claims too little, one more surprise is enough.
+        left = NEW_LEVEL / 2 if drift > 0 else -NEW_LEVEL / 2
+        return Estimate(level, level / 2, 1, newest_ms, drift=left, newest=value)
+    off = _clip(estimate, value) - estimate.mean
+    seen = estimate.count + 1
+    mean_gain = weight * max(MEAN_GAIN, 1 / seen)
+    gain = DEVIATION_GAIN if abs(off) > estimate.deviation else DEVIATION_LOSS
+    deviation_gain = weight * max(gain, 1 / seen)
+    return Estimate(
+        mean=estimate.mean + mean_gain * off,
+        deviation=estimate.deviation + deviation_gain * (abs(off) - estimate.deviation),
+        count=seen,
+        at_ms=newest_ms,
+        drift=drift,
+        newest=value,
+    )
+
+
+def update_rate(
+    estimate: Estimate, value: float, at_ms: Milliseconds, *, weight: float = 1.0
+) -> Estimate:
+    """The same for a rate, whose mean is harmonic: what is averaged is the time of one unit."""
+    if not 0 < value < inf:
+        return estimate
+    return inverse(update_estimate(inverse(estimate), 1 / value, at_ms, weight=weight))
+
+
+def inverse(estimate: Estimate) -> Estimate:
+    """Estimate of one over the quantity; twice gives it back."""
+    if not estimate.count:
+        return estimate
+    mean = 1 / estimate.mean
+    return msgspec.structs.replace(
+        estimate,
+        mean=mean,
+        deviation=estimate.deviation * mean * mean,
+        drift=-estimate.drift,
+        newest=1 / estimate.newest if estimate.newest else 0.0,
+    )
+
+
+def laplace_quantile(mean: float, deviation: float, share: float) -> float:
+    """The value that this share of observations stays under, never negative.
+
+    Above the mean it is that of a Laplace distribution. Below, it is as many times less than the
+    mean as the opposite quantile is more, which makes a rate's the inverse of its time's.
+
+    Args:
+        mean: Of a positive quantity.
+        deviation: Its mean deviation.
+        share: In (0, 1).
+    """
+    if mean <= 0:
+        return 0.0
+    beyond = deviation * -log(2 * min(share, 1 - share))
+    return mean + beyond if share >= 0.5 else mean * mean / (mean + beyond)
+
+
+def age_ms(estimate: Estimate, now_ms: Milliseconds) -> Milliseconds | None:
+    """Since the newest observation; None: there is none."""
+    return Milliseconds(max(0, now_ms - estimate.at_ms)) if estimate.count else None
+
+
+def _limit(estimate: Estimate) -> float:
+    """How many times the mean an observation may be without being clipped."""
+    return 1 + SURPRISE * max(estimate.deviation / estimate.mean, STEADY_SHARE)
+
+
+def _clip(estimate: Estimate, value: float) -> float:
+    limit = _limit(estimate)
+    return min(max(value, estimate.mean / limit), estimate.mean * limit)
+
+
+def _surprise(estimate: Estimate, value: float) -> float:
+    """How far off an observation is, in deviations; below the mean negative, by ratio alike."""
+    times = max(value / estimate.mean, estimate.mean / value) - 1
+    off = min(SURPRISE, SURPRISE * times / (_limit(estimate) - 1))
+    return off if value >= estimate.mean else -off
+
+
+def _drift(before: float, surprise: float, weight: float) -> float:
+    """Evidence after one more observation: what is to be expected is no evidence, and one
+    observation on the other side refutes all there was.
+    """
+    found = weight * max(0.0, abs(surprise) - 1)
+    if surprise >= 0:
+        return max(0.0, before) + found
+    return min(0.0, before) - found
+
+
+def median_reading(readings: Iterable[NodeReading]) -> NodeReading:
+    """The median of each quantity over the nodes that are there and of which it is known."""
+    there = [reading for reading in readings if reading.is_present]
+    probed = [reading for reading in there if reading.packets_sent > 0]
+    round_trip_us = _middle(there, lambda reading: reading.round_trip_us)
+    least = [r.least_round_trip_us for r in there if r.least_round_trip_us]
+    return NodeReading(
+        round_trip_us=round_trip_us,
+        least_round_trip_us=Microseconds(round(median(least))) if least else Microseconds(0),
+        up_bits_per_s=_middle(there, lambda reading: reading.up_bits_per_s),
+        down_bits_per_s=_middle(there, lambda reading: reading.down_bits_per_s),
+        step_us=_middle(there, lambda reading: reading.step_us),
+        packets_sent=median(r.packets_sent for r in probed) if probed else 0.0,
+        packets_lost=median(r.packets_lost for r in probed) if probed else 0.0,
+        bursts_lost=median(r.bursts_lost for r in probed) if probed else 0.0,
+    )
+
+
+def _middle(
+    readings: Sequence[NodeReading], quantity: Callable[[NodeReading], Estimate]
+) -> Estimate:
+    known = [estimate for reading in readings if (estimate := quantity(reading)).count]
+    if not known:
+        return Estimate()
+    return Estimate(
+        mean=median(estimate.mean for estimate in known),
+        deviation=median(estimate.deviation for estimate in known),
+        count=len(known),
+        at_ms=max(estimate.at_ms for estimate in known),
+    )

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from coordinator.core.plan.decision import ModelSizes, NodeMemory, PlanMemory
-from coordinator.core.plan.node_steps import work_share
+from coordinator.core.plan.node_work import work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, JobSpec

@@ -1,5 +1,7 @@
 """How many inner steps the median node takes (H): enough that moving bytes is a small share of a
 round, no more than the job can divide its work by, and slow to change.
+
+Also the sentences in which plans explain themselves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,8 +10,8 @@ from statistics import median
 
 import msgspec
 
-from coordinator.core.plan.decision import PlanMemory, PlanRequest
-from coordinator.core.plan.node_steps import prefetch_limit, step_bounds, work_share
+from coordinator.core.plan.decision import Band, NodePlan, PlanMemory, PlanRequest
+from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 
@@ -238,4 +240,68 @@ def _changes(
         or not 1 / _NETWORK_CHANGE < ratio < _NETWORK_CHANGE
         or drift_.factor < previous.drift
         or held > most * (1 + _CHANGE)
+    )
+
+
+def seconds(time_ms: float) -> str:
+    """A time: ``0.42 s``, ``7.5 s``, ``42 s``."""
+    time_s = time_ms / 1000
+    if time_s < 0.995:
+        return f"{time_s:.2f} s"
+    return f"{time_s:.1f} s" if time_s < 9.95 else f"{time_s:.0f} s"
+
+
+def rate(bits_per_s: float) -> str:
+    """A rate: ``850 kbit/s``, ``6 Mbit/s``, ``1.2 Gbit/s``."""
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_s >= 0.9995 * scale or unit == "kbit/s":
+            return f"{bits_per_s / scale:.3g} {unit}"
+    raise AssertionError("every rate has a unit")
+
+
+def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
+    """``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
+    reason says already goes before the rest of why.
+    """
+    why = "; ".join(filter(None, (plan.reason, why)))
+    said = [f"H={plan.inner_steps}", plan.codec]
+    if up_bits_per_s:
+        said.append(f"uplink {rate(up_bits_per_s)}")
+    said.append(f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured")
+    if deadline_ms:
+        said.append(f"deadline {seconds(deadline_ms)}")
+    if plan.connections > 1:
+        said.append(f"{plan.connections} connections")
+    if plan.prefetch_steps:
+        said.append(f"{plan.prefetch_steps} of the next ahead")
+    if plan.upload_after_ms:
+        said.append(f"uploads {seconds(plan.upload_after_ms)} later")
+    return f"{plan.band}: " + ", ".join(said) + (f" ({why})" if why else "")
+
+
+def resting_reason(why: str) -> str:
+    """``poor: WHY``, as of every node that has no part in a round."""
+    return f"{Band.POOR}: {why}"
+
+
+def unmeasured_reason(inner_steps: int, codec: str) -> str:
+    """Reason of a plan that is made before any node was measured."""
+    until = "closes after four times what its quorum takes"
+    return f"H={inner_steps} and {codec} until nodes are measured; {until}"
+
+
+def round_reason(
+    middle: MedianNode, *, codecs: list[str], down: str, deadline_ms: int, resting: int
+) -> str:
+    """What holds for all nodes of a round."""
+    computes = f"computes {seconds(middle.computing_us / 1000)}"
+    moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
+    if middle.hidden_us:
+        moves += f", {seconds(middle.hidden_us / 1000)} of it while it begins the next"
+    until = f"closes after {seconds(deadline_ms)}"
+    rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
+    up = "/".join(codecs)
+    return (
+        f"H={middle.inner_steps} ({middle.why}); the median node {computes} and {moves}; "
+        f"{up} up, {down} down; {until}{rests}"
     )

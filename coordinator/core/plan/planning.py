@@ -13,13 +13,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.batch_sizes import (
-    Batch,
-    balanced_span_us,
-    exchanges_each_step,
-    held_batch,
-    own_batch,
-)
 from coordinator.core.plan.codecs import (
     FINEST,
     CodecFamily,
@@ -29,7 +22,6 @@ from coordinator.core.plan.codecs import (
     outline_codec,
     round_family,
 )
-from coordinator.core.plan.deadline import UpdateArrival, deadline
 from coordinator.core.plan.decision import (
     ModelSizes,
     NodeMemory,
@@ -43,11 +35,19 @@ from coordinator.core.plan.median_node import (
     computing_beside,
     computing_for,
     most_inner_steps,
+    node_reason,
     plan_median_node,
+    resting_reason,
+    round_reason,
 )
-from coordinator.core.plan.node_steps import (
+from coordinator.core.plan.node_work import (
+    Batch,
     StepBounds,
+    balanced_span_us,
+    exchanges_each_step,
     fit_steps,
+    held_batch,
+    own_batch,
     own_bounds,
     own_steps,
     planned_prefetch,
@@ -57,14 +57,14 @@ from coordinator.core.plan.node_steps import (
 )
 from coordinator.core.plan.participation import (
     Participation,
+    UpdateArrival,
     absentees,
     candidate_memories,
+    deadline,
     is_excluded,
     participations,
 )
-from coordinator.core.plan.reasons import node_reason, resting_reason, round_reason
-from coordinator.core.plan.speeds import NodeSpeed, node_speeds
-from coordinator.core.plan.transfers import PlannedUpload, upload_delays
+from coordinator.core.plan.speeds import NodeSpeed, PlannedUpload, node_speeds, upload_delays
 from coordinator.core.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec

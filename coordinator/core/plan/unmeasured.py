@@ -8,15 +8,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.fleet import median_reading
-from coordinator.core.measure.reading import NodeReading
-from coordinator.core.plan.batch_sizes import held_batch
+from coordinator.core.measure.reading import NodeReading, median_reading
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
 from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
-from coordinator.core.plan.node_steps import fit_steps, prefetch_limit
+from coordinator.core.plan.median_node import node_reason, resting_reason, unmeasured_reason
+from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
-from coordinator.core.plan.reasons import node_reason, resting_reason, unmeasured_reason
-from coordinator.core.plan.transfers import connection_count
+from coordinator.core.plan.speeds import connection_count
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
 from hypergpu.units import Milliseconds

@@ -30,14 +30,187 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.commands import InitialiseModel
 from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job
-from coordinator.core.quality.records import record_quality
-from coordinator.core.round import control_events, model_events, node_events
-from coordinator.core.round.assigning import JobStep
-from coordinator.core.round.legality import rejection
-from coordinator.core.round.opening import open_planned_round
+from coordinator.core.job.state import ENDED, Job, Phase, WorkState
+from coordinator.core.quality import record_quality
+from coordinator.core.round import event_steps
+from coordinator.core.round.assignment import JobStep, is_done
+from coordinator.core.round.lifecycle import open_planned_round
 
-__all__ = ["JobStep", "rejection", "transition"]
+_LIVE = frozenset(Phase) - ENDED
+_RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
+
+LEGAL: dict[type, frozenset[Phase]] = {
+    events.JobCreated: frozenset(),
+    events.ModelInitialised: _LIVE,
+    events.PreparationFailed: _LIVE,
+    events.NodeJoined: _LIVE - {Phase.FINISHING},
+    events.NodeLost: _LIVE,
+    events.NodeDraining: _LIVE,
+    events.RoundPlanned: frozenset({Phase.PLANNING}),
+    events.UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.UpdateRejected: frozenset(Phase),
+    events.ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.DeadlineReached: frozenset({Phase.TRAINING}),
+    events.AggregateReady: _LIVE,
+    events.ModelLost: _LIVE - {Phase.PREPARING},
+    events.EvaluationReady: frozenset(Phase),
+    events.EvaluationFailed: frozenset(Phase),
+    events.JobPaused: _RUNNING | {Phase.PREPARING},
+    events.JobResumed: frozenset({Phase.PAUSED}),
+    events.JobStopped: _LIVE,
+    events.ParametersChanged: _LIVE - {Phase.FINISHING},
+    events.FundingChanged: _LIVE,
+    events.UpdatesJudged: frozenset(Phase),
+    events.RoundRecorded: frozenset(Phase),
+    events.RoundMeasured: frozenset(Phase),
+    events.JobEnded: frozenset(Phase),
+}
+"""The phases in which an event may be legal at all. `rejection` looks at the rest of the state."""
+
+
+_CANNOT: dict[type, str] = {
+    events.JobPaused: "cannot be paused",
+    events.JobResumed: "cannot be resumed",
+    events.JobStopped: "cannot be stopped",
+    events.ParametersChanged: "takes no new settings",
+    events.FundingChanged: "needs no more funds",
+    events.RoundPlanned: "plans no round now",
+    events.UpdateReceived: "takes no updates now",
+    events.NodeJoined: "takes no nodes now",
+}
+
+
+def rejection(job: Job, event: Event) -> str:
+    """Why the job does not accept the event now; empty when it does."""
+    if job.phase not in LEGAL[type(event)]:
+        cannot = _CANNOT.get(type(event), f"has no place for {type(event).__name__}")
+        return f"{job.job_id} is {job.phase.value} and {cannot}"
+    match event:
+        case events.NodeJoined() | events.NodeLost() | events.NodeDraining():
+            return _membership_rejection(job, event)
+        case events.UpdateReceived() | events.ShardHandedBack():
+            return _work_rejection(job, event)
+        case (
+            events.ModelInitialised()
+            | events.PreparationFailed()
+            | events.AggregateReady()
+            | events.ModelLost()
+        ):
+            return _model_rejection(job, event)
+        case events.RoundPlanned() | events.DeadlineReached():
+            return _round_rejection(job, event)
+        case events.ParametersChanged():
+            return _parameters_rejection(job, event)
+        case events.EvaluationReady() | events.EvaluationFailed() | events.UpdatesJudged():
+            return _evaluation_rejection(job, event)
+        case _:
+            return ""
+
+
+def _membership_rejection(
+    job: Job, event: events.NodeJoined | events.NodeLost | events.NodeDraining
+) -> str:
+    member = job.members.get(event.node)
+    is_present = member is not None and member.is_present
+    if isinstance(event, events.NodeJoined):
+        return f"{event.node} is in {job.job_id} already" if is_present else ""
+    if not is_present:
+        return f"{event.node} is not in {job.job_id}"
+    if isinstance(event, events.NodeDraining) and member is not None and member.is_leaving:
+        return f"{event.node} is leaving {job.job_id} already"
+    return ""
+
+
+def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
+    """The fence: only the newest lease of a pending participant of the open round."""
+    if job.round is None or job.resume_to is Phase.AGGREGATING:
+        return f"{job.job_id} has no open round"
+    if event.round != job.round.number:
+        return f"round {event.round} is not the open one; the job is in round {job.round.number}"
+    participant = job.round.participants.get(event.node)
+    if participant is None:
+        return f"{event.node} has no part in round {event.round}"
+    if event.lease != participant.lease:
+        return f"lease {event.lease} is void; the current one is {participant.lease}"
+    if participant.work is not WorkState.PENDING:
+        return f"the work under lease {event.lease} is {participant.work.value} already"
+    return ""
+
+
+def _model_rejection(
+    job: Job,
+    event: events.ModelInitialised
+    | events.PreparationFailed
+    | events.AggregateReady
+    | events.ModelLost,
+) -> str:
+    match event:
+        case events.ModelInitialised() | events.PreparationFailed():
+            is_remade = job.lost_model and job.model is not None and job.model.round == 0
+            is_due = is_remade or job.active_phase is Phase.PREPARING
+            return "" if is_due else f"{job.job_id} has its first model already"
+        case events.ModelLost():
+            needed = job.previous if job.lost_model else job.model
+            is_needed = needed is not None and needed.blob.digest == event.model
+            return "" if is_needed else "the job does not need this model now"
+        case events.AggregateReady():
+            if job.lost_model:
+                is_remade = job.closed is not None and event.round == job.closed.number
+                return "" if is_remade else "the damaged model is being made again first"
+            is_aggregating = job.active_phase is Phase.AGGREGATING
+            is_due = is_aggregating and event.round == job.open_round.number
+            return "" if is_due else f"round {event.round} is not being aggregated"
+
+
+def _evaluation_rejection(
+    job: Job, event: events.EvaluationReady | events.EvaluationFailed | events.UpdatesJudged
+) -> str:
+    if isinstance(event, events.UpdatesJudged):
+        is_due = any(
+            event.round == waiting.number and not waiting.is_ready for waiting in job.unmeasured
+        )
+        return "" if is_due else f"no updates of round {event.round} are to be judged"
+    waiting = {model.round for model in job.evaluating}
+    return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
+
+
+def _round_rejection(job: Job, event: events.RoundPlanned | events.DeadlineReached) -> str:
+    if isinstance(event, events.DeadlineReached):
+        return _deadline_rejection(job, event)
+    number = job.model.round if job.model is not None else 0
+    if event.plan.round != number:
+        return f"round {event.plan.round} is not being planned; the job is in round {number}"
+    return "" if event.plan.nodes else f"the plan of round {number} gives nobody work"
+
+
+def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
+    """A job has a round to do, or it is over: rounds that are done cannot be taken back, nor can
+    an escrow that nodes have worked for.
+    """
+    before = (job.next_spec or job.spec).escrow
+    if event.spec.pay.unit_price and event.spec.escrow < before:
+        return f"pay.escrow may only be raised, from {before}: what is left goes back at the end"
+    if job.model is None or not is_done(replace(job, spec=event.spec)):
+        return ""
+    if event.spec.strategy == "aware":
+        total = event.spec.stated_samples
+        return (
+            f"{job.tally.samples} samples are trained on, {total} would be all:"
+            " training.rounds must be more, or stop the job"
+        )
+    done = job.model.round
+    return f"{done} of its rounds are done: training.rounds must be more, or stop the job"
+
+
+def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
+    round_ = job.round
+    if round_ is None or event.round != round_.number or not round_.deadline_at_ms:
+        return f"round {event.round} has no deadline now"
+    if event.at_ms < round_.deadline_at_ms:
+        return f"the deadline of round {event.round} is at {round_.deadline_at_ms} ms"
+    if round_.is_overdue:
+        return f"the deadline of round {event.round} has passed already"
+    return ""
 
 
 def _open_as_planned(job: Job, event: events.RoundPlanned) -> JobStep:
@@ -45,24 +218,24 @@ def _open_as_planned(job: Job, event: events.RoundPlanned) -> JobStep:
 
 
 _STEPS: dict[type, Callable[..., JobStep]] = {
-    events.NodeJoined: node_events.add_node,
-    events.NodeLost: node_events.lose_node,
-    events.NodeDraining: node_events.drain_node,
-    events.UpdateReceived: node_events.receive_update,
-    events.UpdateRejected: node_events.count_rejection,
-    events.ShardHandedBack: node_events.take_back_shard,
-    events.DeadlineReached: control_events.note_deadline,
-    events.JobPaused: control_events.pause_job,
-    events.JobResumed: control_events.resume_job,
-    events.JobStopped: control_events.stop_job,
-    events.ParametersChanged: control_events.change_parameters,
-    events.FundingChanged: control_events.change_funding,
-    events.ModelInitialised: model_events.take_first_model,
-    events.PreparationFailed: model_events.fail_preparation,
-    events.AggregateReady: model_events.take_next_model,
-    events.ModelLost: model_events.remake_model,
-    events.EvaluationReady: model_events.keep_score,
-    events.EvaluationFailed: model_events.skip_score,
+    events.NodeJoined: event_steps.add_node,
+    events.NodeLost: event_steps.lose_node,
+    events.NodeDraining: event_steps.drain_node,
+    events.UpdateReceived: event_steps.receive_update,
+    events.UpdateRejected: event_steps.count_rejection,
+    events.ShardHandedBack: event_steps.take_back_shard,
+    events.DeadlineReached: event_steps.note_deadline,
+    events.JobPaused: event_steps.pause_job,
+    events.JobResumed: event_steps.resume_job,
+    events.JobStopped: event_steps.stop_job,
+    events.ParametersChanged: event_steps.change_parameters,
+    events.FundingChanged: event_steps.change_funding,
+    events.ModelInitialised: event_steps.take_first_model,
+    events.PreparationFailed: event_steps.fail_preparation,
+    events.AggregateReady: event_steps.take_next_model,
+    events.ModelLost: event_steps.remake_model,
+    events.EvaluationReady: event_steps.keep_score,
+    events.EvaluationFailed: event_steps.skip_score,
     events.RoundPlanned: _open_as_planned,
 }
 """The step of each event. Records, and findings of judges, change nothing but the quality."""

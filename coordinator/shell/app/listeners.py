@@ -1,11 +1,13 @@
-"""The two listeners: one that anybody may dial, one for nodes with a certificate."""
+"""The two listeners, one that anybody may dial and one for nodes with a certificate, and the
+health that they tell: NOT_SERVING is the first thing that SIGTERM causes.
+"""
 
 import asyncio
 import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,19 +16,83 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.config import Settings
 from coordinator.shell.identity.authority import Authority, ServerIdentity
-from coordinator.shell.identity.guesses import GuessLimiter
+from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.servicers.access import JoinGate, NodeGate, OpenGate, TokenGate
-from coordinator.shell.servicers.health import METHODS as HEALTH
-from coordinator.shell.servicers.health import HealthServicer
-from coordinator.shell.servicers.node.servicer import JOIN, NodeServicer
-from coordinator.shell.servicers.user.job import JobServicer
-from coordinator.shell.servicers.user.operator import OperatorServicer
-from coordinator.shell.servicers.wire.chunks import upload_parser
-from coordinator.shell.servicers.wire.handlers import Gate, generic_handler
+from coordinator.shell.servicers.calls import (
+    Caller,
+    Gate,
+    JoinGate,
+    NodeGate,
+    OpenGate,
+    TokenGate,
+    generic_handler,
+)
+from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.servicers.node import JOIN, NodeServicer
+from coordinator.shell.servicers.operator import OperatorServicer
+from coordinator.shell.servicers.transfer import upload_parser
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import USER_METHODS, PaymentsPlugin
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
+
+SERVICES = ("", "hypergpu.v1.NodeService", "hypergpu.v1.JobService", "hypergpu.v1.OperatorService")
+METHODS = frozenset({"Check", "Watch"})
+"""What every version of the service has."""
+WATCHES_MAX = 256
+"""At a time: anybody may open one."""
+
+
+class HealthServicer:
+    """Says whether this coordinator takes calls."""
+
+    def __init__(self) -> None:
+        self._is_serving = False
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._watches = 0
+
+    def set_serving(self, *, is_serving: bool) -> None:
+        """Change the answer and tell whoever watches."""
+        self._is_serving = is_serving
+        self._wake()
+
+    def close(self) -> None:
+        """End every watch."""
+        self._is_closed = True
+        self._wake()
+
+    async def check(
+        self, request: health_pb2.HealthCheckRequest, caller: Caller
+    ) -> health_pb2.HealthCheckResponse:
+        return self._answer(request.service)
+
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest, caller: Caller
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        if self._watches >= WATCHES_MAX:
+            raise HyperGPUError(Reason.RATE_LIMITED, f"{WATCHES_MAX} watches are open: use Check")
+        self._watches += 1
+        try:
+            while not self._is_closed:
+                changed = self._changed
+                yield self._answer(request.service)
+                await changed.wait()
+        finally:
+            self._watches -= 1
+
+    def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
+        if service not in SERVICES:
+            unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            return health_pb2.HealthCheckResponse(status=unknown)
+        is_serving = self._is_serving
+        serving = health_pb2.HealthCheckResponse.SERVING
+        not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+        return health_pb2.HealthCheckResponse(status=serving if is_serving else not_serving)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
 
 MESSAGE_BYTES_MAX = 4 << 20
 _CALLS_MAX = 4_096
@@ -98,7 +164,7 @@ class Listeners:
         others = frozenset(nodes.methods_by_name) - JOIN
         files = {"UploadData": upload_parser(job_pb2.UploadDataRequest)}
         updates = {"SubmitUpdate": upload_parser(node_pb2.SubmitUpdateRequest)}
-        checks = generic_handler(health, servicers.health, OpenGate(), methods=HEALTH)
+        checks = generic_handler(health, servicers.health, OpenGate(), methods=METHODS)
         self._main.add_generic_rpc_handlers(
             (
                 checks,

@@ -1,19 +1,28 @@
-"""One coordinator from start to end: wires the services, serves, and leaves in good order."""
+"""One coordinator from start to end: wires the services, hosts the payments package, serves, leaves
+in good order, and says with its fix why it cannot start or go on.
+"""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
 import structlog
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
 
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
+from coordinator.core.job.events import FundingChanged
 from coordinator.core.job.state import ENDED
 from coordinator.shell.app.listeners import (
+    HealthServicer,
     Listeners,
     Servicers,
     check_hosts,
@@ -21,50 +30,136 @@ from coordinator.shell.app.listeners import (
     is_loopback,
     joined_address,
 )
-from coordinator.shell.app.payments import PaymentsHost, load_payments
-from coordinator.shell.blobs.space import Space
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.commands.datasets import clear_unfinished
-from coordinator.shell.commands.perform import perform, release_members
-from coordinator.shell.commands.recovery import take_up
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.commands.evaluation import clear_unfinished
+from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.authority import Authority
-from coordinator.shell.identity.guesses import GuessLimiter
-from coordinator.shell.identity.keys import coordinator_key
-from coordinator.shell.identity.nodes import KnownNodes
+from coordinator.shell.identity.authority import Authority, AuthorityError, coordinator_key
+from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
+from coordinator.shell.journal.database import disk_full_error
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Decision, Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.maintenance import (
+from coordinator.shell.journal.records import JournalError
+from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
+from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes, Readings
+from coordinator.shell.runtime.services import (
+    DATASETS,
     BlobCollector,
+    NewJobTerms,
+    NodeAllocator,
+    Pins,
+    Services,
+    UploadNonces,
     keep_node_counts,
     store_node_counts,
 )
-from coordinator.shell.runtime.new_job_terms import NewJobTerms
-from coordinator.shell.runtime.node_allocator import NodeAllocator
-from coordinator.shell.runtime.persistence import replay_jobs
-from coordinator.shell.runtime.services import DATASETS, Pins, Services
-from coordinator.shell.runtime.upload_nonces import UploadNonces
-from coordinator.shell.servicers.access import NodeGate
-from coordinator.shell.servicers.health import HealthServicer
-from coordinator.shell.servicers.node.enrolment import Enrolment
-from coordinator.shell.servicers.node.servicer import NodeServicer
-from coordinator.shell.servicers.user.job import JobServicer
-from coordinator.shell.servicers.user.operator import OperatorServicer
-from coordinator.shell.telemetry.probe_echo import ProbeEcho
-from coordinator.shell.telemetry.probe_tokens import ProbeTokens
-from coordinator.shell.telemetry.readings import Readings
+from coordinator.shell.servicers.calls import NodeGate
+from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.servicers.node import NodeServicer
+from coordinator.shell.servicers.node_session import Enrolment
+from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extension import PaymentsPlugin, PaymentSummary
+from hypergpu.extension import (
+    ENTRY_POINT_GROUP,
+    ENTRY_POINT_NAME,
+    CoordinatorHost,
+    JournalRow,
+    OpenPayments,
+    PaymentsPlugin,
+    PaymentSummary,
+)
+from hypergpu.extras import missing_extra
 from hypergpu.files import write_durably
-from hypergpu.ids import Address, Digest
+from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.keys.signature import IdentityKey
 from hypergpu.process.clock import unix_s
+from hypergpu.statements.receipt import SignedReceipt
 from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.statements import receipt_message, terms_message
 from hypergpu.wire.token import Role, Token, parse_token, token_text
+
+_RECEIPTS_IN_A_MESSAGE = 100
+"""About 50 KB."""
+
+
+class PaymentsHost:
+    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
+
+    def __init__(
+        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
+        nodes: ConnectedNodes,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._key = key
+        self._journal = journal
+        self._driver = driver
+        self._nodes = nodes
+
+    @property
+    def data_dir(self) -> Path:
+        return self._settings.data_dir
+
+    @property
+    def database_url(self) -> str:
+        return self._settings.database_url
+
+    @property
+    def key(self) -> IdentityKey:
+        return self._key
+
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(self._driver.runtimes)
+
+    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
+        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
+        return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
+
+    def node_name(self, node: NodeId) -> str:
+        return self._nodes.name_of(node)
+
+    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
+        session = self._nodes.streams.get(node)
+        if session is None or session.is_crowded:
+            return False
+        runtime = self._driver.runtimes.get(job_id)
+        for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
+            piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
+            message = receipt_pb2.Receipts(
+                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
+            )
+            if runtime is not None:
+                message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
+            session.send(node_pb2.ControlResponse(receipts=message))
+        return True
+
+    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
+        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
+        return await self._driver.insist(job_id, event)
+
+
+def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> PaymentsPlugin | None:
+    """Open the payments package of a name; None where none is installed.
+
+    Raises:
+        HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
+            the package says of its own settings.
+    """
+    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    for entry_point in found:
+        try:
+            open_payments: OpenPayments = entry_point.load()
+            return open_payments(host)
+        except ModuleNotFoundError as missing:
+            detail = f"paying for work needs the package {missing.name}"
+            fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+    return None
+
 
 log = structlog.get_logger()
 
@@ -325,3 +420,48 @@ def _open_services(settings: Settings) -> Services:
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def start_error(failure: Exception) -> HyperGPUError | None:
+    """The error to report for an exception that ended a coordinator; None: it is a defect."""
+    match failure:
+        case HyperGPUError():
+            is_full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno in _FULL
+            return HyperGPUError(Reason.DISK_FULL, failure.detail) if is_full else failure
+        case ExceptionGroup():
+            causes = [each for each in failure.exceptions if isinstance(each, HyperGPUError)]
+            return causes[0] if len(causes) == len(failure.exceptions) else None
+        case ValidationError():
+            return _invalid_settings(failure)
+        case ModuleNotFoundError():
+            return missing_extra(failure)
+        case _:
+            return _unusable_storage(failure)
+
+
+def _unusable_storage(failure: Exception) -> HyperGPUError | None:
+    match failure:
+        case JournalError() | AuthorityError():
+            return HyperGPUError(Reason.FOLDER_UNUSABLE, str(failure))
+        case DBAPIError():
+            detail = f"the journal cannot be used: {failure.orig}"
+            unusable = HyperGPUError(Reason.FOLDER_UNUSABLE, detail)
+            return disk_full_error(failure, "its database") or unusable
+        case OSError():
+            reason = Reason.DISK_FULL if failure.errno in _FULL else Reason.FOLDER_UNUSABLE
+            return HyperGPUError(reason, f"{failure.filename or 'a file'}: {failure.strerror}")
+        case _:
+            return None
+
+
+def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
+    """The settings that are wrong, and how each is set."""
+    problems = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
+    detail = "; ".join(f"{name}: {problem}" for name, problem in problems)
+    names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
+    named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
+    fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)

@@ -8,11 +8,10 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.deltas import extend_chain
 from coordinator.core.job.events import AggregateReady, ModelLost
-from coordinator.core.job.state import Model
+from coordinator.core.job.state import Model, extend_chain
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.request import (
+from coordinator.shell.aggregation.fold_files import (
     PLAIN_STEP,
     BaseDamagedError,
     DivergedError,
@@ -23,7 +22,7 @@ from coordinator.shell.aggregation.request import (
     StoredUpdate,
 )
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import finite
 from hypergpu.errors import HyperGPUError, Reason

@@ -1,11 +1,15 @@
-"""Starts each command's effect. Every branch returns at once; long work runs as a task."""
+"""Starts each command's effect, and after a start those that are outstanding. Every branch returns
+at once; long work runs as a task.
+"""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import assert_never
 
 import structlog
+from msgspec.structs import replace
 
+from coordinator.config import Settings
 from coordinator.core.job.commands import (
     Aggregate,
     AssignShard,
@@ -19,24 +23,57 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, JobPaused
-from coordinator.core.job.state import ENDED, Phase
-from coordinator.core.round.outstanding import outstanding
+from coordinator.core.job.events import DeadlineReached, JobPaused, ModelLost, RoundPlanned
+from coordinator.core.job.state import ENDED, Job, Phase
+from coordinator.core.plan.decision import ModelSizes, PlanRequest
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.round.lifecycle import outstanding
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
 from coordinator.shell.commands.evaluation import (
     evaluate,
     failed_evaluation,
     failed_judgement,
+    initialise,
     judge,
+    load_layout,
+    manifest_digests,
+    stored_manifest,
 )
-from coordinator.shell.commands.planning import plan
-from coordinator.shell.commands.preparation import initialise
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.tensors.codec import update_bytes
+from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.assignment import assignment_message
+
+
+async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
+    """Answer the command with `RoundPlanned`."""
+    request = with_line(command.request, services.settings)
+    readings = services.readings.readings(request.candidates, runtime.now_ms())
+    made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
+    event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
+    await services.driver.report(runtime.job.job_id, event)
+
+
+def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
+    """The request with the capacity of this coordinator's line, as its settings state it."""
+    line_bits_per_s = payload_bits_per_s(settings.line_mbit_s * 1_000_000)
+    return replace(request, line_bits_per_s=line_bits_per_s)
+
+
+def sizes_of(layout: Layout) -> ModelSizes:
+    """Bytes to transfer for a model, by scheme."""
+    return ModelSizes(
+        {scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes
+    )
+
 
 log = structlog.get_logger()
 
@@ -214,3 +251,76 @@ def _retry_later(services: Services, runtime: JobRuntime, pause_s: float) -> Non
     runtime.retry_timer = asyncio.get_running_loop().call_later(
         pause_s, perform_outstanding, services, runtime
     )
+
+
+async def take_up(services: Services, runtime: JobRuntime) -> None:
+    """Check a job's files and perform everything that is outstanding, or pause it with the reason.
+
+    The job answers questions meanwhile, and its nodes may dial in; they get their work afterwards.
+    """
+    is_open = runtime.job.phase not in ENDED
+    if is_open:
+        present = [node for node, member in runtime.job.members.items() if member.is_present]
+        services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
+    try:
+        damage = await _check_files(services, runtime)
+    except Exception as broken:
+        why = broken.message if isinstance(broken, HyperGPUError) else repr(broken)
+        log.exception("a job cannot be taken up", job_id=runtime.job.job_id)
+        damage = ""
+        if is_open:
+            await pause(services, runtime, f"it cannot go on after the restart: {why}")
+    finally:
+        runtime.is_recovering = False
+    if damage:
+        await _report(services, runtime, damage)
+    elif not runtime.is_given_up:
+        perform_outstanding(services, runtime)
+    if is_open:
+        failpoint("recover.done")
+        services.allocator.review()
+
+
+async def _report(services: Services, runtime: JobRuntime, damage: str) -> None:
+    if runtime.job.model is None:
+        raise AssertionError("only a model is damaged")
+    log.error("a model is damaged", job_id=runtime.job.job_id, reason=damage)
+    digest = runtime.job.model.blob.digest
+    event = ModelLost(at_ms=Milliseconds(0), model=digest, reason=damage)
+    await services.driver.insist(runtime.job.job_id, event)
+
+
+async def _check_files(services: Services, runtime: JobRuntime) -> str:
+    """Read the job's files. Returns what is wrong with its model and not reported yet.
+
+    Raises:
+        HyperGPUError: Its layout is lost and cannot be made again.
+    """
+    job = runtime.job
+    if job.manifest is not None:
+        try:
+            manifest = await asyncio.to_thread(stored_manifest, services.blobs, job.manifest)
+            runtime.entries_of_manifest = manifest_digests(manifest)
+        except HyperGPUError as missing:
+            log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
+    await load_layout(services, runtime)
+    if job.phase in ENDED or job.lost_model:
+        return ""
+    return await asyncio.to_thread(_damage, services, job)
+
+
+def _damage(services: Services, job: Job) -> str:
+    """Damage of the current model's files; empty when they are sound."""
+    if job.model is None:
+        return ""
+    model, newest = job.model, job.model.newest_delta
+    # Older deltas cannot be made again; a node that needs a lost one fetches the whole model.
+    blobs = (model.blob, model.outer_state, newest.blob if newest else None)
+    for blob in blobs:
+        if blob is None:
+            continue
+        try:
+            services.blobs.path(blob.digest)
+        except HyperGPUError as missing:
+            return missing.detail
+    return ""

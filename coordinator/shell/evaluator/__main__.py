@@ -22,7 +22,7 @@ def main() -> int:
 
     # Imported only now, since numerical libraries read those when they are imported.
     from coordinator.shell.evaluator.answer import Evaluator
-    from coordinator.shell.evaluator.messages import Request
+    from coordinator.shell.evaluator.process import Request
 
     evaluator = Evaluator()
     while (payload := read_frame(sys.stdin.buffer)) is not None:

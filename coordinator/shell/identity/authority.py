@@ -1,7 +1,6 @@
-"""The coordinator's own certificate authority: made on first start, trusted by its digest alone.
-
-Certificates are valid from two days back and a node's for a day longer than it is told, so that a
-clock that is wrong by a day, or jumps by one, locks no honest node out.
+"""The coordinator's own certificate authority, trusted by its digest alone, and its signing key.
+Of a certificate request nothing but the key is taken. Certificates begin two days back and a
+node's end a day late, so that a clock that is off by a day harms nobody.
 """
 
 import datetime as dt
@@ -12,14 +11,47 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coordinator.shell.identity.request import certificate_request
 from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.files import write_durably
 from hypergpu.ids import Digest, NodeId
+from hypergpu.keys.keyfile import passphrase_beside, stored_secret
+from hypergpu.keys.passphrase import passphrase_of_file
+from hypergpu.keys.signature import IdentityKey
+
+MAX_REQUEST_BYTES = 8192
+
+
+def certificate_request(pem: bytes) -> ec.EllipticCurvePublicKey:
+    """The key that asks to be certified.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is too large, malformed, not signed by its own key, or
+            not of P-256.
+    """
+    if len(pem) > MAX_REQUEST_BYTES:
+        raise _invalid(f"it has {len(pem)} bytes, at most {MAX_REQUEST_BYTES} are read")
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        key = request.public_key()
+        is_signed = request.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        raise _invalid("it is not a PKCS#10 request in PEM") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise _invalid("its key is not of P-256")
+    if not is_signed:
+        raise _invalid("it is not signed by its own key")
+    return key
+
+
+def _invalid(why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.REQUEST_INVALID, f"the certificate request cannot be used: {why}")
+
 
 SERVER_NAME = "hypergpu-coordinator"
 NODE_CERTIFICATE_S = 24 * 3600
@@ -205,3 +237,27 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+KEY_FILE = Path("identity/coordinator.key")
+
+
+def coordinator_key(data_dir: Path, passphrase_file: Path | None = None) -> IdentityKey:
+    """The key in a coordinator's folder, made on the first start and stored encrypted. Blocks.
+
+    Args:
+        data_dir: The coordinator's folder.
+        passphrase_file: Holds the key's passphrase; None: one that is made for it and kept beside
+            the folder.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, the key or its passphrase is damaged or missing, or the
+            passphrase is another one, or others can read either.
+    """
+    path = data_dir / KEY_FILE
+    passphrase = (
+        passphrase_beside(data_dir, path)
+        if passphrase_file is None
+        else passphrase_of_file(passphrase_file)
+    )
+    return IdentityKey(stored_secret(path, passphrase))

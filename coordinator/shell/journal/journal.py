@@ -1,39 +1,293 @@
-"""The journal proper: jobs' rows, heads, snapshots and request ids.
-
-Calls block until durable: call them from a thread, in any number. A full disk raises
-`HyperGPUError` (DISK_FULL) and leaves the journal as it was. Any other error leaves it open whether
-the last call took effect: stop and start again, a replay finds out.
+"""The journal proper: jobs' rows in a hash chain, heads, snapshots, request ids; nodes and tokens.
+Calls block until durable: call them from a thread. A full disk leaves the journal as it was.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+from blake3 import blake3
+from msgspec import Meta
 from msgspec.structs import asdict
-from sqlalchemy import LargeBinary, cast, delete, insert, select, update
+from sqlalchemy import LargeBinary, Select, bindparam, cast, delete, insert, select, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.sql import Executable
 
-from coordinator.shell.journal.chain import (
-    check_rows,
-    damage_text,
-    genesis,
-    next_head,
-    snapshot_damage,
-    snapshot_digest,
-)
-from coordinator.shell.journal.database import Database
-from coordinator.shell.journal.engine import journal_url
+from coordinator.shell.journal.database import Database, journal_url
 from coordinator.shell.journal.records import (
     Entry,
     Head,
     JournalConflictError,
+    NodeRecord,
     Reading,
     Recovery,
     RequestClaim,
     Snapshot,
+    TokenRecord,
+    UpdateCount,
 )
-from coordinator.shell.journal.registry import Registry
-from coordinator.shell.journal.schema import ENTRIES, JOBS, REQUESTS, SNAPSHOTS
-from hypergpu.ids import JobId
+from coordinator.shell.journal.schema import (
+    ENTRIES,
+    JOBS,
+    JOINS,
+    NODES,
+    NONCES,
+    REQUESTS,
+    SNAPSHOTS,
+    TOKENS,
+)
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.wire.token import Role
+
+CHAIN_BYTES = 32
+_GENESIS = b"hypergpu/v1/journal\0"
+_SNAPSHOT = b"hypergpu/v1/snapshot\0"
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+class StoredRow(NamedTuple):
+    """Columns of a stored row. A damaged store may give back other types than these."""
+
+    sequence: Annotated[int, Meta(ge=0, le=_MOST)]
+    at_ms: Annotated[int, Meta(ge=_LEAST, le=_MOST)]
+    kind: bytes
+    body_json: bytes
+    chain: bytes
+
+
+def genesis(job_id: JobId) -> Head:
+    """Start of a job's chain."""
+    return Head(-1, blake3(_GENESIS + job_id.encode()).digest())
+
+
+def next_head(head: Head, entry: Entry) -> Head:
+    """Head of the chain once ``entry`` is written.
+
+    Raises:
+        JournalConflictError: it does not follow on ``head``.
+    """
+    if entry.sequence != head.sequence + 1:
+        raise JournalConflictError(
+            f"journal of {entry.job_id}: row {entry.sequence} cannot follow on row {head.sequence};"
+            " another writer went first, or an event was lost: restart to replay"
+        )
+    kind = entry.kind.encode()
+    hasher = blake3(head.chain)
+    hasher.update(entry.sequence.to_bytes(8, "big"))
+    hasher.update(entry.at_ms.to_bytes(8, "big", signed=True))
+    hasher.update(len(kind).to_bytes(4, "big"))
+    hasher.update(kind)
+    hasher.update(entry.body_json)
+    return Head(entry.sequence, hasher.digest())
+
+
+def snapshot_digest(snapshot: Snapshot) -> bytes:
+    """Digest that is stored beside a snapshot and must match it."""
+    hasher = blake3(_SNAPSHOT)
+    hasher.update(len(snapshot.job_id).to_bytes(4, "big") + snapshot.job_id.encode())
+    hasher.update(snapshot.head.sequence.to_bytes(8, "big"))
+    hasher.update(snapshot.head.chain)
+    hasher.update(snapshot.state_json)
+    return hasher.digest()
+
+
+def snapshot_damage(stored: Snapshot, digest: bytes, head: Head) -> str:
+    """Damage of a stored snapshot of a job that ends at ``head``; empty when it holds."""
+    if snapshot_digest(stored) != digest:
+        problem = "does not match its digest"
+    elif stored.head.sequence > head.sequence:
+        problem = f"is ahead of the journal, which ends at row {head.sequence}"
+    else:
+        return ""
+    snapshot = f"snapshot {stored.head.sequence} of {stored.job_id}"
+    return f"{snapshot} {problem}; an older one is used"
+
+
+def check_rows(
+    job_id: JobId, after: Head, rows: Iterable[Sequence[object]], end: Head | None
+) -> Reading:
+    """Follow the chain from ``after`` as far as it holds.
+
+    Args:
+        job_id: The job whose rows these are.
+        after: The head that the first row must follow on.
+        rows: Columns as in `StoredRow`, of any type, in order of sequence.
+        end: Where the job's chain must end; None when ``rows`` may stop before it.
+    """
+    entries: list[Entry] = []
+    head = after
+    for row in rows:
+        checked = _check_row(job_id, head, row)
+        if isinstance(checked, str):
+            return Reading(tuple(entries), head, damage_text(job_id, head, checked))
+        entry, head = checked
+        entries.append(entry)
+    problem = "" if end is None else _problem_at_end(head, end)
+    return Reading(tuple(entries), head, problem and damage_text(job_id, head, problem))
+
+
+def damage_text(job_id: JobId, last_good: Head, problem: str) -> str:
+    """Description of a problem behind ``last_good``."""
+    return f"journal of {job_id}: {problem}; the last good row is {last_good.sequence}"
+
+
+def _check_row(job_id: JobId, head: Head, row: Sequence[object]) -> tuple[Entry, Head] | str:
+    """The row as an entry with the head behind it, or why it cannot be believed."""
+    wanted = head.sequence + 1
+    try:
+        stored = msgspec.convert(tuple(row), StoredRow)
+        kind = stored.kind.decode()
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        return f"row {wanted} is malformed"
+    if stored.sequence != wanted:
+        return f"row {wanted} is missing, row {stored.sequence} follows"
+    entry = Entry(job_id, stored.sequence, stored.at_ms, kind, stored.body_json)
+    following = next_head(head, entry)
+    if following.chain != stored.chain:
+        return f"row {wanted} does not match its chain value"
+    return entry, following
+
+
+def _problem_at_end(head: Head, end: Head) -> str:
+    if head.sequence < end.sequence:
+        return f"rows {head.sequence + 1} to {end.sequence} are missing"
+    if head != end:
+        return f"the chain should end at row {end.sequence} with another value"
+    return ""
+
+
+NONCE_MAX = 2**63 - 1
+_UPDATE_NODE = update(NODES).where(NODES.c.node == bindparam("of_node"))
+_RECORD_CONTACT = _UPDATE_NODE.values(last_seen_ms=bindparam("seen_ms"))
+_ADD_COUNTS = _UPDATE_NODE.values(
+    updates_accepted=NODES.c.updates_accepted + bindparam("accepted"),
+    updates_refused=NODES.c.updates_refused + bindparam("refused"),
+)
+
+
+class Registry:
+    """Nodes, nonces and tokens in tables. Calls block until durable; any thread may call."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def advance_nonce(self, node: NodeId, nonce: int) -> bool:
+        """Raise the node's high-water mark to ``nonce``, durably; False when it is not above it."""
+        if not 0 < nonce <= NONCE_MAX:
+            return False
+        is_of_node = NONCES.c.node == node
+        with self._database.writer() as connection:
+            stored = connection.scalar(select(NONCES.c.nonce).where(is_of_node))
+            if stored is None:
+                connection.execute(insert(NONCES), {"node": node, "nonce": nonce})
+            elif stored < nonce:
+                connection.execute(update(NONCES).where(is_of_node).values(nonce=nonce))
+        return stored is None or stored < nonce
+
+    def nonce(self, node: NodeId) -> int:
+        """The node's high-water mark; 0 before its first."""
+        with self._database.reader() as connection:
+            return connection.scalar(select(NONCES.c.nonce).where(NONCES.c.node == node)) or 0
+
+    def record_node(self, record: NodeRecord) -> None:
+        """Add a node, or renew its key, capabilities, software and time of last contact.
+
+        First contact, revocation and counters of a known node stay as they are.
+        """
+        values = msgspec.structs.asdict(record)
+        renewed = ("public_key", "capabilities_json", "software", "last_seen_ms")
+        renewal = update(NODES).where(NODES.c.node == record.node)
+        with self._database.writer() as connection:
+            changed = connection.execute(renewal.values({key: values[key] for key in renewed}))
+            if not changed.rowcount:
+                connection.execute(insert(NODES), values)
+
+    def record_activity(
+        self, last_seen_ms: Mapping[NodeId, int], updates: Mapping[NodeId, UpdateCount]
+    ) -> None:
+        """Store when nodes were last heard of and add to their counters, all or nothing.
+
+        Unknown nodes are passed over.
+        """
+        seen = [{"of_node": node, "seen_ms": seen_ms} for node, seen_ms in last_seen_ms.items()]
+        counts = [{"of_node": node, **count._asdict()} for node, count in updates.items()]
+        if not seen and not counts:
+            return
+        with self._database.writer() as connection:
+            for statement, rows in ((_RECORD_CONTACT, seen), (_ADD_COUNTS, counts)):
+                if rows:
+                    connection.execute(statement, rows)
+
+    def set_revoked(self, node: NodeId, *, is_revoked: bool) -> bool:
+        """Revoke or re-admit a node; False when it is unknown."""
+        return self._change(update(NODES).where(NODES.c.node == node).values(is_revoked=is_revoked))
+
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """Every node, by first contact."""
+        rows = self._rows(select(NODES).order_by(NODES.c.first_seen_ms, NODES.c.node))
+        return tuple(NodeRecord(**row) for row in rows)
+
+    def add_token(self, record: TokenRecord) -> None:
+        """Keep a new token."""
+        values = msgspec.structs.asdict(record) | {"role": record.role.value}
+        self._change(insert(TOKENS).values(values))
+
+    def token(self, token_id: TokenId) -> TokenRecord | None:
+        """One token."""
+        rows = self._rows(select(TOKENS).where(TOKENS.c.token_id == token_id))
+        return _token(rows[0]) if rows else None
+
+    def tokens(self) -> tuple[TokenRecord, ...]:
+        """Every token, by creation."""
+        rows = self._rows(select(TOKENS).order_by(TOKENS.c.created_s, TOKENS.c.token_id))
+        return tuple(_token(row) for row in rows)
+
+    def revoke_token(self, token_id: TokenId) -> bool:
+        """Void a token for good; False when it is unknown."""
+        is_token = TOKENS.c.token_id == token_id
+        return self._change(update(TOKENS).where(is_token).values(is_revoked=True))
+
+    def spend_token(self, token_id: TokenId, node: NodeId, now_s: int) -> bool:
+        """Take one use for ``node``, atomically.
+
+        A node that joined with the token before takes none, and passes unless the token is revoked.
+        False when the token is unknown, revoked, expired or used up.
+        """
+        is_token = TOKENS.c.token_id == token_id
+        with self._database.writer() as connection:
+            token = connection.execute(select(TOKENS).where(is_token)).one_or_none()
+            if token is None or token.is_revoked:
+                return False
+            if connection.scalar(_join_query(token_id, node)):
+                return True
+            if 0 < token.expires_s <= now_s or token.uses_left == 0:
+                return False
+            taken = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
+            connection.execute(taken)
+            connection.execute(insert(JOINS), {"token_id": token_id, "node": node})
+            return True
+
+    def has_joined(self, token_id: TokenId, node: NodeId) -> bool:
+        """Whether the node took a use of the token."""
+        with self._database.reader() as connection:
+            return connection.scalar(_join_query(token_id, node)) is not None
+
+    def _change(self, change: Executable) -> bool:
+        with self._database.writer() as connection:
+            return connection.execute(change).rowcount == 1
+
+    def _rows(self, query: Executable) -> list[dict[str, Any]]:
+        with self._database.reader() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _join_query(token_id: TokenId, node: NodeId) -> Select[tuple[str]]:
+    return select(JOINS.c.node).where(JOINS.c.token_id == token_id, JOINS.c.node == node)
+
+
+def _token(row: dict[str, Any]) -> TokenRecord:
+    return TokenRecord(**(row | {"role": Role(row["role"])}))
+
 
 SNAPSHOTS_KEPT = 2
 

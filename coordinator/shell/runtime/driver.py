@@ -1,13 +1,14 @@
-"""Decide, persist, act: one inbox for all jobs, one journal transaction a drain.
-
+"""Decide, persist, act: one inbox for all jobs, one journal transaction a drain, replay at a start.
 No state is shown, no call answered and no command performed before its event is durable.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -22,18 +23,212 @@ from coordinator.core.job.events import (
     UpdateReceived,
     UpdateRejected,
 )
-from coordinator.core.job.state import Job
+from coordinator.core.job.state import Job, WorkState
 from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry, RequestClaim
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.persistence import event_entry, state_json
+from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
 from hypergpu.errors import HyperGPUError
-from hypergpu.ids import JobId
-from hypergpu.units import Milliseconds
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.process.clock import monotonic_ms
+from hypergpu.tensors.layout import Layout
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.workloads.registry import UnknownWorkloadError, find
+
+_RECENT_ENTRIES = 512
+
+
+class JobClock:
+    """One job's time: the last journalled time plus what passed since this process began."""
+
+    def __init__(self, last_at_ms: Milliseconds) -> None:
+        self._offset_ms = last_at_ms - monotonic_ms()
+
+    def now_ms(self) -> Milliseconds:
+        """Job time now. Downtime counts nothing, and wall clocks may jump."""
+        return Milliseconds(self._offset_ms + monotonic_ms())
+
+
+class JobRuntime:
+    """One job in this process."""
+
+    def __init__(self, job: Job, next_sequence: int) -> None:
+        self.job = job
+        """The newest state that is persisted."""
+        self.next_sequence = next_sequence
+        self.clock = JobClock(job.at_ms)
+        self.workload_version = _workload_version(job)
+        """0 when the catalogue no longer has the workload: then no node fits it."""
+        self.layout: Layout | None = None
+        """The model's layout; None until the first model is made."""
+        self.entries_of_manifest = frozenset[Digest]() if job.manifest is None else None
+        """The user's files that the job trains on; None until its manifest is read."""
+        self.bytes_down = Bytes(0)
+        """Model bytes served since the last aggregate."""
+        self.progress_version = 0
+        """Raised whenever a participant says how far it is."""
+        self.deadline_timer: asyncio.TimerHandle | None = None
+        self.tasks: dict[tuple[str, int], asyncio.Task[object]] = {}
+        """Long commands under way, by kind and round; none is started twice."""
+        self.failures: Counter[tuple[str, int]] = Counter()
+        """Unforeseen errors of each of them, in a row."""
+        self.retry_timer: asyncio.TimerHandle | None = None
+        """Timer after which outstanding commands are performed again."""
+        self.is_given_up = False
+        """Whether this process could not do something and paused the job: a resume tries again."""
+        self.is_recovering = False
+        """After a restart: its model is being checked and nothing outstanding was performed yet."""
+        self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)
+        self._changed = asyncio.Event()
+        self.settings_lock = asyncio.Lock()
+        """Held while new settings are made out of the present ones and written."""
+
+    @property
+    def required_layout(self) -> Layout:
+        """The model's layout, for commands that come only once it is known."""
+        if self.layout is None:
+            raise AssertionError("the model's layout is not known yet")
+        return self.layout
+
+    def now_ms(self) -> Milliseconds:
+        """Job time now."""
+        return self.clock.now_ms()
+
+    def advance(self, job: Job, entries: Sequence[Entry]) -> None:
+        """Take over what was persisted and wake whoever watches."""
+        self.job = job
+        self.next_sequence += len(entries)
+        self._recent.extend(entries)
+        self.wake()
+
+    def open_uploads(self) -> list[str]:
+        """Uploads that participants may make now, as the quarantine names them."""
+        participants = self.job.round.participants if self.job.round else {}
+        return [
+            upload_owner(self.job.job_id, node)
+            for node, participant in participants.items()
+            if participant.work is WorkState.PENDING
+        ]
+
+    def wake(self) -> None:
+        """Let watchers look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def change(self) -> asyncio.Event:
+        """Set at the next `advance` or `wake`."""
+        return self._changed
+
+    def recent_entries(self, from_sequence: int) -> tuple[Entry, ...] | None:
+        """Entries from ``from_sequence`` on; None when they are no longer in memory."""
+        if from_sequence >= self.next_sequence:
+            return ()
+        if not self._recent or self._recent[0].sequence > from_sequence:
+            return None
+        return tuple(self._recent)[from_sequence - self._recent[0].sequence :]
+
+    def close(self) -> None:
+        """Drop timers and tasks."""
+        for timer in (self.deadline_timer, self.retry_timer):
+            if timer is not None:
+                timer.cancel()
+        self.deadline_timer = self.retry_timer = None
+        for task in self.tasks.values():
+            task.cancel()
+
+
+def upload_owner(job_id: JobId, node: NodeId) -> str:
+    """A node in one job, as the quarantine knows it: it has one upload at a time."""
+    return f"update/{job_id}/{node}"
+
+
+def _workload_version(job: Job) -> int:
+    try:
+        return find(job.spec.workload).version
+    except UnknownWorkloadError:
+        return 0
+
 
 log = structlog.get_logger()
+
+_encoder = msgspec.json.Encoder()
+_events = msgspec.json.Decoder(Event)
+_jobs = msgspec.json.Decoder(Job)
+
+
+def event_entry(job_id: JobId, sequence: int, event: Event) -> Entry:
+    """An event as a row."""
+    kind = type(event).__name__
+    return Entry(job_id, sequence, event.at_ms, kind, _encoder.encode(event))
+
+
+def state_json(job: Job) -> bytes:
+    """A state for a snapshot."""
+    return _encoder.encode(job)
+
+
+def stored_state(stored: bytes) -> Job:
+    """Read a snapshot.
+
+    Raises:
+        msgspec.ValidationError: another version of the machine wrote it.
+    """
+    return _jobs.decode(stored)
+
+
+def replay_entries(job: Job | None, entries: Iterable[Entry]) -> Job | None:
+    """The state after ``entries``; None when there were none to begin with.
+
+    Raises:
+        msgspec.ValidationError: a row is no event that this version knows.
+    """
+    for row in entries:
+        job = transition(job, _events.decode(row.body_json)).job
+    return job
+
+
+class Replay(NamedTuple):
+    """Every job of a journal."""
+
+    runtimes: dict[JobId, JobRuntime]
+    unreadable: dict[JobId, str]
+    """Jobs whose rows this version does not know, and why."""
+
+
+def replay_jobs(journal: Journal) -> Replay:
+    """Every job as far as its journal holds; a damaged end is cut off and reported. Blocks."""
+    replay = Replay({}, {})
+    for job_id in journal.jobs():
+        try:
+            runtime = _replay_job(journal, job_id)
+        except JournalError:
+            raise
+        except Exception as broken:
+            log.exception("a job cannot be replayed and rests", job_id=job_id)
+            replay.unreadable[job_id] = f"{type(broken).__name__}: {broken}"
+            continue
+        if runtime is None:
+            log.error("nothing of a job's journal holds: the job is removed", job_id=job_id)
+            journal.remove_job(job_id)
+        else:
+            replay.runtimes[job_id] = runtime
+    return replay
+
+
+def _replay_job(journal: Journal, job_id: JobId) -> JobRuntime | None:
+    recovery = journal.recover(job_id)
+    for damage in recovery.damages:
+        log.error("a journal is damaged and cut back", job_id=job_id, reason=damage)
+    snapshot, entries = recovery.snapshot, recovery.entries
+    before = stored_state(snapshot.state_json) if snapshot else None
+    job = replay_entries(before, entries)
+    if job is None:
+        return None
+    last = entries[-1].sequence if entries or snapshot is None else snapshot.head.sequence
+    runtime = JobRuntime(job, last + 1)
+    runtime.is_recovering = True
+    return runtime
+
 
 SNAPSHOT_ROUNDS_MAX = 50
 """A job that evaluates less often is snapshot anyway."""

@@ -1,26 +1,243 @@
-"""The services of a coordinator process: commands and servicers get these and nothing global."""
+"""What commands and servicers get instead of anything global: the services of a coordinator, who
+works for whom, used nonces, terms of new jobs, and periodic work.
+"""
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
 from coordinator.config import Settings
-from coordinator.core.job.live_blobs import live_blobs
+from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_allocation
+from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost
+from coordinator.core.job.state import ENDED, Funding, Job, Phase, live_blobs
+from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.new_job_terms import NewJobTerms
-from coordinator.shell.runtime.node_allocator import NodeAllocator
-from coordinator.shell.runtime.upload_nonces import UploadNonces
-from coordinator.shell.telemetry.probe_echo import ProbeEcho
-from coordinator.shell.telemetry.readings import Readings
-from hypergpu.ids import Digest, JobId
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
+from coordinator.shell.translate import UpdateOffer
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import PaymentsPlugin
+from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.jobfile.spec import Pay
+from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.wire.bulk import Stripe
+
+log = structlog.get_logger()
+
+NOW = Milliseconds(0)
+"""Placeholder: the driver stamps events with job time as they enter its inbox."""
+_USES_NODES = frozenset(
+    {Phase.PREPARING, Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING}
+)
+
+
+class NodeAllocator:
+    """Moves nodes between jobs, one plan at a time."""
+
+    def __init__(self, driver: Driver, nodes: ConnectedNodes) -> None:
+        self._driver = driver
+        self._nodes = nodes
+        self._wanted = asyncio.Event()
+
+    def review(self) -> None:
+        """Something changed: plan again as soon as the moves under way are done."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Carry out plans, for ever."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            moves = plan_allocation(self._demands(), self._offers())
+            await asyncio.gather(*(self._carry_out(move) for move in moves))
+
+    async def watch(self, lost_after_ms: Milliseconds) -> None:
+        """Report nodes that went silent, for ever."""
+        while True:
+            await asyncio.sleep(min(1.0, lost_after_ms / 4000))
+            for node in self._nodes.overdue(lost_after_ms):
+                await self.lose(node, f"not heard of for {lost_after_ms / 1000:g} s")
+
+    async def lose(self, node: NodeId, reason: str) -> None:
+        """A node is gone: its job goes on without it."""
+        log.info("a node is lost", node=node, reason=reason)
+        self._nodes.forget(node)
+        runtime = self.runtime_of(node)
+        if runtime is not None:
+            event = NodeLost(at_ms=NOW, node=node, reason=reason)
+            await self._driver.insist(runtime.job.job_id, event)
+        self.review()
+
+    async def drain(self, node: NodeId, reason: str) -> None:
+        """A node takes no further work; its job lets it finish what it holds."""
+        self._nodes.drain(node, reason)
+        runtime = self.runtime_of(node)
+        if runtime is not None:
+            event = NodeDraining(at_ms=NOW, node=node, reason=reason)
+            await self._driver.insist(runtime.job.job_id, event)
+        self.review()
+
+    def runtime_of(self, node: NodeId) -> JobRuntime | None:
+        """The job that the node is a present member of."""
+        return next(
+            (runtime for runtime in self._open_runtimes() if _is_present(runtime.job, node)), None
+        )
+
+    def _open_runtimes(self) -> Iterator[JobRuntime]:
+        return (
+            runtime for runtime in self._driver.runtimes.values() if runtime.job.phase not in ENDED
+        )
+
+    def _demands(self) -> list[JobDemand]:
+        return [
+            JobDemand(
+                job_id=runtime.job.job_id,
+                nodes_min=nodes_needed(runtime.job),
+                workload=runtime.job.spec.workload,
+                workload_version=runtime.workload_version,
+                members=frozenset(
+                    node
+                    for node, member in runtime.job.members.items()
+                    if member.is_present and not member.is_leaving
+                ),
+            )
+            for runtime in self._open_runtimes()
+            if runtime.job.phase in _USES_NODES and not runtime.is_recovering
+        ]
+
+    def _offers(self) -> list[NodeOffer]:
+        places: dict[NodeId, JobId] = {}
+        for runtime in self._open_runtimes():
+            for node, member in runtime.job.members.items():
+                if member.is_present:
+                    places[node] = runtime.job.job_id
+        return [
+            NodeOffer(node, places.get(node), session.capabilities.workloads)
+            for node, session in self._nodes.streams.items()
+            if not self._nodes.drain_reason(node)
+        ]
+
+    async def _carry_out(self, move: Move) -> None:
+        if not isinstance(move, Lend):
+            event = NodeDraining(at_ms=NOW, node=move.node, reason=move.reason)
+            await self._driver.insist(move.job_id, event)
+            return
+        before = self.runtime_of(move.node)
+        if before is not None and before.job.job_id != move.job_id:
+            # Only a job that cannot use its nodes now, such as a paused one, is passed over.
+            reason = f"lent to {move.job_id} while {before.job.job_id} is {before.job.phase.value}"
+            lost = NodeLost(at_ms=NOW, node=move.node, reason=reason)
+            await self._driver.insist(before.job.job_id, lost)
+        if move.node in self._nodes.streams:
+            await self._join(move.job_id, move.node)
+
+    async def _join(self, job_id: JobId, node: NodeId) -> None:
+        """Make a node a member; what became of it while that was written is caught up with."""
+        if await self._driver.insist(job_id, NodeJoined(at_ms=NOW, node=node)):
+            return
+        if self._nodes.silent_ms(node) is None:
+            await self.lose(node, "lost while it joined")
+        elif reason := self._nodes.drain_reason(node):
+            await self._driver.insist(job_id, NodeDraining(at_ms=NOW, node=node, reason=reason))
+
+
+def _is_present(job: Job, node: NodeId) -> bool:
+    member = job.members.get(node)
+    return member is not None and member.is_present
+
+
+class UploadAttempt(NamedTuple):
+    """The upload under a node's newest nonce."""
+
+    offer: UpdateOffer
+    stripes: int
+    begun_stripes: set[int]
+    is_fresh: "asyncio.Future[bool]"
+    """Once the nonce is used up durably: whether it was above all before."""
+
+
+class UploadNonces:
+    """Journalled high-water marks of nodes that were heard since the start.
+
+    A nonce at its mark is good only while this process remembers its upload: the same offer in as
+    many stripes, and a stripe that has not begun under it.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[NodeId, int] = {}
+        self._attempts: dict[NodeId, UploadAttempt] = {}
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether the node's mark was read from the journal."""
+        return node in self._marks
+
+    def learn(self, node: NodeId, mark: int) -> None:
+        """The mark in the journal, which may have been passed meanwhile."""
+        self._marks[node] = max(mark, self._marks.get(node, 0))
+
+    def sibling(self, offer: UpdateOffer, stripe: Stripe) -> UploadAttempt | None:
+        """The attempt that this stripe belongs to; None when its nonce is a fresh one.
+
+        Raises:
+            HyperGPUError: NONCE_REPLAYED.
+        """
+        mark = self._marks[offer.node]
+        if offer.nonce > mark:
+            return None
+        attempt = self._attempts.get(offer.node)
+        if attempt is not None and attempt.offer == offer and attempt.stripes == stripe.count:
+            if stripe.index not in attempt.begun_stripes:
+                return attempt
+            detail = f"stripe {stripe.index} was sent under nonce {offer.nonce} before"
+            raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
+        raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
+
+    def begin(self, offer: UpdateOffer, stripe: Stripe, is_fresh: "asyncio.Future[bool]") -> None:
+        """Use a fresh nonce up."""
+        self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
+        self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, is_fresh)
+
+
+UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
+"""A paid job starts with this: its first round waits for `FundingChanged`."""
+
+
+class NewJobTerms(NamedTuple):
+    """What a new job begins with, with and without the payments package."""
+
+    owner: Address
+    payments: PaymentsPlugin | None
+
+    def terms(self, job_id: JobId, pay: Pay) -> Terms:
+        """Terms under which the work of a new job is signed.
+
+        Raises:
+            HyperGPUError: The job pays, and nothing here can pay it.
+        """
+        if self.payments is not None:
+            return self.payments.terms(job_id, pay)
+        if pay.unit_price:
+            detail = "the job pays, and this coordinator has no payments package"
+            fix = "remove unit_price from [pay], or install it: pip install 'hypergpu[chain]'"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
+        return terms_of(self.owner, job_id, Domain())
+
+    def funding(self, pay: Pay) -> Funding | None:
+        """Funding of a new job; None: nothing limits its work."""
+        return UNFUNDED if self.payments is not None and pay.unit_price else None
+
 
 DATASETS = "datasets"
 """The folder of users' data within the coordinator's own."""
@@ -91,3 +308,95 @@ class Services(NamedTuple):
         runtimes = self.driver.runtimes.values()
         is_read = all(runtime.entries_of_manifest is not None for runtime in runtimes)
         return is_read and not self.driver.unreadable
+
+
+_COLLECT_PAUSE = 9
+"""Times as long as it took: whatever the number of blobs, a tenth of one thread collects."""
+_COLLECT_EVERY_S = 30.0
+_STORE_S = 5.0
+
+
+class BlobCollector:
+    """Removes blobs that no job needs, soon after one has moved on."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._is_requested = asyncio.Event()
+
+    def request(self) -> None:
+        """Collect soon: some job needs less than before."""
+        self._is_requested.set()
+
+    async def run(self) -> None:
+        """Collect on request, as often as that is cheap, and every half minute, for ever.
+
+        Soon is worth it: what the round before left is written over while it is still in the
+        caches of the system, and fresh pages cost it several times as much.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(_COLLECT_EVERY_S):
+                    await self._is_requested.wait()
+            except TimeoutError:
+                await asyncio.to_thread(self._services.uploads.expire)
+            self._is_requested.clear()
+            began_s = time.monotonic()
+            if not self._services.driver.unreadable:
+                await self._discard_void_uploads()
+            await collect(self._services)
+            await asyncio.sleep(_COLLECT_PAUSE * (time.monotonic() - began_s))
+
+    async def _discard_void_uploads(self) -> None:
+        """Discard uploads under leases that have ended."""
+        uploads = self._services.uploads
+        # Listed before the runtimes are asked: an upload under a newer lease has another file.
+        owned = uploads.owned_uploads()
+        open_uploads = {
+            name
+            for runtime in self._services.driver.runtimes.values()
+            for name in runtime.open_uploads()
+        }
+        if not owned:
+            return
+        if count := await asyncio.to_thread(uploads.forget, owned, keeps=open_uploads):
+            log.debug("uploads under void leases were discarded", uploads=count)
+
+
+async def collect(services: Services) -> Bytes:
+    """Remove the blobs that no job needs, as far as that is known. Returns how much that freed."""
+    async with services.pins.collecting:
+        failpoint("collect.begin")
+        mark = services.blobs.mark()
+        is_sure, live = services.knows_needed_blobs(), services.needed_blobs()
+        try:
+            collected = await asyncio.to_thread(
+                services.blobs.collect, live, mark=mark, spares_older=not is_sure
+            )
+        except (HyperGPUError, OSError) as failed:
+            log.warning("blobs were not collected", reason=str(failed))
+            return Bytes(0)
+    failpoint("collect.done")
+    if collected.digests:
+        log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
+    return collected.freed_bytes
+
+
+async def keep_node_counts(services: Services) -> None:
+    """Store nodes' counters and last contacts every few seconds, for ever."""
+    while True:
+        await asyncio.sleep(_STORE_S)
+        await store_node_counts(services)
+
+
+async def store_node_counts(services: Services) -> None:
+    """Store last contacts, and counts since the last time."""
+    nodes, counts = services.nodes, dict(services.nodes.counts)
+    now_ms = time.time_ns() // 1_000_000
+    seen = {node: now_ms - (nodes.silent_ms(node) or 0) for node in nodes.streams}
+    try:
+        await services.driver.in_writer(services.journal.record_activity, seen, counts)
+    except HyperGPUError as refused:
+        log.warning("counters are not stored yet", reason=str(refused))
+        return
+    for node, stored in counts.items():
+        nodes.count(node, accepted=-stored.accepted, refused=-stored.refused)

@@ -8,11 +8,11 @@ import os
 
 import pytest
 
-from netsim.link.error import NetsimError
+from netsim.link.link import NetsimError
 from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS
 from netsim.network.options import Backend
-from netsim.tunnel.device import require_tunnel
+from netsim.tunnel.tunnel import require_tunnel
 
 
 def can_tunnel() -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import CongestionControl, Link, LinkDirection, LinkTrace, Shape, TraceRow
-from netsim.measure.arrivals import NS_PER_S, Arrivals
+from netsim.measure.ends import NS_PER_S, Arrivals
 from netsim.measure.probe import BackendClaim
 from netsim.network.backends import BACKENDS
 from netsim.network.options import Backend

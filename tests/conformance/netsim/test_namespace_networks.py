@@ -18,8 +18,8 @@ from netsim.emulation import namespaces
 from netsim.emulation.namespaces import NamespaceNetwork
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import UNLIMITED, CongestionControl, Link
-from netsim.link.error import NetsimError
-from netsim.tc.network import TrafficControl
+from netsim.link.link import NetsimError
+from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 from tests.conformance.netsim.backends import can_tunnel
 
@@ -34,7 +34,7 @@ Network = type[Tunnel] | type[TrafficControl]
 OWNER = """
 import asyncio, json, sys
 from netsim.link import UNLIMITED
-from netsim.tc.network import TrafficControl
+from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 
 async def main():

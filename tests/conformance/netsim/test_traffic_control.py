@@ -12,13 +12,12 @@ from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Reset, SetShape
 from netsim.link import CongestionControl, Link, LinkDirection, Shape, Variation
-from netsim.link.error import NetsimError
-from netsim.measure.arrivals import Arrivals
+from netsim.link.link import NetsimError
+from netsim.measure.ends import Arrivals
 from netsim.network.backends import BACKENDS, Links, choose_backend
 from netsim.network.options import Backend, Fallback
-from netsim.tc.capabilities import kernel_lacks
-from netsim.tc.network import TrafficControl
 from netsim.tc.plan import FRAME_BYTES
+from netsim.tc.traffic_control import TrafficControl, kernel_lacks
 
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000

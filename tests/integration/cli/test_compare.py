@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import PROGRAM, home
-from tests.integration.cli.left import processes_left
+from tests.processes import processes_left
 
 MANUAL = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
 WORLD = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.conftest import PROGRAM, home
-from tests.integration.cli.left import processes_in, processes_left
+from tests.processes import processes_in, processes_left
 
 pytestmark = pytest.mark.timeout(1200)
 SHORT = ["demo", "--short", "--worker", "numpy", "--nodes", "5"]

@@ -14,7 +14,7 @@ from hypergpu.errors import Reason
 from hypergpu.wire.ports import free_ports
 from hypergpu.wire.token import parse_token
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
-from tests.integration.cli.left import processes_left
+from tests.processes import processes_left
 
 ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
 

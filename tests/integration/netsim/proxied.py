@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from hypergpu.units import Microseconds
 from netsim.link import UNLIMITED, Link, LinkDirection, Shape
-from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
+from netsim.proxy.process import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 
 FREE = UNLIMITED
 TIMEOUT_S = 240

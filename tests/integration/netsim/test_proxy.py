@@ -1,3 +1,5 @@
+"""The proxy between programs in the test's own loop, and its clock."""
+
 import asyncio
 import random
 import socket
@@ -8,8 +10,9 @@ import pytest
 
 from netsim.emulation.requests import Condition, Reset, SetCondition, SetShape
 from netsim.link import Shape
-from netsim.link.error import NetsimError
-from netsim.proxy.messages import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
+from netsim.link.link import NetsimError
+from netsim.proxy.hops import LoopClock
+from netsim.proxy.process import LOOPBACK, Forward, ProxiedNode, ProxyPlan, ProxyProtocol
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import (
     FREE,
@@ -389,3 +392,20 @@ def _receive_all(receiver: socket.socket) -> list[bytes]:
             received.append(receiver.recv(100))
     except BlockingIOError:
         return received
+
+
+async def test_a_deed_that_fails_stops_no_other() -> None:
+    loop = asyncio.get_running_loop()
+    told: list[object] = []
+    loop.set_exception_handler(lambda _loop, context: told.append(context.get("exception")))
+    clock, is_done = LoopClock(loop), asyncio.Event()
+    failure = ValueError("no such deed")
+
+    def fail() -> None:
+        raise failure
+
+    clock.at(1000, fail)
+    clock.at(2000, is_done.set)
+    await asyncio.wait_for(is_done.wait(), TIMEOUT_S)
+    clock.close()
+    assert told == [failure]

@@ -1,19 +1,26 @@
+"""The proxy and the measuring ends as programs of their own, and the documented example."""
+
 import asyncio
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from hypergpu.units import Microseconds
+from hypergpu.wire.ports import free_ports
 from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
 from netsim.link import STALLED_BITS_PER_S, UNLIMITED, LinkTrace, Shape, TraceRow
-from netsim.link.error import NetsimError
-from netsim.proxy.messages import Forward, ProxiedNode, ProxyPlan, ProxyProtocol
-from netsim.proxy.process import ProxyProcess
+from netsim.link.link import NetsimError
+from netsim.measure.ends import END, HEADER, OFFERED, Arrivals
+from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess, ProxyProtocol
 from tests.integration.netsim.proxied import (
     FREE,
     TIMEOUT_S,
@@ -153,3 +160,44 @@ def test_a_plan_that_is_none_is_refused(words: bytes) -> None:
     assert "does not understand" in failed.detail
     assert failed.fix
     assert child.stderr == b""
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_example_of_the_manual_runs() -> None:
+    manual = (ROOT / "docs/netsim/proxy.md").read_text("utf-8")
+    example = re.search(r"^```python\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
+    assert example
+    port, node_port = free_ports(2)
+    program = example[1].replace("7700", str(port)).replace("7701", str(node_port))
+    child = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"('127.77.0.1', {port})" in child.stdout
+    assert "VALID" in child.stdout
+
+
+HOST = "127.0.0.1"
+WITHIN_S = 240
+
+
+def test_datagrams_of_an_earlier_measurement_do_not_end_this_one() -> None:
+    (port,) = free_ports(1)
+    before_ns = time.monotonic_ns()
+    given = msgspec.json.encode({"address": HOST, "port": port}).decode()
+    command = [sys.executable, "-m", "netsim.measure", "collect", given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == b"ready\n"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
+            sending.connect((HOST, port))
+            sending.send(HEADER.pack(7, before_ns))
+            sending.send(HEADER.pack(END, before_ns) + OFFERED.pack(8))
+            for number in range(3):
+                sending.send(HEADER.pack(number, time.monotonic_ns()))
+            sending.send(HEADER.pack(END, time.monotonic_ns()) + OFFERED.pack(4))
+        out, _ = receiver.communicate(timeout=WITHIN_S)
+    found = msgspec.json.decode(out, type=Arrivals)
+    assert found.offered == 4
+    assert found.numbers == [0, 1, 2]

@@ -1,5 +1,6 @@
-"""`hypergpu netsim shape`: any program over links, told of them, waited for, and nothing left."""
+"""`hypergpu netsim shape`: programs over links, told of them, changing them."""
 
+import asyncio
 import json
 import os
 import re
@@ -7,13 +8,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import psutil
 import pytest
 
-from hypergpu.sites import SITES_VARIABLE, told_sites
+from hypergpu.sites import SITES_VARIABLE, Sites, told_sites
+from netsim.emulation.requests import Condition, LinkRequestFailed, Reset, SetCondition, SetShape
+from netsim.link.link import NetsimError
+from netsim.network import programs
+from netsim.network.backends import BACKENDS, profile_links
+from netsim.network.options import Backend
+from netsim.network.profiles import PROFILES
+from netsim.network.programs import controllable
 from tests.integration.netsim.shaped import (
     END_WITHIN_S,
     FAR_RTT_MS,
@@ -187,3 +198,138 @@ def test_a_leashed_program_dies_with_whoever_started_it() -> None:
         starter.kill()
         starter.wait()
         assert still_alive([leash_command]) == []
+
+
+SERVE = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("serving", flush=True)
+while True:
+    client, _ = server.accept()
+    with client:
+        client.sendall(client.recv(1))
+"""
+DIAL_AND_WAIT = """
+import socket, sys
+try:
+    address, within_s = (sys.argv[1], int(sys.argv[2])), float(sys.argv[3])
+    with socket.create_connection(address, within_s) as server:
+        server.sendall(b"x")
+        print("heard" if server.recv(1) else "closed")
+except TimeoutError:
+    print("silent")
+"""
+LONG_S, SHORT_S = 60, 1.5
+
+
+@asynccontextmanager
+async def lan(backend: str = Backend.PROXY) -> AsyncIterator[Sites]:
+    async with (
+        BACKENDS[Backend(backend)].open(profile_links(["lan"], 0)) as links,
+        controllable(links) as sites,
+    ):
+        yield sites
+
+
+async def dial(sites: Sites, port: int, within_s: float) -> str:
+    (site,) = sites.nodes.values()
+    words = [sys.executable, "-c", DIAL_AND_WAIT, site.dials, str(port), str(within_s)]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*site.command(words), stdout=pipe)
+    out, _ = await child.communicate()
+    return out.decode().strip()
+
+
+@pytest.mark.parametrize("backend", OPENABLE)
+async def test_a_cut_link_is_silent_until_it_is_healed(backend: str) -> None:
+    async with lan(backend) as sites:
+        port = sites.ports[0] if sites.ports else 7700
+        words = [sys.executable, "-c", SERVE, sites.coordinator.dials, str(port)]
+        pipe = asyncio.subprocess.PIPE
+        command = sites.coordinator.command(words)
+        server = await asyncio.create_subprocess_exec(*command, stdout=pipe)
+        assert server.stdout is not None
+        assert await server.stdout.readline() == b"serving\n"
+        assert await dial(sites, port, LONG_S) == "heard"
+        await programs.ask_links(sites.control, SetCondition("lan", Condition.CUT))
+        assert await dial(sites, port, SHORT_S) == "silent"
+        await programs.ask_links(sites.control, SetCondition("lan", Condition.OPEN))
+        assert await dial(sites, port, LONG_S) == "heard"
+        assert "VALID" in (await programs.read_verdict(sites.control)).sentence
+        server.kill()
+        await server.wait()
+
+
+@pytest.mark.parametrize("backend", OPENABLE)
+async def test_what_cannot_be_done_is_refused_and_the_links_stay(backend: str) -> None:
+    async with lan(backend) as sites:
+        with pytest.raises(NetsimError, match="nobody"):
+            await programs.ask_links(sites.control, SetCondition("nobody", Condition.CUT))
+        if backend != Backend.PROXY:
+            with pytest.raises(NetsimError, match="no connection of lan"):
+                await programs.ask_links(sites.control, Reset("lan"))
+        await programs.ask_links(sites.control, SetShape("lan", PROFILES["D"].shape))
+        assert (await programs.read_verdict(sites.control)).sentence
+
+
+async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() -> None:
+    async with lan() as sites:
+        reader, writer = await asyncio.open_unix_connection(sites.control)
+        for line in (b"nonsense\n", b'{"type": "explode"}\n', b'{"type": "reset"}\n'):
+            writer.write(line)
+            assert b"no request" in await reader.readline()
+        writer.write(b'{"type": "verdict"}\n')
+        assert b"sentence" in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_an_impossible_link_is_refused_at_once_and_the_next_request_heard() -> None:
+    request = msgspec.to_builtins(SetShape("lan", PROFILES["D"].shape))
+    request["shape"]["link"]["up"]["delay_us"] = -1
+    async with lan() as sites:
+        reader, writer = await asyncio.open_unix_connection(sites.control)
+        writer.write(msgspec.json.encode(request) + b"\n")
+        answer = msgspec.json.decode(await reader.readline(), type=LinkRequestFailed)
+        assert "delay" in answer.detail
+        assert answer.fix
+        writer.write(b'{"type": "verdict"}\n')
+        assert b"sentence" in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_links_that_are_closed_do_not_answer() -> None:
+    async with lan() as sites:
+        path = sites.control
+    with pytest.raises(NetsimError, match="do not answer"):
+        await programs.read_verdict(path)
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/netsim/programs.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("backend", OPENABLE)
+def test_the_example_runs(backend: str) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    program = example.replace("Backend.PROXY", f"Backend.{backend.upper()}")
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(
+        run, cwd=ROOT, capture_output=True, text=True, check=False, timeout=END_WITHIN_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fetched" in done.stdout
+    assert "VALID" in done.stdout
+
+
+def test_the_page_names_every_field_of_the_sites() -> None:
+    assert [name for name in Sites.__struct_fields__ if f"| `{name}` |" not in PAGE] == []
+
+
+def test_the_page_names_every_request() -> None:
+    kinds = get_args(programs.ControlRequest)
+    shown = re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE)
+    texts = [text.replace("{...}", "null") for text in shown]
+    tags = {msgspec.json.decode(text)["type"] for text in texts}
+    assert tags == {str(each.__struct_config__.tag) for each in kinds}

@@ -40,7 +40,7 @@ from tests.integration.node.fake_coordinator import (
     state_paths_in,
     terms_for,
 )
-from tests.properties.statements.strategies import JOB, TERMS, Work, signed_receipt
+from tests.properties.statements import JOB, TERMS, Work, signed_receipt
 from tests.unit.node.node_states import lease
 
 CAPABILITIES = node_pb2.Capabilities(device="cpu", worker="null")

@@ -1,11 +1,15 @@
+"""Worker processes, supervised: started, warm or not, ended with all that they started."""
+
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.ours.warm import warm_starts
 from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
 from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
@@ -165,3 +169,26 @@ def test_only_caps_that_are_set_are_in_the_environment() -> None:
 def test_an_unnamed_kind_is_torch_where_torch_is() -> None:
     assert worker_kind("auto") in {"torch", "numpy"}
     assert worker_kind("null") == "null"
+
+
+def answer_of_a_worker(environment: dict[str, str]) -> tuple[int, bytes]:
+    """Start a torch worker that finds its stdin at an end; return its status and its words."""
+    argv = [sys.executable, "-P", "-m", "gpu_node.shell.worker", "--kind", "torch"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_fork_answers_as_a_started_worker_does() -> None:
+    with warm_starts() as environment:
+        assert answer_of_a_worker(environment) == answer_of_a_worker({})
+
+
+def test_without_its_server_a_worker_starts_by_itself() -> None:
+    with warm_starts() as environment:
+        pass
+    status, words = answer_of_a_worker(environment)
+    assert status == 0
+    assert words

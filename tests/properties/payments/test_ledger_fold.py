@@ -20,7 +20,7 @@ from hypergpu.units import Milliseconds, Samples, Wei
 from payments.core.facts import ChangedFact, EndedFact, Fact, MeasuredFact, decode
 from payments.core.ledger import LedgerState, adopt, fold
 from payments.core.rewards import funded_samples, worth
-from tests.properties.payments.journals import (
+from tests.properties.payments.paying_jobs import (
     NODES,
     fold_all,
     job_created,
@@ -29,7 +29,7 @@ from tests.properties.payments.journals import (
     round_measured,
     spec,
 )
-from tests.properties.statements.strategies import JOB
+from tests.properties.statements import JOB
 
 ONE, OTHER = NODES[:2]
 

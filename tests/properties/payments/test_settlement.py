@@ -32,10 +32,14 @@ from payments.core.settlement import (
     funding_limit,
     plan_calls,
 )
-from tests.properties.payments.journals import (
+from tests.properties.payments.paying_jobs import (
     INITIALISED,
     NODES,
     PRICE,
+    UNBONDING_S,
+    WINDOW_S,
+    LedgerModel,
+    RevertedError,
     fold_all,
     job_created,
     journals,
@@ -43,13 +47,7 @@ from tests.properties.payments.journals import (
     round_measured,
     spec,
 )
-from tests.properties.payments.ledger_model import (
-    UNBONDING_S,
-    WINDOW_S,
-    LedgerModel,
-    RevertedError,
-)
-from tests.properties.statements.strategies import JOB, TERMS, node_key
+from tests.properties.statements import JOB, TERMS, node_key
 
 ONE, OTHER = NODES[:2]
 

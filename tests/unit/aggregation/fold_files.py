@@ -9,7 +9,12 @@ import torch
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.shell.aggregation.request import FoldRequest, FoldResult, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_files import (
+    FoldRequest,
+    FoldResult,
+    StoredBlob,
+    StoredUpdate,
+)
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import decode_update, encode_update

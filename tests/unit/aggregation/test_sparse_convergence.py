@@ -12,7 +12,12 @@ import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.request import PLAIN_STEP, FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_files import (
+    PLAIN_STEP,
+    FoldRequest,
+    StoredBlob,
+    StoredUpdate,
+)
 from hypergpu.digest import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update

@@ -1,14 +1,34 @@
-"""Each command against a service that answers or refuses."""
+"""Each command against a service that answers or refuses; settings, exports, a watch."""
 
 import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from hypergpu.errors import Reason
+from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
+from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.tensors.layout import Flat, unpack
+from hypergpu.terminal.progress import JobProgress
+from hypergpu.terminal.views import PlainView
+from hypergpu.terminal.watch import Watched, follow
+from hypergpu.wire.token import parse_token
+from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu
-from tests.unit.cli.fake_service import JOB, NODE, SECRET, FakeService, operator_token, serving
+from tests.unit.cli.fake_service import (
+    EVENTS,
+    JOB,
+    LAYOUT,
+    MODEL,
+    NODE,
+    SECRET,
+    FakeService,
+    operator_token,
+    serving,
+)
 
 GOLDEN = Path(__file__).parents[2] / "vectors" / "cli"
 ON_LOOPBACK = 'workload = "digits-softmax"\nname = "first"\n'
@@ -280,3 +300,212 @@ def test_group_without_a_command_shows_its_help(alone: Hypergpu) -> None:
     ended = alone("job")
     assert ended.exit_code == 2
     assert "Usage: hypergpu job [OPTIONS] COMMAND" in ended.stdout
+
+
+def write_file(tmp_path: Path, name: str, text: str) -> None:
+    folder = tmp_path / "config" / "hypergpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, "utf-8")
+
+
+def row_of(output: str, name: str) -> list[str]:
+    return next(line.split() for line in output.splitlines() if line.startswith(name + " "))
+
+
+def test_environment_wins_over_the_file(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "config.toml", "timeout_s = 7\n")
+    ended = alone("config", "show", "--origin", HYPERGPU_TIMEOUT_S="9")
+    assert row_of(ended.stdout, "timeout_s")[1::2] == ["9", "env"]
+
+
+def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HYPERGPU_ADDRESS", "b:1")
+    assert resolve_settings({"address": "a:1"})["address"] == ResolvedSetting("a:1", "flag")
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "meant"),
+    [
+        ({"CHAIN": "http://a"}, {"chain_url": "http://b"}, "http://b"),
+        ({"CHAIN": "http://a", "COORDINATOR_CHAIN_URL": "http://b"}, {}, "http://b"),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "http://a"}, ""),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "base-sepolia"}, "http://b"),
+        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain_url": "http://c"}, "http://c"),
+        ({"CHAIN": "http://a"}, {}, ""),
+    ],
+)
+def test_of_two_addresses_of_an_rpc_the_one_of_the_stronger_origin_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    flags: dict[str, str],
+    meant: str,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("CHAIN", "COORDINATOR_CHAIN_URL"):
+        monkeypatch.setenv(f"HYPERGPU_{name}", environment.get(name, ""))
+    found = resolve_settings(flags)
+    assert chain_meant(found) == (found["chain"].value, meant)
+
+
+def test_file_wins_over_what_up_left(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "up.toml", 'token_file = "/from/up"\naddress = "127.0.0.1:1"\n')
+    write_file(tmp_path, "config.toml", 'token_file = "/from/file"\n')
+    shown = alone("config", "show", "--origin").stdout
+    assert row_of(shown, "token_file")[1] == "/from/file"
+
+
+def test_address_of_up_is_for_the_token_of_up_only(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "up.toml", 'token_file = "/from/up"\naddress = "127.0.0.1:1"\n')
+    assert row_of(alone("config", "show").stdout, "address")[1] == "127.0.0.1:1"
+    foreign = alone("config", "show", HYPERGPU_TOKEN_FILE="/mine")
+    assert row_of(foreign.stdout, "address")[1] == "-"
+
+
+def test_unknown_setting_in_the_file_is_an_error(alone: Hypergpu, tmp_path: Path) -> None:
+    write_file(tmp_path, "config.toml", 'adress = "x:1"\n')
+    ended = alone("config", "show")
+    assert ended.exit_code == Reason.FILE_UNUSABLE.exit_code
+    assert "no setting 'adress'" in ended.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
+def test_deadline_of_calls_must_be_a_time(value: str) -> None:
+    with pytest.raises(HyperGPUError, match="not a number of seconds"):
+        timeout_s({"timeout_s": ResolvedSetting(value, "env")})
+
+
+def test_safetensors_hold_the_models_tensors_bit_for_bit(
+    hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    ended = hypergpu("job", "export", "--out", str(tmp_path / "model"))
+    assert ended.exit_code == 0, ended.stderr
+    loaded = load_file(tmp_path / "model" / "model.safetensors")
+    expected = unpack(LAYOUT, Flat.view(LAYOUT, np.frombuffer(MODEL, np.uint8)))
+    assert set(loaded) == set(expected)
+    for name, tensor in expected.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert loaded[name].tobytes() == tensor.tobytes()
+
+
+def test_broken_transfer_goes_on_where_it_was(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    service.breaks_left = 2
+    ended = hypergpu("job", "export", "--out", str(tmp_path))
+    assert ended.exit_code == 0, ended.stderr
+    assert service.offsets == [0, fake_service.CHUNK, 2 * fake_service.CHUNK]
+
+
+def test_part_of_an_earlier_command_is_used(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    digest = service.jobs[0].model.value.hex()
+    (tmp_path / f".{JOB}-latest.part").write_bytes(MODEL[:300])
+    (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
+    ended = hypergpu("job", "export", "--out", str(tmp_path))
+    assert ended.exit_code == 0, ended.stderr
+    assert service.offsets == [300]
+
+
+def test_damaged_model_is_refused_and_not_written(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    digest = service.jobs[0].model.value.hex()
+    (tmp_path / f".{JOB}-latest.part").write_bytes(b"x" * 300)
+    (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
+    ended = hypergpu("job", "export", "--out", str(tmp_path))
+    assert ended.exit_code == Reason.DIGEST_MISMATCH.exit_code
+    assert not (tmp_path / "model.safetensors").exists()
+    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize(("flags", "which"), [([], "latest"), (["--best"], "best")])
+def test_which_model_is_the_callers_choice(
+    flags: list[str], which: str, service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    hypergpu("job", "export", "--out", str(tmp_path), *flags)
+    assert f"ExportModel {which}" in service.called
+
+
+def test_export_again_replaces_what_the_former_one_left(hypergpu: Hypergpu, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["README.md", "model.safetensors"])
+def test_files_of_others_are_not_written_over(
+    name: str, service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("mine", "utf-8")
+    ended = hypergpu("job", "export", "--out", str(tmp_path))
+    assert ended.exit_code == Reason.FILE_PRESENT.exit_code
+    assert ended.stderr.startswith(f"error 6009: {tmp_path / name} is there already")
+    assert (tmp_path / name).read_text("utf-8") == "mine"
+    assert service.offsets == []
+    assert hypergpu("job", "export", "--out", str(tmp_path), "--overwrite").exit_code == 0
+
+
+def test_model_of_another_job_is_not_written_over(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+    service.jobs[0].job_id = "job-ffffffffffff"
+    ended = hypergpu("job", "export", "--out", str(tmp_path))
+    assert f"is there already and is {JOB}'s model" in ended.stderr
+
+
+def test_card_that_was_edited_is_not_written_over(hypergpu: Hypergpu, tmp_path: Path) -> None:
+    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+    (tmp_path / "README.md").write_text("# first, with my notes\n", "utf-8")
+    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 16
+
+
+TICKS_MOST = 40
+
+
+def test_absence_is_told_once_and_so_is_the_return(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        serving(service) as port,
+        Coordinator(
+            ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)
+        ) as there,
+    ):
+        watched = Watched(there, JOB, PlainView())
+        lines: list[str] = []
+
+        def tick_until(line: str) -> None:
+            for _ in range(TICKS_MOST):
+                watched.tick()
+                lines.extend(capsys.readouterr().out.splitlines())
+                if line in lines:
+                    break
+
+        service.is_away = True
+        tick_until("  lost the coordinator, trying again")
+        service.is_away = False
+        tick_until("  the coordinator is back")
+    assert lines.count("  lost the coordinator, trying again") == 1
+    assert lines.count("  the coordinator is back") == 1
+
+
+def test_a_watch_has_not_ended_before_every_event_was_shown(service: FakeService) -> None:
+    sequences: list[int] = []
+
+    class Recorder(PlainView):
+        def event(self, event: JobEvent, progress: JobProgress) -> None:
+            sequences.append(event.sequence)
+
+    service.jobs[0].phase = "finished"
+    with (
+        serving(service) as port,
+        Coordinator(
+            ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 60.0)
+        ) as there,
+    ):
+        follow(there, JOB, Recorder())
+    assert sequences == list(range(len(EVENTS)))

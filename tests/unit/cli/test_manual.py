@@ -1,11 +1,15 @@
-"""docs/cli.md says what the command does."""
+"""docs/cli.md says what the command does, and `hypergpu --help` is as quick as it says."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import typer
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from hypergpu.cli import schemas
 from hypergpu.cli.compare.outcome import Comparison
@@ -80,3 +84,31 @@ def test_manual_has_every_setting() -> None:
 def test_manual_has_every_exit_status(reason: Reason) -> None:
     numbers = f"{reason.number // 1000}xxx" if reason.exit_code >= 10 else str(reason.number)
     assert f"| {reason.exit_code} | {numbers} |" in MANUAL
+
+
+HEAVY = ("grpc", "torch", "numpy", "sqlalchemy", "rich", "msgspec", "cryptography", "asyncio")
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "job export --help", "netsim run --help"])
+def test_help_imports_nothing_heavy(words: str) -> None:
+    code = (
+        "import sys\n"
+        "from hypergpu.cli.main import app\n"
+        f"app({words.split()!r}, standalone_mode=False)\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    assert run(code).splitlines()[-1] == "heavy: []"
+
+
+def test_every_command_of_the_manual_has_help() -> None:
+    commands = re.findall(r"^### `hypergpu ([a-z ]+)`", MANUAL, re.MULTILINE)
+    assert len(commands) >= 18
+    for words in commands:
+        ended = CliRunner().invoke(app, [*words.split(), "--help"])
+        assert ended.exit_code == 0, words
+        assert "Usage: " in ended.stdout

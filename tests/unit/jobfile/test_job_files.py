@@ -1,19 +1,28 @@
-"""Every way in which a job file can be wrong says what, where and the fix."""
+"""Every way in which a job file or a change can be wrong says what, where and the fix."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import (
+    LIMITS,
     JobFileError,
     check_data_folder,
+    parameter_words,
     parse_job,
     parse_spec_json,
     read_job_file,
     spec_json,
+    with_parameters,
 )
-from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.limits import CHOICES
+from hypergpu.jobfile.schema import ALIASES, KEYS, SECTIONS
+from hypergpu.jobfile.spec import SETTABLE, JobSpec
+from hypergpu.workloads.entries import BUILT_IN
+from hypergpu.workloads.entry import Option
 
 HEAD = 'workload = "digits-softmax"\n'
 
@@ -318,3 +327,161 @@ def test_missing_folder_of_data_names_its_line(tmp_path: Path) -> None:
     (problem,) = wrong.value.problems
     assert problem.where == f"{file}:3 [data] path"
     assert problem.what == f"there is no folder {tmp_path / 'words'}"
+
+
+SPEC = parse_job('workload = "digits-softmax"\n[training]\nrounds = 10\n')
+
+
+def problem_of(changes: dict[str, str]) -> str:
+    with pytest.raises(JobFileError) as caught:
+        with_parameters(SPEC, changes)
+    assert len(caught.value.problems) == 1
+    return str(caught.value.problems[0])
+
+
+def test_short_names_become_dotted_keys_with_json_values() -> None:
+    assert parameter_words(["lr=0.001", "deadline=60s", "outer.momentum = 0.8"]) == {
+        "inner.learning_rate": "0.001",
+        "round.deadline": '"60s"',
+        "outer.momentum": "0.8",
+    }
+
+
+@pytest.mark.parametrize("word", ["lr", "lr=", "=1", ""])
+def test_word_without_key_or_value_is_refused(word: str) -> None:
+    with pytest.raises(JobFileError, match="not KEY=VALUE"):
+        parameter_words([word])
+
+
+def test_a_word_that_is_nested_without_end_is_text() -> None:
+    deep = "[" * 100_000
+    assert parameter_words([f"name={deep}"]) == {"name": f'"{deep}"'}
+
+
+def test_a_word_that_is_no_text_is_refused_as_a_value() -> None:
+    words = parameter_words(["lr=\udcff"])
+    assert words == {"inner.learning_rate": '"\\udcff"'}
+    assert "is not the JSON of a value" in problem_of(words)
+
+
+def test_changes_reach_the_spec_and_nothing_else_moves() -> None:
+    changed = with_parameters(SPEC, {"lr": "0.5", "round.deadline": '"90s"', "rounds": "12"})
+    assert changed.inner.learning_rate == 0.5
+    assert changed.round.deadline_ms == 90_000
+    assert changed.training.rounds == 12
+    assert changed.outer == SPEC.outer
+
+
+@pytest.mark.parametrize("key", SETTABLE)
+def test_every_settable_key_can_be_set_to_what_it_is(key: str) -> None:
+    table, _, name = key.partition(".")
+    value = getattr(getattr(SPEC, table), name)
+    assert with_parameters(SPEC, {key: str(value)}) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("codec.up", '"int8"', "codec.up: it is fixed once the job exists. Fix: submit a new job"),
+        ("inner.learning_rat", "1", "there is no such parameter. Fix: did you mean inner.learning"),
+        ("zzz", "1", "Fix: a running job takes training.rounds"),
+        ("lr", "0", "inner.learning_rate: 0.0 is outside (0, 100]"),
+        ("lr", '"a"', "give a number, for example 0.001"),
+        ("lr", "{", "is not the JSON of a value"),
+        ("lr", "[" * 100_000, "is not the JSON of a value"),
+        ("lr", '{"a":' * 100_000, "is not the JSON of a value"),
+        ("deadline", "60", 'say the unit, for example "60s"'),
+        ("quorum", "2", "round.quorum: 2.0 is outside (0, 1]"),
+    ],
+)
+def test_bad_change_is_refused_with_its_fix(key: str, value: str, expected: str) -> None:
+    assert expected in problem_of({key: value})
+
+
+def test_all_bad_changes_are_said_at_once() -> None:
+    with pytest.raises(JobFileError) as caught:
+        with_parameters(SPEC, {"lr": "0", "codec.up": '"int8"', "zzz": "1"})
+    assert len(caught.value.problems) == 3
+
+
+ROOT = Path(__file__).parents[3]
+REFERENCE = (ROOT / "docs/jobs.md").read_text("utf-8")
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+TYPE_NAMES = {int: "whole number", float: "number", str: "text"}
+
+
+def rows() -> dict[str, list[str]]:
+    found = {}
+    for line in REFERENCE.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found[cells[0].strip("`* ") + (cells[1] if cells[1].startswith("`") else "")] = cells
+    return found
+
+
+def range_of(key: str) -> str:
+    if key == "training.seed":
+        return "[0, 2^63)"
+    if key in CHOICES:
+        return ", ".join(CHOICES[key])
+    return str(LIMITS[key]) if key in LIMITS else ""
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
+    name, kind, default, limits, meaning = rows()[key]
+    table, _, bare = key.partition(".")
+    assert name == f"`{key}` *" if key in SETTABLE else f"`{key}`"
+    assert kind == TYPE_NAMES[KEYS[key]]
+    assert default == f"`{json.dumps(getattr(SECTIONS[table](), bare))}`"
+    assert limits == range_of(key)
+    assert meaning
+
+
+def test_reference_has_no_key_that_is_gone() -> None:
+    spoken = {key for key in rows() if "`" not in key}
+    assert spoken == {*KEYS, "workload", "name", "strategy"}
+
+
+def option_rows() -> list[tuple[str, Option]]:
+    return [(entry.name, option) for entry in BUILT_IN for option in entry.options]
+
+
+@pytest.mark.parametrize(("workload", "option"), option_rows())
+def test_reference_has_each_option(workload: str, option: Option) -> None:
+    _, _, default, _, meaning = rows()[f"{workload}`{option.name}`"]
+    assert default == f"`{json.dumps(option.default)}`"
+    assert meaning == option.meaning
+
+
+def test_reference_names_every_alias() -> None:
+    missing = [alias for alias in ALIASES if f"`{alias}`" not in REFERENCE]
+    assert missing == []
+
+
+def test_job_file_in_the_reference_is_a_job() -> None:
+    text = REFERENCE.split("```toml\n")[1].split("```")[0]
+    assert parse_job(text).round.deadline_ms == 60_000
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_a_job(path: Path) -> None:
+    assert read_job_file(path).name
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
+def test_the_readme_submits_a_job_that_one_node_can_begin_and_five_may_be_paid_for(
+    tmp_path: Path,
+) -> None:
+    (name,) = re.findall(r"job submit (examples/\S+)", (ROOT / "README.md").read_text("utf-8"))
+    job = read_job_file(ROOT / name)
+    assert job.training.nodes == 1
+    assert job.pay.unit_price == 0
+    text = (ROOT / name).read_text("utf-8")
+    paid = tmp_path / "paid.toml"
+    paid.write_text(re.sub(r"^# (\[pay\]|\w+ = )", r"\1", text, flags=re.MULTILINE), "utf-8")
+    job = read_job_file(paid)
+    assert job.pay.escrow == job.pay.most_for(5 * job.stated_samples) > 0

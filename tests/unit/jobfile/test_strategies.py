@@ -1,9 +1,17 @@
-"""A strategy fixes settings: a file may leave them out or repeat them, and nothing else."""
+"""What strategies, overlap and pay allow in a job file; all else is refused with its fix."""
 
 import pytest
 
-from hypergpu.jobfile import JobFileError, checked_spec, parse_job, with_parameters, with_strategy
-from hypergpu.jobfile.spec import STRATEGIES
+from hypergpu.jobfile import (
+    JobFileError,
+    checked_spec,
+    covering,
+    parse_job,
+    with_parameters,
+    with_strategy,
+)
+from hypergpu.jobfile.spec import STRATEGIES, JobSpec, Pay, TrainingSettings
+from hypergpu.statements.domain import AMOUNT_MOST
 from hypergpu.workloads.entry import has_reached
 
 HEAD = 'workload = "digits-softmax"\n'
@@ -129,3 +137,148 @@ def test_a_target_is_reached_from_the_side_that_its_metric_comes_from() -> None:
     assert has_reached(20.0, 19.0, name="perplexity")
     assert not has_reached(20.0, 21.0, name="perplexity")
     assert not has_reached(0.0, 0.0, name="accuracy")
+
+
+EAGER = '[round]\noverlap = "eager"\n[outer]\nmomentum = 0.5\n'
+PLANNED = 'strategy = "aware"\n[aware]\nsparsest = "int4"\n'
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(JobFileError) as caught:
+        parse_job(HEAD + text, source="job.toml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+def test_dense_codecs_with_half_the_momentum_may_overlap(codec: str) -> None:
+    spec = parse_job(f'{HEAD}{EAGER}[codec]\nup = "{codec}"\n')
+    assert (spec.round.overlap, spec.codec.up) == ("eager", codec)
+
+
+def test_planned_rounds_may_overlap_where_plans_stay_dense() -> None:
+    assert parse_job(HEAD + PLANNED + EAGER).round.overlap == "eager"
+
+
+@pytest.mark.parametrize("key", ["up", "down"])
+def test_sparse_codecs_are_refused_both_ways(key: str) -> None:
+    problems = problems_of(f'[round]\noverlap = "eager"\n[codec]\n{key} = "topk64"\n')
+    assert (
+        f'job.toml:5 [codec] {key}: rounds that overlap are dense, and this is "topk64".'
+        ' Fix: set it to "int4", or remove overlap = "eager"'
+    ) in problems
+
+
+def test_plans_that_may_choose_sparse_codecs_are_refused() -> None:
+    (problem,) = problems_of(f'strategy = "aware"\n{EAGER}')
+    assert problem == (
+        'job.toml [aware] sparsest: rounds that overlap are dense, and this is "topk64".'
+        ' Fix: set it to "int4", or remove overlap = "eager"'
+    )
+
+
+def test_much_momentum_is_refused_also_where_it_is_the_default() -> None:
+    (problem,) = problems_of('[round]\noverlap = "eager"\n')
+    assert problem == (
+        "job.toml [outer] momentum: rounds that overlap bear at most 0.5, not 0.9."
+        ' Fix: set it to at most 0.5, or remove overlap = "eager"'
+    )
+
+
+@pytest.mark.parametrize("strategy", ["sync", "fedavg"])
+def test_strategies_that_wait_for_everybody_do_not_overlap(strategy: str) -> None:
+    text = f'strategy = "{strategy}"\n[round]\noverlap = "eager"\n'
+    (problem,) = problems_of(text)
+    assert problem == (
+        f'job.toml:4 [round] overlap: strategy "{strategy}" has none here, not eager.'
+        ' Fix: remove it, or choose strategy = "diloco"'
+    )
+
+
+def test_a_job_that_overlaps_can_be_compared_under_each_strategy() -> None:
+    spec = parse_job(HEAD + EAGER)
+    overlaps = {
+        strategy: with_strategy(spec, strategy).round.overlap
+        for strategy in ("sync", "fedavg", "diloco", "aware")
+    }
+    assert overlaps == {"sync": "none", "fedavg": "none", "diloco": "eager", "aware": "eager"}
+    assert with_strategy(spec, "aware").aware.sparsest == "int4"
+
+
+PAY_HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
+
+
+def only_problem_of_pay(text: str) -> str:
+    with pytest.raises(JobFileError) as caught:
+        parse_job(text, source="job.toml")
+    (problem,) = caught.value.problems
+    return str(problem)
+
+
+def test_the_escrow_is_what_the_stated_work_costs_at_most() -> None:
+    spec = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
+    assert spec.stated_samples == 600
+    assert spec.escrow == 42
+
+
+def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None:
+    spec = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
+    assert [covering(spec, nodes).escrow for nodes in (0, 3, 4, 6)] == [42, 42, 56, 84]
+    named = parse_job(f"{PAY_HEAD}[pay]\nunit_price = 7\nescrow = 60\n")
+    assert covering(named, 6) == named
+    # A plan divides the same work among more nodes.
+    planned = parse_job(f'strategy = "aware"\n{PAY_HEAD}[pay]\nunit_price = 7\n')
+    assert covering(planned, 6) == planned
+    assert covering(parse_job(PAY_HEAD), 6).escrow == 0
+
+
+def test_a_part_of_a_unit_counts_as_one_in_what_work_may_cost() -> None:
+    assert [Pay(unit_price=7).most_for(samples) for samples in (0, 1, 14, 15, 100)] == [
+        0,
+        1,
+        1,
+        2,
+        7,
+    ]
+
+
+@pytest.mark.parametrize("key", ["escrow = 5", "judged = 2"])
+def test_pay_settings_without_a_price_are_refused(key: str) -> None:
+    name = key.split(maxsplit=1)[0]
+    assert only_problem_of_pay(f"{PAY_HEAD}[pay]\n{key}\n") == (
+        f"job.toml:7 [pay] {name}: {name} does nothing where nothing is paid."
+        f" Fix: set unit_price in [pay], or remove {name}"
+    )
+
+
+def test_an_escrow_below_the_first_round_is_refused() -> None:
+    assert only_problem_of_pay(f"{PAY_HEAD}[pay]\nunit_price = 1000\nescrow = 499\n") == (
+        "job.toml:8 [pay] escrow: 499 does not cover the first round, which may cost 500."
+        " Fix: set at least 500, or 0 for what the whole job may cost; or lower unit_price"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "aware"])
+def test_a_job_that_may_cost_more_than_an_escrow_holds_is_refused_with_the_price_that_fits(
+    strategy: str,
+) -> None:
+    def job_text(price: int, escrow: int = 0) -> str:
+        rounds = "rounds = 1000000\ninner_steps = 20\n"
+        head = f'workload = "digits-softmax"\nstrategy = "{strategy}"\n[training]\n{rounds}'
+        return f"{head}[pay]\nunit_price = {price}\nescrow = {escrow}\n"
+
+    samples = 640_000_000 if strategy == "diloco" else 800_000_000
+    most = AMOUNT_MOST * 100 // samples
+    assert parse_job(job_text(most)).escrow <= AMOUNT_MOST
+    assert only_problem_of_pay(job_text(most + 1)) == (
+        f"job.toml:7 [pay] unit_price: the whole job may cost {-(-(most + 1) * samples // 100)},"
+        f" and the ledger holds an escrow of at most {AMOUNT_MOST}."
+        f" Fix: set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
+    )
+    assert parse_job(job_text(most + 1, 10**27)).escrow == 10**27
+
+
+def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None:
+    training = TrainingSettings(rounds=100, inner_steps=1_000, batch_size=100)
+    spec = JobSpec(workload="digits-softmax", training=training, pay=Pay(unit_price=10**24))
+    with pytest.raises(JobFileError, match=f"an escrow of at most {AMOUNT_MOST}"):
+        with_parameters(spec, {"training.rounds": "100000"})

@@ -1,9 +1,30 @@
+"""Observations of nodes and lines, and the forecast of a finish that is made of them."""
+
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.line import loss_share, mean_burst
+from coordinator.core.measure.forecast import (
+    FinishForecast,
+    FinishParts,
+    RoundWork,
+    finish_forecast,
+    transfer_forecast,
+)
+from coordinator.core.measure.line import (
+    carried_rate,
+    goodput_of,
+    likely_loss,
+    limit_bits_per_s,
+    loss_of_goodput,
+    loss_share,
+    mean_burst,
+    seen_rate,
+    slow_start_us,
+)
 from coordinator.core.measure.observations import add_observation, availability
 from coordinator.core.measure.reading import (
+    Conditions,
+    Estimate,
     Finish,
     NodeReading,
     Observation,
@@ -15,6 +36,7 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
     UpdateVerdict,
+    median_reading,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
@@ -209,3 +231,208 @@ def test_nothing_absurd_is_refused() -> None:
     reading = after(*absurd)
     assert reading.round_trip_us.count == 0
     assert reading.up_bits_per_s.count == 1
+
+
+RTT = Microseconds(100_000)
+LOSSY = NodeReading(
+    round_trip_us=Estimate(100_000.0, 5_000.0, 20),
+    least_round_trip_us=RTT,
+    up_bits_per_s=Estimate(3e6, 3e5, 20),
+    up_conditions=Conditions(RTT, 1),
+    packets_sent=400.0,
+    packets_lost=4.0,
+    bursts_lost=4.0,
+    congestion_control="cubic",
+)
+
+
+def goodput(reading: NodeReading, connections: int) -> float:
+    return goodput_of(reading, TransferDirection.UP, connections).mean
+
+
+def test_the_rate_that_a_transfer_was_made_with_is_the_rate_that_is_seen() -> None:
+    for bits_per_s in (1e6, 1e7, 5e7):
+        for size in (400_000, 4_000_000):
+            took_us = size * 8e6 / bits_per_s + slow_start_us(size, bits_per_s, RTT, 2)
+            seen = seen_rate(size, Microseconds(round(took_us)), RTT, 2)
+            if not seen.is_least:
+                assert seen.bits_per_s == pytest.approx(bits_per_s, rel=0.01)
+
+
+def test_connections_add_up_where_losses_are_the_limit() -> None:
+    assert goodput(LOSSY, 1) == pytest.approx(3e6)
+    assert goodput(LOSSY, 4) == pytest.approx(12e6, rel=0.2)
+
+
+def test_connections_gain_nothing_where_the_line_is_the_limit() -> None:
+    clean = replace(LOSSY, packets_lost=0.0, bursts_lost=0.0)
+    assert goodput(clean, 8) == pytest.approx(3e6, rel=0.01)
+    bbr = replace(LOSSY, congestion_control="bbr")
+    assert goodput(bbr, 8) == pytest.approx(3e6, rel=0.01)
+
+
+def test_connections_that_gained_nothing_are_not_missed() -> None:
+    # Four came to much less than losses allow four: it was the line, and fewer reach it too.
+    line = replace(LOSSY, up_conditions=Conditions(RTT, 16))
+    assert goodput(line, 8) == pytest.approx(3e6, rel=0.02)
+
+
+def test_a_longer_round_trip_lowers_what_losses_allow_before_any_transfer_shows_it() -> None:
+    farther = replace(LOSSY, least_round_trip_us=Microseconds(300_000))
+    assert goodput(farther, 1) < 0.6 * goodput(LOSSY, 1)
+    assert goodput_of(farther, TransferDirection.UP, 1).deviation / goodput(farther, 1) > 0.2
+
+
+def test_a_shorter_round_trip_promises_nothing() -> None:
+    assert goodput(replace(LOSSY, least_round_trip_us=Microseconds(20_000)), 1) == 3e6
+
+
+def test_an_unknown_line_carries_what_is_typical_or_what_losses_allow() -> None:
+    unknown = replace(LOSSY, up_bits_per_s=Estimate())
+    limit = limit_bits_per_s(unknown, TransferDirection.UP, RTT, 1)
+    assert goodput(unknown, 1) < min(limit, 1e7)
+    typical = goodput_of(unknown, TransferDirection.UP, 1, typical_bits_per_s=100_000.0)
+    assert typical.mean == pytest.approx(100_000, rel=0.01)
+    assert (typical.deviation, typical.count) == (typical.mean, 0)
+
+
+def test_a_carried_rate_moves_with_the_limit_as_far_as_the_limit_was_met() -> None:
+    assert carried_rate(10.0, before=5.0, after=10.0) == 20.0
+    assert carried_rate(10.0, before=1000.0, after=2000.0) == pytest.approx(10.0, rel=1e-6)
+    assert 10.0 < carried_rate(10.0, before=12.0, after=24.0) < 20.0
+
+
+def test_the_loss_that_goodput_leaves_room_for_is_the_one_that_allows_it() -> None:
+    reno = replace(LOSSY, packets_lost=8.0, bursts_lost=8.0)
+    rate = limit_bits_per_s(reno, TransferDirection.UP, RTT, 1)
+    assert loss_of_goodput(rate, RTT) == pytest.approx(0.02, rel=0.2)
+    assert loss_of_goodput(4 * rate, RTT, 4) == pytest.approx(loss_of_goodput(rate, RTT))
+    assert loss_of_goodput(1e12, RTT) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_forecasts_reckon_with_no_loss_until_one_was_seen() -> None:
+    assert likely_loss(NodeReading(packets_sent=400.0)) == 0.0
+    assert likely_loss(LOSSY) == 0.01
+
+
+def test_a_line_that_was_never_probed_is_not_taken_for_one_without_losses() -> None:
+    unprobed = replace(LOSSY, packets_sent=0.0, packets_lost=0.0, bursts_lost=0.0, loss_bound=0.02)
+    assert likely_loss(unprobed) == 0.02
+    assert goodput(unprobed, 4) > 2 * goodput(unprobed, 1)
+    probed = replace(unprobed, packets_sent=20.0)
+    assert likely_loss(probed) == 0
+
+
+FORECAST_RTT = Microseconds(50_000)
+KNOWN = NodeReading(
+    round_trip_us=Estimate(60_000.0, 6_000.0, 20),
+    least_round_trip_us=FORECAST_RTT,
+    up_bits_per_s=Estimate(8e6, 4e5, 20),
+    down_bits_per_s=Estimate(40e6, 2e6, 20),
+    up_conditions=Conditions(FORECAST_RTT, 1),
+    down_conditions=Conditions(FORECAST_RTT, 1),
+    step_us=Estimate(100_000.0, 5_000.0, 20),
+    packets_sent=400.0,
+    forecast_error=Estimate(0.05, 0.02, 10),
+)
+WORK = RoundWork(
+    inner_steps=80,
+    up_bytes=Bytes(4_000_000),
+    down_bytes=Bytes(1_000_000),
+    codec_ms=Milliseconds(300),
+)
+
+
+def forecast_of(reading: NodeReading, work: RoundWork = WORK) -> FinishForecast:
+    found = finish_forecast(reading, work)
+    assert found is not None
+    return found
+
+
+def test_a_forecast_is_the_sum_of_computing_coding_moving_and_asking() -> None:
+    found = forecast_of(KNOWN)
+    assert found.parts.compute_ms == 8_000
+    assert found.parts.codec_ms == 300
+    assert 4_000 < found.parts.up_ms < 4_500  # 4 s for the bytes, and slow start
+    assert 200 < found.parts.down_ms < 600
+    assert found.parts.round_trips_ms == 120
+    assert found.mean_ms == found.parts.compute_ms + found.parts.moving_ms
+    assert found.assumed == ()
+
+
+def test_a_correction_stretches_all_of_it() -> None:
+    corrected = forecast_of(replace(KNOWN, correction=1.5))
+    assert corrected.mean_ms == pytest.approx(1.5 * forecast_of(KNOWN).mean_ms, abs=3)
+
+
+def test_small_transfers_are_round_trips_and_large_ones_bytes() -> None:
+    small, large = (
+        transfer_forecast(KNOWN, TransferDirection.UP, Bytes(size)).mean_us
+        for size in (60_000, 40_000_000)
+    )
+    assert small > 2 * FORECAST_RTT
+    assert large == pytest.approx(40e6, rel=0.02)
+
+
+def test_nothing_takes_no_time_and_nothing_known_gives_no_forecast() -> None:
+    nothing = forecast_of(KNOWN, RoundWork(exchanges=0))
+    assert (nothing.mean_ms, nothing.deviation_ms) == (0, 0)
+    assert finish_forecast(NodeReading(), WORK) is None
+    assert finish_forecast(NodeReading(packets_sent=20.0), WORK) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("round_trip_us", "round trip"),
+        ("up_bits_per_s", "uplink"),
+        ("down_bits_per_s", "downlink"),
+        ("step_us", "step time"),
+    ],
+)
+def test_what_is_not_known_is_assumed_said_and_widens_the_spread(field: str, name: str) -> None:
+    partly = forecast_of(replace(KNOWN, **{field: Estimate()}))
+    assert partly.assumed == (name,)
+    assert partly.deviation_ms > forecast_of(KNOWN).deviation_ms
+
+
+def test_the_fleet_stands_in_for_what_is_not_known() -> None:
+    fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (2e5, 3e5, 9e5)]
+    found = finish_forecast(replace(KNOWN, step_us=Estimate()), WORK, median_reading(fleet))
+    assert found is not None
+    assert found.parts.compute_ms == 80 * 300
+
+
+def test_a_typical_node_is_the_middle_of_those_that_are_there() -> None:
+    fleet = [replace(KNOWN, step_us=Estimate(mean, 1.0, 5)) for mean in (1e5, 2e5, 9e5)]
+    gone = replace(KNOWN, step_us=Estimate(5e6, 1.0, 5), is_present=False)
+    assert median_reading([*fleet, gone, NodeReading()]).step_us.mean == 2e5
+    assert median_reading([]) == NodeReading()
+
+
+def test_a_forecast_that_was_never_compared_is_less_sure() -> None:
+    fresh = forecast_of(replace(KNOWN, forecast_error=Estimate()))
+    assert fresh.deviation_ms > 0.25 * fresh.mean_ms > forecast_of(KNOWN).deviation_ms
+
+
+def test_errors_of_the_past_widen_the_spread() -> None:
+    erring = forecast_of(replace(KNOWN, forecast_error=Estimate(0.4, 0.1, 10)))
+    assert erring.deviation_ms == pytest.approx(0.4 * erring.mean_ms, abs=1)
+
+
+def test_losses_stall_even_small_transfers_over_fast_lines() -> None:
+    lossy = replace(KNOWN, packets_lost=40.0, bursts_lost=40.0)
+    size = Bytes(100_000)
+    clean_us = transfer_forecast(KNOWN, TransferDirection.UP, size).mean_us
+    assert transfer_forecast(lossy, TransferDirection.UP, size).mean_us > 1.5 * clean_us
+
+
+def test_chances_and_quantiles_agree() -> None:
+    parts = FinishParts(*(Milliseconds(0) for _ in range(5)))
+    found = FinishForecast(Milliseconds(10_000), Milliseconds(1_000), parts)
+    for share in (0.1, 0.5, 0.75, 0.9, 0.99):
+        by_ms = found.quantile_ms(share)
+        assert found.chance_by(by_ms) == pytest.approx(share, abs=0.001)
+    sure = FinishForecast(Milliseconds(10_000), Milliseconds(0), parts)
+    limits = (Milliseconds(9_999), Milliseconds(10_000))
+    assert [sure.chance_by(limit) for limit in limits] == [0.0, 1.0]

@@ -11,7 +11,7 @@ from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRan
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 NODE = NodeId("0x" + "a1" * 20)
-JOB = JobId("job-000000000001")
+SESSION_JOB = JobId("job-000000000001")
 OTHER_JOB = JobId("job-000000000002")
 
 
@@ -23,7 +23,7 @@ def digest(name: str) -> Digest:
     return Digest(name.encode().hex().ljust(64, "0"))
 
 
-def lease(round_number: int = 3, number: int = 7, job: JobId = JOB) -> Lease:
+def lease(round_number: int = 3, number: int = 7, job: JobId = SESSION_JOB) -> Lease:
     return Lease(job, round_number, number)
 
 
@@ -153,7 +153,7 @@ def all_events() -> dict[str, events.NodeEvent]:
             at_ms=late, assignment=assignment(lease(0, 2, OTHER_JOB))
         ),
         "ShardCancelled": events.ShardCancelled(at_ms=late, lease=held, reason="closed"),
-        "JobReleased": events.JobReleased(at_ms=late, job_id=JOB, reason="over"),
+        "JobReleased": events.JobReleased(at_ms=late, job_id=SESSION_JOB, reason="over"),
         "InputsFetched": events.InputsFetched(at_ms=late, lease=held),
         "FetchBroken": events.FetchBroken(at_ms=late, lease=held, reason="reset"),
         "FetchRejected": events.FetchRejected(at_ms=late, lease=held, reason="unknown blob"),

@@ -22,8 +22,8 @@ from coordinator.core.plan.decision import (
     RoundPlan,
 )
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.transfer.draw import transfer_us
-from coordinator.core.transfer.path import CongestionControl, NetworkPath
+from coordinator.core.transfer.forecast import transfer_us
+from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

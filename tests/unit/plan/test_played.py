@@ -1,4 +1,4 @@
-"""Plans in a closed loop: nodes with true speeds and lines, and what is measured of them."""
+"""Plans in a closed loop: nodes with true speeds and lines, what is measured of them."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import SPARSE_SCHEMES, Aware
 from tests.unit.plan.fleet import Fleet, Played, Truth, names, replace_truth, spec
 
 N0 = NodeId("n0")
@@ -126,3 +127,34 @@ def test_a_hopeless_node_is_tried_less_and_less_often() -> None:
     took_part = [r.plan.round for r in rounds if N0 in r.plan.nodes and r.plan.round > 3]
     assert 1 <= len(took_part) <= 6
     assert any("tries again in round" in r.plan.resting.get(N0, "") for r in rounds)
+
+
+FAST = Truth(50, 1000, 1000, 10)
+SLOW = Truth(50, 2, 5, 150, 0.01)
+
+
+def _unmeasured_fleet(truth: Truth, aware: Aware | None = None) -> Fleet:
+    return Fleet(spec(nodes=5, aware=aware), dict.fromkeys(names(5), truth))
+
+
+def test_a_jobs_first_round_is_sparse_both_ways_and_steps_without_momentum() -> None:
+    plan = _unmeasured_fleet(FAST).play().plan
+    assert {mine.codec for mine in plan.nodes.values()} == {"topk256"}
+    assert (plan.down, plan.is_sparse) == ("topk256", True)
+
+
+def test_a_job_without_sparse_codecs_begins_with_the_finest() -> None:
+    plan = _unmeasured_fleet(FAST, Aware(sparsest="int4")).play().plan
+    assert {mine.codec for mine in plan.nodes.values()} == {"int4"}
+    assert (plan.down, plan.is_sparse) == ("int4", False)
+
+
+@pytest.mark.parametrize(("truth", "is_sparse"), [(FAST, False), (SLOW, True)])
+def test_the_first_round_does_not_hold_the_second_to_its_family(
+    truth: Truth, *, is_sparse: bool
+) -> None:
+    fleet = _unmeasured_fleet(truth)
+    fleet.play()
+    plan = fleet.play().plan
+    assert plan.is_sparse == is_sparse
+    assert all((mine.codec in SPARSE_SCHEMES) == is_sparse for mine in plan.nodes.values())

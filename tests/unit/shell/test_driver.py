@@ -1,25 +1,61 @@
+"""Jobs driven: event after event, after a start, in quiet times, with nodes lent."""
+
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 import pytest
 
 from coordinator.core.job.commands import Command, InitialiseModel
-from coordinator.core.job.events import JobCreated, JobPaused
+from coordinator.core.job.events import (
+    Event,
+    JobCreated,
+    JobPaused,
+    NodeJoined,
+    NodeLost,
+    UpdateRejected,
+)
 from coordinator.core.job.state import Phase
-from coordinator.shell.journal.records import RequestClaim
-from coordinator.shell.runtime.driver import Decision, Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.persistence import replay_jobs
-from hypergpu.errors import HyperGPUError
+from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.commands.evaluation import packed_manifest
+from coordinator.shell.commands.perform import take_up
+from coordinator.shell.evaluator.process import EvaluatorProcess, Initialise, Initialised
+from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
+from coordinator.shell.runtime.driver import (
+    Decision,
+    Driver,
+    JobRuntime,
+    SubmittedEvent,
+    decide,
+    replay_jobs,
+    upload_owner,
+)
+from coordinator.shell.runtime.services import BlobCollector, Services, collect, store_node_counts
+from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.units import Milliseconds
+from hypergpu.statements.assignment import BlobRef
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_message
 from tests.journals import FolderJournal
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    SPEC,
+    connect_node,
+    driving,
+    prepared_job,
+    services_in,
+)
 
-JOB = JobId("job-000000000001")
+DRIVEN_JOB = JobId("job-000000000001")
 NOW = Milliseconds(0)
-CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=JobSpec(workload="digits-softmax"))
+CREATED = JobCreated(at_ms=NOW, job_id=DRIVEN_JOB, spec=JobSpec(workload="digits-softmax"))
 
 
 class RecordedDriver:
@@ -50,7 +86,7 @@ async def driver_record(tmp_path: Path) -> AsyncIterator[RecordedDriver]:
 async def test_a_command_is_performed_only_after_its_event_is_durable(
     driver_record: RecordedDriver,
 ) -> None:
-    assert await driver_record.driver.submit(JOB, CREATED) == ""
+    assert await driver_record.driver.submit(DRIVEN_JOB, CREATED) == ""
     assert [(type(command), rows) for command, rows in driver_record.performed] == [
         (InitialiseModel, 1)
     ]
@@ -60,62 +96,62 @@ async def test_events_that_arrive_together_are_one_transaction(
     driver_record: RecordedDriver,
 ) -> None:
     await asyncio.gather(
-        driver_record.driver.submit(JOB, CREATED),
-        driver_record.driver.submit(JOB, JobPaused(at_ms=NOW)),
+        driver_record.driver.submit(DRIVEN_JOB, CREATED),
+        driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW)),
     )
     assert len(driver_record.drains) == 1
-    assert driver_record.driver.runtimes[JOB].job.phase is Phase.PAUSED
+    assert driver_record.driver.runtimes[DRIVEN_JOB].job.phase is Phase.PAUSED
 
 
 async def test_a_refused_event_is_answered_and_not_journalled(
     driver_record: RecordedDriver,
 ) -> None:
-    assert "there is no job" in await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
-    await driver_record.driver.submit(JOB, CREATED)
-    await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    assert "there is no job" in await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
+    await driver_record.driver.submit(DRIVEN_JOB, CREATED)
+    await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
 
-    assert "is paused" in await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
-    assert len(driver_record.journal.read(JOB).entries) == 2
+    assert "is paused" in await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
+    assert len(driver_record.journal.read(DRIVEN_JOB).entries) == 2
 
 
 async def test_a_full_disk_changes_nothing_and_is_told(driver_record: RecordedDriver) -> None:
-    await driver_record.driver.submit(JOB, CREATED)
+    await driver_record.driver.submit(DRIVEN_JOB, CREATED)
     driver_record.journal.is_full = True
     with pytest.raises(HyperGPUError, match="no space"):
-        await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
-    assert driver_record.driver.runtimes[JOB].job.phase is Phase.PREPARING
+        await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
+    assert driver_record.driver.runtimes[DRIVEN_JOB].job.phase is Phase.PREPARING
 
     driver_record.journal.is_full = False
-    assert await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW)) == ""
+    assert await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW)) == ""
 
 
 async def test_a_replay_gives_the_state_that_was_left(driver_record: RecordedDriver) -> None:
-    await driver_record.driver.submit(JOB, CREATED)
-    await driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
+    await driver_record.driver.submit(DRIVEN_JOB, CREATED)
+    await driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
 
     before, after = (
-        driver_record.driver.runtimes[JOB],
-        replay_jobs(driver_record.journal).runtimes[JOB],
+        driver_record.driver.runtimes[DRIVEN_JOB],
+        replay_jobs(driver_record.journal).runtimes[DRIVEN_JOB],
     )
     assert (after.job, after.next_sequence) == (before.job, before.next_sequence)
-    assert 0 <= after.now_ms() - driver_record.journal.read(JOB).entries[-1].at_ms < 100_000
+    assert 0 <= after.now_ms() - driver_record.journal.read(DRIVEN_JOB).entries[-1].at_ms < 100_000
 
 
 async def test_a_request_is_claimed_with_the_event_it_caused(driver_record: RecordedDriver) -> None:
-    claim = RequestClaim("a request", JOB, Digest("0" * 64))
-    await driver_record.driver.submit(JOB, CREATED, claim)
+    claim = RequestClaim("a request", DRIVEN_JOB, Digest("0" * 64))
+    await driver_record.driver.submit(DRIVEN_JOB, CREATED, claim)
     assert driver_record.journal.request("a request") == claim
 
 
 async def test_a_job_removed_while_its_events_are_written_stays_removed(
     driver_record: RecordedDriver,
 ) -> None:
-    await driver_record.driver.submit(JOB, CREATED)
-    verdict = driver_record.driver.submit(JOB, JobPaused(at_ms=NOW))
-    del driver_record.driver.runtimes[JOB]
+    await driver_record.driver.submit(DRIVEN_JOB, CREATED)
+    verdict = driver_record.driver.submit(DRIVEN_JOB, JobPaused(at_ms=NOW))
+    del driver_record.driver.runtimes[DRIVEN_JOB]
 
     await verdict
-    assert JOB not in driver_record.driver.runtimes
+    assert DRIVEN_JOB not in driver_record.driver.runtimes
 
 
 async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
@@ -126,9 +162,228 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
         driver_record.driver.run(driver_record.perform, driver_record.drains.append)
     )
     await asyncio.sleep(0)
-    verdict = driver_record.driver.submit(JOB, CREATED)
+    verdict = driver_record.driver.submit(DRIVEN_JOB, CREATED)
     driver_record.driver.close()
 
     async with asyncio.timeout(240):
         await running
     assert verdict.result() == ""
+
+
+OTHER = JobId("job-000000000002")
+
+
+class RefusingEvaluator(EvaluatorProcess):
+    """Has no torch."""
+
+    async def initialise(self, request: Initialise) -> Initialised:
+        raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
+
+
+def start_again(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
+    """A coordinator that has just replayed its journal."""
+    blobs = BlobStore(folder, Space(folder))
+    services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
+    replay = replay_jobs(journal)
+    services.driver.runtimes.update(replay.runtimes)
+    services.driver.unreadable.update(replay.unreadable)
+    return services
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "reason"),
+    [
+        (RefusingEvaluator(), "torch is not installed. Fix: install it"),
+        (EvaluatorProcess(("/nowhere/python",)), "No such file"),
+    ],
+    ids=["refused", "broken"],
+)
+async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
+    evaluator: EvaluatorProcess, reason: str, tmp_path: Path
+) -> None:
+    journal = FolderJournal(tmp_path)
+    before = services_in(tmp_path, journal)
+    async with driving(before):
+        await prepared_job(before)
+    services = start_again(tmp_path, journal, evaluator)
+    runtime = services.driver.runtimes[JOB]
+    async with driving(services):
+        await take_up(services, runtime)
+
+    assert runtime.job.phase is Phase.PAUSED
+    assert reason in runtime.job.reason
+    assert runtime.is_given_up
+    assert not runtime.is_recovering
+
+
+async def test_a_job_that_another_version_wrote_rests_and_the_others_go_on(tmp_path: Path) -> None:
+    journal = FolderJournal(tmp_path)
+    before = services_in(tmp_path, journal)
+    async with driving(before):
+        await prepared_job(before)
+    journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
+
+    replay = replay_jobs(journal)
+    assert list(replay.runtimes) == [JOB]
+    assert "Sorcery" in replay.unreadable[OTHER]
+    assert not start_again(tmp_path, journal, RefusingEvaluator()).knows_needed_blobs()
+
+
+async def job_with_data(folder: Path, journal: FolderJournal) -> tuple[BlobRef, BlobRef]:
+    """Journal a job with data of its user's; gives its manifest and its one file."""
+    blobs = BlobStore(folder, Space(folder))
+    file = blobs.put(b"a user's file", keep_s=-1)
+    entry = tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))
+    packed = packed_manifest(tensor_pb2.Manifest(entries=[entry]))
+    manifest = blobs.put(packed, keep_s=-1)
+    services = services_in(folder, journal)
+    async with driving(services):
+        created = JobCreated(at_ms=Milliseconds(0), job_id=JOB, spec=SPEC, manifest=manifest)
+        await services.driver.submit(JOB, created)
+    return manifest, file
+
+
+async def test_a_users_files_outlive_a_collection_before_their_manifest_is_read(
+    tmp_path: Path,
+) -> None:
+    journal = FolderJournal(tmp_path)
+    _, file = await job_with_data(tmp_path, journal)
+    services = start_again(tmp_path, journal, RefusingEvaluator())
+    await collect(services)
+    assert services.blobs.size(file.digest) == file.size_bytes
+
+    async with driving(services):
+        await take_up(services, services.driver.runtimes[JOB])
+        assert services.knows_needed_blobs()
+        await collect(services)
+        assert services.blobs.size(file.digest) == file.size_bytes
+        services.driver.runtimes.pop(JOB).close()
+        await collect(services)
+    assert services.blobs.size(file.digest) is None
+
+
+async def test_a_users_files_outlive_the_damage_of_their_manifest(tmp_path: Path) -> None:
+    journal = FolderJournal(tmp_path)
+    manifest, file = await job_with_data(tmp_path, journal)
+    (tmp_path / "blobs" / manifest.digest[:2] / manifest.digest).write_bytes(b"damaged")
+    services = start_again(tmp_path, journal, RefusingEvaluator())
+    fresh = services.blobs.put(b"of a round that is over", keep_s=-1)
+    async with driving(services):
+        await take_up(services, services.driver.runtimes[JOB])
+        await collect(services)
+        services.driver.runtimes[JOB].close()
+
+    assert services.blobs.size(file.digest) == file.size_bytes
+    assert services.blobs.size(fresh.digest) is None
+
+
+CONTENT = bytes(range(200))
+BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+OWNER = upload_owner(JOB, NODE)
+
+
+class ObservedUploads(UploadStore):
+    """Says how many uploads each look threw away."""
+
+    forgotten: "asyncio.Queue[int]"
+    loop: asyncio.AbstractEventLoop
+
+    def forget(self, uploads: Collection[Path], *, keeps: Collection[str]) -> int:
+        count = super().forget(uploads, keeps=keeps)
+        self.loop.call_soon_threadsafe(self.forgotten.put_nowait, count)
+        return count
+
+
+async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) -> None:
+    journal = FolderJournal(tmp_path)
+    journal.record_node(NodeRecord(NODE, b"", b"{}", "test", 0, 0))
+    journal.is_full = True
+    services = services_in(tmp_path, journal)
+    services.nodes.count(NODE, accepted=2)
+    await store_node_counts(services)
+    services.nodes.count(NODE, accepted=1, refused=1)
+    assert services.nodes.unstored_counts(NODE) == (3, 1)
+
+    journal.is_full = False
+    await store_node_counts(services)
+    (stored,) = journal.nodes()
+    assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
+    assert services.nodes.unstored_counts(NODE) == (0, 0)
+
+
+async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    uploads = ObservedUploads(tmp_path, services.blobs, Space(tmp_path, 0))
+    uploads.forgotten, uploads.loop = asyncio.Queue(), asyncio.get_running_loop()
+    services = services._replace(uploads=uploads)
+    collector = BlobCollector(services)
+    collecting = asyncio.create_task(collector.run())
+    async with driving(services), asyncio.timeout(240):
+        await prepared_job(services)
+        assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+        uploads.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
+        collector.request()
+        assert await uploads.forgotten.get() == 0
+
+        assert not await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
+        collector.request()
+        assert await uploads.forgotten.get() == 1
+    assert uploads.committed_offset("update", owner=OWNER) == 0
+    collecting.cancel()
+
+
+class SlowJournal(FolderJournal):
+    """Writes the join of a node only when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.is_joining = threading.Event()
+        self.may_write = threading.Event()
+
+    def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
+        if any(entry.kind == NodeJoined.__name__ for entry in entries):
+            self.is_joining.set()
+            assert self.may_write.wait(240)
+        super().append(entries, claims)
+
+
+@pytest.mark.parametrize("departure", ["lose", "drain"])
+async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
+    tmp_path: Path, departure: str
+) -> None:
+    journal = SlowJournal(tmp_path)
+    services = services_in(tmp_path, journal)
+    allocator = services.allocator
+    async with driving(services), asyncio.timeout(240):
+        runtime = await prepared_job(services)
+        connect_node(services)
+        allocating = asyncio.create_task(allocator.run())
+        allocator.review()
+        await asyncio.to_thread(journal.is_joining.wait)
+        await getattr(allocator, departure)(NODE, "maintenance")
+        journal.may_write.set()
+        while not (member := runtime.job.members.get(NODE)) or (
+            member.is_present and not member.is_leaving
+        ):
+            await runtime.change().wait()
+        assert member.is_present == (departure == "drain")
+        allocating.cancel()
+
+
+async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)
+    joined = NodeJoined(at_ms=NOW, node=NODE)
+    refused = UpdateRejected(at_ms=NOW, node=NODE, round=0, reason="late")
+    async with driving(services):
+        runtime = await prepared_job(services)
+
+        def moves_nodes(event: Event) -> bool:
+            verdict = asyncio.get_running_loop().create_future()
+            return decide({JOB: runtime}, [SubmittedEvent(JOB, event, verdict)]).moves_nodes
+
+        assert moves_nodes(joined)
+        await services.driver.submit(JOB, joined)
+        assert not moves_nodes(refused)
+        assert moves_nodes(JobPaused(at_ms=NOW))

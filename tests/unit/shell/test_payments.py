@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.job.state import Funding, Phase
-from coordinator.shell.app.payments import PaymentsHost, load_payments
-from coordinator.shell.runtime.new_job_terms import NewJobTerms
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.app.startup import PaymentsHost, load_payments
+from coordinator.shell.runtime.services import NewJobTerms, Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements.domain import Domain, terms_of
-from tests.properties.statements.strategies import Work, node_key, signed_receipt
-from tests.unit.shell.servicers.paid_rounds import begin_job, finish_round
+from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
+    begin_job,
     connect_node,
     driving,
+    finish_round,
     payments_of,
     prepared_job,
     services_in,

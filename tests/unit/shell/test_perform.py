@@ -1,10 +1,19 @@
+"""The round machine's commands performed: aggregation, datasets, layouts; failpoints."""
+
 import asyncio
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import (
     Event,
     JobCreated,
@@ -14,17 +23,40 @@ from coordinator.core.job.events import (
     NodeJoined,
     NodeLost,
 )
-from coordinator.core.job.state import Model, Phase
+from coordinator.core.job.state import Job, Model, Phase
+from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.commands.aggregation import aggregate, fold_updates
+from coordinator.shell.commands.evaluation import (
+    clear_unfinished,
+    lay_out_dataset,
+    packed_manifest,
+    remove_layout,
+    save_layout,
+    stored_layout,
+)
 from coordinator.shell.commands.perform import perform, perform_outstanding, retry_after_resume
-from coordinator.shell.evaluator.messages import Evaluate, Evaluated, Initialise, Initialised
-from coordinator.shell.evaluator.process import EvaluatorProcess
-from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.evaluator.process import (
+    Evaluate,
+    Evaluated,
+    EvaluatorProcess,
+    Initialise,
+    Initialised,
+)
+from coordinator.shell.failpoints import NAMES, arm
+from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
+from hypergpu.digest import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, NodeId
+from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile import with_strategy
+from hypergpu.tensors.codec import encode_update, update_bytes
+from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Milliseconds, Samples
-from tests.unit.aggregation.fold_files import LAYOUT
+from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.assignment import blob_message
+from tests.journals import FolderJournal
+from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, prepared_job, services_in
 
 NOW = Milliseconds(0)
@@ -159,3 +191,233 @@ async def test_a_plan_whose_nodes_have_gone_meanwhile_is_made_again(tmp_path: Pa
     assert list(runtime.job.round.participants) == [other]
     kinds = [entry.kind for entry in services.journal.read(JOB).entries]
     assert kinds[-2:] == ["RoundPlanned", "RoundPlanned"]
+
+
+class NotedBlobs(BlobStore):
+    """Notes what is made durable."""
+
+    def __init__(self, folder: Path, space: Space, notes: list[str]) -> None:
+        super().__init__(folder, space)
+        self._notes = notes
+
+    def sync(self, digest: Digest) -> None:
+        self._notes.append(digest)
+        super().sync(digest)
+
+
+class NotingDriver(Driver):
+    """Notes what is about to be journalled, and accepts all of it."""
+
+    def __init__(self, folder: Path, notes: list[str]) -> None:
+        super().__init__(FolderJournal(folder))
+        self._notes = notes
+
+    async def insist(self, job_id: JobId, event: Event) -> str:
+        self._notes.append(type(event).__name__)
+        return ""
+
+
+def closed_round(services: Services) -> Aggregate:
+    """A round with one update, on the first model."""
+    base = services.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
+    payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
+    update = services.blobs.put(payload, keep_s=-1)
+    term = FoldedUpdate(NODE, Slot(0), update, 10, SPEC.codec.up)
+    codec = SPEC.codec
+    return Aggregate(0, Model(0, base), (term,), SPEC, down=codec.down, is_sparse=False)
+
+
+def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    space = Space(tmp_path, 2 * LAYOUT.model_bytes + 20_000)
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, space))
+    command = closed_round(services)
+    work = services.blobs.work_path("any").parent
+
+    with pytest.raises(HyperGPUError, match="DISK_FULL"):
+        fold_updates(services, LAYOUT, command)
+    assert list(work.iterdir()) == []
+    assert services.pins.all() == frozenset()
+
+
+async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: Path) -> None:
+    notes: list[str] = []
+    blobs = NotedBlobs(tmp_path, Space(tmp_path), notes)
+    services = services_in(tmp_path)._replace(
+        blobs=blobs, driver=NotingDriver(tmp_path / "noted", notes)
+    )
+    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime.layout = LAYOUT
+    command = closed_round(services)
+
+    await aggregate(services, runtime, command)
+    assert notes[:2] == [command.base.blob.digest, "AggregateReady"]
+    assert len(notes) == 5
+    assert services.pins.all() == frozenset()
+
+
+def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
+    command = closed_round(services)
+    payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
+    sparse = services.blobs.put(payload, keep_s=-1)
+    term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
+    command = replace(command, updates=(*command.updates, term), down="int8")
+
+    event = fold_updates(services, LAYOUT, command).event
+    assert event.omitted == ()
+    assert event.agreement is not None
+    (delta,) = event.model.deltas
+    assert (delta.scheme, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
+
+
+async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:
+    services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
+    runtime = JobRuntime(Job(JOB, SPEC), 0)
+    runtime.layout = LAYOUT
+    folding = asyncio.create_task(aggregate(services, runtime, closed_round(services)))
+    await asyncio.sleep(0)
+    folding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await folding
+    await asyncio.get_running_loop().shutdown_default_executor()
+    for _ in range(5):  # The thread has ended; the loop hears of it.
+        await asyncio.sleep(0)
+    assert services.pins.all() == frozenset()
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path, Space(tmp_path))
+
+
+def manifest(blobs: BlobStore, files: dict[str, bytes]) -> tensor_pb2.Manifest:
+    """A manifest of stored files."""
+    return tensor_pb2.Manifest(
+        entries=[
+            tensor_pb2.ManifestEntry(path=path, blob=blob_message(blobs.put(content)))
+            for path, content in files.items()
+        ]
+    )
+
+
+def test_a_manifest_is_laid_out_as_the_folder_it_describes(
+    blobs: BlobStore, tmp_path: Path
+) -> None:
+    files = {"a.txt": b"one", "deep/er/b.txt": b"two"}
+    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+
+    folder = lay_out_dataset(blobs, stored, tmp_path / "datasets")
+    found = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    assert found == files
+    assert lay_out_dataset(blobs, stored, tmp_path / "datasets") == folder
+
+
+def test_the_order_of_entries_does_not_change_a_manifests_bytes(blobs: BlobStore) -> None:
+    there = manifest(blobs, {"a": b"1", "b": b"2"})
+    back = manifest(blobs, {"b": b"2", "a": b"1"})
+    assert packed_manifest(there) == packed_manifest(back)
+
+
+def test_a_dataset_wanted_twice_at_once_is_laid_out_for_both(
+    blobs: BlobStore, tmp_path: Path
+) -> None:
+    files = {f"{number}/file.txt": b"%d" % number for number in range(300)}
+    stored = blobs.put(packed_manifest(manifest(blobs, files)))
+    datasets = tmp_path / "datasets"
+    with ThreadPoolExecutor(4) as pool:
+        folders = set(pool.map(lambda _: lay_out_dataset(blobs, stored, datasets), range(4)))
+
+    assert list(datasets.iterdir()) == list(folders)
+    assert len(list(datasets.rglob("file.txt"))) == 300
+
+
+def test_a_dataset_that_lacks_a_file_leaves_nothing_behind(
+    blobs: BlobStore, tmp_path: Path
+) -> None:
+    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1", "b": b"2"})))
+    blobs.path(digest_of(b"2")).unlink()
+    with pytest.raises(HyperGPUError, match="BLOB_UNKNOWN"):
+        lay_out_dataset(blobs, stored, tmp_path / "datasets")
+    assert list((tmp_path / "datasets").iterdir()) == []
+
+
+def test_unfinished_and_removed_datasets_are_gone(blobs: BlobStore, tmp_path: Path) -> None:
+    datasets = tmp_path / "datasets"
+    stored = blobs.put(packed_manifest(manifest(blobs, {"a": b"1"})))
+    folder = lay_out_dataset(blobs, stored, datasets)
+    (datasets / "other.00000000.part").mkdir()
+    clear_unfinished(datasets)
+    assert list(datasets.iterdir()) == [folder]
+    for _ in range(2):
+        remove_layout(datasets, stored.digest)
+    assert list(datasets.iterdir()) == []
+
+
+def test_a_manifest_whose_paths_make_no_folder_is_refused() -> None:
+    entries = [tensor_pb2.ManifestEntry(path=path) for path in ("a", "a/b")]
+    with pytest.raises(HyperGPUError, match="MANIFEST_INVALID"):
+        packed_manifest(tensor_pb2.Manifest(entries=entries))
+
+
+STORED_LAYOUT = layout_of([TensorSpec("weight", (3, 4)), TensorSpec("bias", (4,))])
+
+
+def test_a_damaged_layout_counts_as_missing(tmp_path: Path) -> None:
+    assert stored_layout(tmp_path) is None
+    save_layout(tmp_path, STORED_LAYOUT)
+    assert stored_layout(tmp_path) == STORED_LAYOUT
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes().replace(b"bias", b"bibs"))
+    assert stored_layout(tmp_path) is None
+
+
+def test_saving_another_layout_replaces_the_first(tmp_path: Path) -> None:
+    other = layout_of([TensorSpec("weight", (5,))])
+    save_layout(tmp_path, STORED_LAYOUT)
+    save_layout(tmp_path, other)
+    assert stored_layout(tmp_path) == other
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_passes(armed: str) -> subprocess.CompletedProcess[bytes]:
+    """A process that passes one point three times, saying so each time."""
+    script = (
+        "import os; from coordinator.shell.failpoints import arm, failpoint\n"
+        f"arm({armed!r})\n"
+        "for _ in range(3): os.write(1, b'.'); failpoint('act.done')\n"
+    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, cwd=ROOT, check=False)
+
+
+def test_the_process_is_killed_at_the_pass_that_is_named() -> None:
+    ended = run_passes("persist.written,act.done:2")
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"..")
+
+
+def test_a_point_that_is_not_armed_is_passed() -> None:
+    assert run_passes("").returncode == 0
+
+
+@pytest.mark.parametrize("text", ["nowhere", "act.done:0", "act.done:x", "act.done:-1"])
+def test_a_wrong_activation_is_refused(text: str) -> None:
+    with pytest.raises(HyperGPUError, match="list-failpoints"):
+        arm(text)
+
+
+def test_every_name_is_passed_somewhere_and_every_pass_has_a_name() -> None:
+    sources = (ROOT / "coordinator").rglob("*.py")
+    found = {
+        name
+        for path in sources
+        for name in re.findall(r'failpoint\("([a-z._]+)"\)', path.read_text())
+    }
+    assert found == set(NAMES)

@@ -6,28 +6,36 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coordinator.config import Settings
-from coordinator.core.job.events import JobCreated, ModelInitialised
-from coordinator.core.job.state import Model
-from coordinator.shell.app.payments import PaymentsHost
-from coordinator.shell.blobs.space import Space
+from coordinator.core.job.events import (
+    AggregateReady,
+    JobCreated,
+    JobStopped,
+    ModelInitialised,
+    NodeJoined,
+    UpdateReceived,
+    UpdatesJudged,
+)
+from coordinator.core.job.state import AcceptedUpdate, Funding, Model
+from coordinator.shell.app.startup import PaymentsHost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.blobs.writing import Space
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.connected_nodes import ConnectedNodes, ControlStream
-from coordinator.shell.runtime.driver import Driver
-from coordinator.shell.runtime.job_runtime import JobRuntime
-from coordinator.shell.runtime.new_job_terms import NewJobTerms
-from coordinator.shell.runtime.node_allocator import NodeAllocator
-from coordinator.shell.runtime.services import Pins, Services
-from coordinator.shell.runtime.upload_nonces import UploadNonces
-from coordinator.shell.telemetry.probe_echo import ProbeEcho
-from coordinator.shell.telemetry.probe_tokens import ProbeTokens
-from coordinator.shell.telemetry.readings import Readings
+from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
+from coordinator.shell.runtime.services import (
+    NewJobTerms,
+    NodeAllocator,
+    Pins,
+    Services,
+    UploadNonces,
+)
 from coordinator.shell.translate import Capabilities
 from hypergpu.digest import digest_of
 from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.keys.signature import IdentityKey
 from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -98,3 +106,58 @@ def connect_node(services: Services, node: NodeId = NODE) -> ControlStream:
     session = ControlStream(node, Capabilities(workloads={"digits-softmax": 1}), "test")
     services.nodes.connect(session)
     return session
+
+
+NOW = Milliseconds(0)
+PAYS = JobSpec(
+    workload="digits-softmax",
+    training=TrainingSettings(rounds=5, inner_steps=1, batch_size=100, nodes=1),
+    pay=Pay(unit_price=1_000_000, escrow=10**12, rounds_per_epoch=5, judged=1),
+)
+
+
+def model(rounds: int) -> Model:
+    return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
+
+
+async def finish_round(services: Services, number: int) -> None:
+    """An update comes in and is folded; what a judge finds of it is still to come."""
+    round_ = services.driver.runtimes[JOB].job.round
+    assert round_ is not None
+    update = AcceptedUpdate(
+        BlobRef(digest_of(b"%d" % number), Bytes(4)),
+        samples=Samples(0),
+        inner_steps=0,
+        nonce=1 + number,
+        signature=bytes(65),
+    )
+    lease = round_.participants[NODE].lease
+    for event in (
+        UpdateReceived(at_ms=NOW, node=NODE, round=number, lease=lease, update=update),
+        AggregateReady(at_ms=NOW, round=number, model=model(number + 1), agreements={NODE: 0.5}),
+    ):
+        assert await services.driver.submit(JOB, event) == ""
+
+
+async def judge_round(services: Services, number: int) -> None:
+    """The judge answers: the round is measured."""
+    event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
+    assert await services.driver.submit(JOB, event) == ""
+
+
+async def begin_job(services: Services, funding: Funding | None = None) -> None:
+    """A job in round 0."""
+    terms = services.job_terms.terms(JOB, PAYS.pay)
+    created = JobCreated(at_ms=NOW, job_id=JOB, spec=PAYS, terms=terms, funding=funding)
+    first = ModelInitialised(at_ms=NOW, model=model(0), partition_sizes=(Samples(1000),))
+    for event in (created, first, NodeJoined(at_ms=NOW, node=NODE)):
+        assert await services.driver.submit(JOB, event) == ""
+
+
+async def stop_before_judgement(services: Services) -> None:
+    """A job of two rounds whose second is not measured."""
+    await begin_job(services)
+    await finish_round(services, 0)
+    await judge_round(services, 0)
+    await finish_round(services, 1)
+    assert await services.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""

@@ -1,14 +1,29 @@
+"""Files that are there whole or not at all: blobs, their digests, spare files, full disks."""
+
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.shell.blobs.space import Space
-from coordinator.shell.blobs.store import BlobStore
+from benchmarks.house.tree import ROOT, handwritten_files
+from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
-from hypergpu.digest import digest_of
+from coordinator.shell.blobs.writing import Space
+from hypergpu.digest import (
+    RunningDigest,
+    digest_from_wire,
+    digest_of,
+    digest_of_file,
+    digest_to_wire,
+    is_digest,
+    running_digest_of_file,
+)
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.files import SHARED, fill_durably, write_durably
 from hypergpu.statements.assignment import BlobRef
 from hypergpu.units import Bytes
 
@@ -107,3 +122,243 @@ def test_a_collection_can_spare_what_an_earlier_process_stored(tmp_path: Path) -
     fresh = blobs.put(b"fresh", keep_s=-1)
     assert blobs.collect(frozenset(), spares_older=True).digests == (fresh.digest,)
     assert blobs.collect(frozenset()).digests == (BLOB.digest,)
+
+
+SIZE_BYTES = SPARE_BYTES_MIN
+OLD = b"o" * SIZE_BYTES
+NEW = b"n" * SIZE_BYTES
+SPARE_BLOB = BlobRef(digest_of(NEW), Bytes(SIZE_BYTES))
+HALF = SIZE_BYTES // 2
+
+
+class SpareBench:
+    """A store whose only blob was just removed."""
+
+    def __init__(self, folder: Path, quota_bytes: int = 0) -> None:
+        self.folder = folder
+        self.space = Space(folder, quota_bytes)
+        self.blobs = BlobStore(folder, self.space)
+        self.quarantine = UploadStore(folder, self.blobs, self.space)
+        self.blobs.put(OLD, keep_s=-1)
+        self.blobs.collect(frozenset())
+
+    def reopen(self) -> UploadStore:
+        """The quarantine of a process that follows one that was killed."""
+        space = Space(self.folder)
+        return UploadStore(self.folder, BlobStore(self.folder, space), space)
+
+    def store_blob(self) -> bytes:
+        """The new blob."""
+        return self.blobs.path(SPARE_BLOB.digest).read_bytes()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SpareBench:
+    return SpareBench(tmp_path)
+
+
+def test_a_removed_blobs_file_is_given_away_once_and_by_its_exact_size(store: SpareBench) -> None:
+    path = store.blobs.work_path("over")
+    assert not store.blobs.reuse(path, SIZE_BYTES - 1)
+    assert store.blobs.reuse(path, SIZE_BYTES)
+    assert path.read_bytes() == OLD
+    assert not store.blobs.reuse(store.blobs.work_path("again"), SIZE_BYTES)
+
+
+def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: SpareBench) -> None:
+    blob = store.blobs.put(NEW, keep_s=-1)
+    assert store.blobs.reuse(store.blobs.work_path("older"), SIZE_BYTES)
+    reader = store.blobs.open(blob.digest)
+    store.blobs.collect(frozenset())
+    assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
+    assert reader.read(2 * SIZE_BYTES) == NEW
+    reader.close()
+
+
+def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
+    store = SpareBench(tmp_path, quota_bytes=SIZE_BYTES + 10)
+    assert store.space.used_bytes == SIZE_BYTES
+    store.blobs.put(NEW)
+    assert store.space.used_bytes == SIZE_BYTES
+    assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
+
+
+def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareBench) -> None:
+    upload = store.quarantine.open("key", SPARE_BLOB)
+    upload.append(0, NEW[:HALF])
+    assert store.quarantine.committed_offset("key") == HALF
+    upload.append(HALF, NEW[HALF:])
+    upload.finish()
+    assert store.store_blob() == NEW
+    assert store.space.used_bytes == SIZE_BYTES
+    assert not list((store.folder / "quarantine").iterdir())
+
+
+def test_an_attempt_that_ends_leaves_only_its_own_bytes(store: SpareBench) -> None:
+    upload = store.quarantine.open("key", SPARE_BLOB)
+    upload.append(0, NEW[:HALF])
+    upload.close()
+    assert store.quarantine.committed_offset("key") == HALF
+    again = store.quarantine.open("key", SPARE_BLOB)
+    assert again.committed_offset == HALF
+    again.append(HALF, NEW[HALF:])
+    again.finish()
+    assert store.store_blob() == NEW
+
+
+def test_after_a_kill_only_the_uploads_own_bytes_count(store: SpareBench) -> None:
+    store.quarantine.open("key", SPARE_BLOB).append(0, NEW[:HALF])
+    quarantine = store.reopen()
+    assert quarantine.committed_offset("key") == HALF
+    again = quarantine.open("key", SPARE_BLOB)
+    again.append(HALF, NEW[HALF:])
+    again.finish()
+    assert store.store_blob() == NEW
+
+
+def test_a_kill_before_the_first_byte_leaves_an_empty_upload(store: SpareBench) -> None:
+    store.quarantine.open("key", SPARE_BLOB)
+    assert store.reopen().committed_offset("key") == 0
+
+
+def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: SpareBench) -> None:
+    older = store.quarantine.open("key", SPARE_BLOB)
+    older.append(0, NEW[:HALF])
+    newer = store.quarantine.open("key", SPARE_BLOB)
+    assert newer.committed_offset == HALF
+    with pytest.raises(HyperGPUError):
+        older.append(HALF, NEW[HALF:])
+    newer.append(HALF, NEW[HALF:])
+    newer.finish()
+    assert store.store_blob() == NEW
+
+
+HOME = Path("hypergpu/files.py")
+
+
+def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("old")
+    write_durably(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in tmp_path.iterdir()] == ["key"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_crash_left_beside_it_is_taken_away(tmp_path: Path) -> None:
+    (tmp_path / ".key.new").write_text("half of i")
+    write_durably(tmp_path / "key", b"it", mode=SHARED)
+    assert [each.name for each in tmp_path.iterdir()] == ["key"]
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("old")
+    (tmp_path / ".key.new").mkdir()
+    with pytest.raises(OSError, match="key"):
+        write_durably(path, b"new")
+    assert path.read_text() == "old"
+
+
+def test_a_file_that_somebody_else_fills_takes_its_place_whole(tmp_path: Path) -> None:
+    def fill(beside: Path) -> None:
+        assert not (tmp_path / "end").exists()
+        beside.write_text("all")
+
+    fill_durably(tmp_path / "end", fill)
+    assert (tmp_path / "end").read_text() == "all"
+    assert [each.name for each in tmp_path.iterdir()] == ["end"]
+
+
+def test_nobody_else_syncs_a_folder_after_a_rename() -> None:
+    """Blobs aside, whose files are written over in place."""
+    folders = re.compile(r"O_DIRECTORY|os\.open\([^)]*(parent|folder)")
+    others = {
+        str(path)
+        for path in handwritten_files()
+        if path.suffix == ".py"
+        and path.parts[0] in {"hypergpu", "coordinator", "gpu_node"}
+        and "os.fsync" in (text := (ROOT / path).read_text("utf-8"))
+        and folders.search(text)
+    }
+    assert others - {"coordinator/shell/blobs/writing.py"} == {str(HOME)}
+
+
+# The first test vector of the BLAKE3 paper: no input at all.
+EMPTY = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+
+
+def test_a_digest_is_blake3() -> None:
+    assert digest_of(b"") == EMPTY
+
+
+def test_pieces_give_the_digest_of_the_whole() -> None:
+    running = RunningDigest()
+    for piece in (b"one", bytearray(b"two"), memoryview(b"three")):
+        running.update(piece)
+    assert running.digest() == digest_of(b"onetwothree")
+    assert running.size_bytes == 11
+
+
+def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 10_000
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert digest_of_file(path) == digest_of(content)
+
+
+def test_a_files_running_digest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"stored ")
+    running = running_digest_of_file(path)
+    running.update(b"later")
+    assert running.digest() == digest_of(b"stored later")
+
+
+def test_a_digest_survives_the_wire() -> None:
+    assert digest_from_wire(digest_to_wire(digest_of(b"x"))) == digest_of(b"x")
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_other_sizes_are_refused_from_the_wire(size: int) -> None:
+    with pytest.raises(HyperGPUError, match=f"32 bytes, not {size}") as caught:
+        digest_from_wire(bytes(size))
+    assert caught.value.reason is Reason.REQUEST_INVALID
+
+
+@pytest.mark.parametrize("text", ["", EMPTY[:-1], EMPTY.upper(), EMPTY + "\n", "../" + EMPTY[3:]])
+def test_text_that_is_no_digest_is_refused(text: str) -> None:
+    assert not is_digest(text)
+
+
+CLONE = Path(__file__).parents[3]
+
+
+def fill_disk(what: str, folder: Path) -> list[str]:
+    script = Path(__file__).with_name("full_disk.py")
+    finished = subprocess.run(
+        [sys.executable, str(script), what, str(folder)],
+        cwd=CLONE,
+        env={"PYTHONPATH": str(CLONE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return finished.stdout.split()
+
+
+def test_a_journal_that_cannot_grow_refuses_and_recovers_whole(tmp_path: Path) -> None:
+    assert fill_disk("journal", tmp_path) == ["DISK_FULL", "DISK_FULL", "whole"]
+
+
+def test_a_blob_that_does_not_fit_leaves_nothing_and_fits_later(tmp_path: Path) -> None:
+    assert fill_disk("blobs", tmp_path) == ["DISK_FULL", "empty", "whole"]
+
+
+def test_an_upload_that_hits_the_end_of_the_disk_goes_on_where_it_was(tmp_path: Path) -> None:
+    assert fill_disk("upload", tmp_path) == ["DISK_FULL", "100000", "100000", "whole"]
+
+
+def test_the_last_free_bytes_are_left_to_the_journal(tmp_path: Path) -> None:
+    with pytest.raises(HyperGPUError, match="are kept free"):
+        Space(tmp_path, keep_free_bytes=2**60).take(1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from coordinator.shell.journal.engine import journal_url, make_engine
+from coordinator.shell.journal.database import journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     Entry,

@@ -1,11 +1,16 @@
+"""Layouts, schemes and codecs of tensors; tests/vectors fixes the bytes of each scheme."""
+
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from blake3 import blake3
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec
+from hypergpu.jobfile.spec import SCHEMES
 from hypergpu.tensors.codec import (
     ApplyError,
     IncrementalCheck,
@@ -16,8 +21,290 @@ from hypergpu.tensors.codec import (
     sections_of,
     update_bytes,
 )
-from hypergpu.tensors.compression import scheme_named
-from hypergpu.tensors.layout import Flat, TensorKind, TensorSpec, layout_of
+from hypergpu.tensors.compression import RECORD, Flaw, encode_into_residual, scheme_named
+from hypergpu.tensors.layout import (
+    LARGE_MIN,
+    Flat,
+    Float32s,
+    Layout,
+    LayoutError,
+    Octets,
+    TensorKind,
+    TensorSpec,
+    layout_from_json,
+    layout_of,
+    pack,
+    unpack,
+)
+
+SPECS = (
+    TensorSpec("steps", (), TensorKind.INTEGER),
+    TensorSpec("norm.mean", (3,), TensorKind.STATISTIC),
+    TensorSpec("bias", (7,)),
+    TensorSpec("z.weight", (64, 64)),
+    TensorSpec("a.weight", (5, 1024)),
+)
+
+
+def test_large_parameters_come_first_then_small_then_statistics_then_integers() -> None:
+    names = [tensor.name for tensor in layout_of(SPECS).tensors]
+    assert names == ["a.weight", "z.weight", "bias", "norm.mean", "steps"]
+
+
+def test_a_parameter_of_exactly_the_minimum_is_large() -> None:
+    assert TensorSpec("w", (LARGE_MIN,)).is_large
+    assert not TensorSpec("w", (LARGE_MIN - 1,)).is_large
+
+
+def test_counts_and_bytes_follow_from_the_shapes() -> None:
+    layout = layout_of(SPECS)
+    assert (layout.large_count, layout.small_count) == (5120 + 4096, 7)
+    assert (layout.statistics_count, layout.integers_count) == (3, 1)
+    assert layout.model_bytes == 4 * (5120 + 4096 + 7 + 3) + 8
+
+
+def test_the_digest_ignores_the_order_in_which_tensors_were_named() -> None:
+    assert layout_of(SPECS).digest == layout_of(reversed(SPECS)).digest
+
+
+def test_the_digest_changes_with_a_shape() -> None:
+    other = (*SPECS[:-1], TensorSpec("a.weight", (1024, 5)))
+    assert layout_of(SPECS).digest != layout_of(other).digest
+
+
+def test_json_round_trips_to_the_same_layout() -> None:
+    layout = layout_of(SPECS)
+    assert layout_from_json(layout.to_json()) == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"{", "not a layout"),
+        (b'{"tensors":[{"name":"w","shape":[2],"kind":"gradient"}]}', "not a layout"),
+        (b'{"tensors":[{"name":"w","shape":[2.5],"kind":"parameter"}]}', "not a layout"),
+        (b'{"tensors":[{"name":"w","shape":[2],"kind":"parameter","x":1}]}', "not a layout"),
+        (b'{"tensors":[{"name":"w","shape":[-1],"kind":"parameter"}]}', "out of bounds"),
+        (b'{"tensors":[{"name":"w","shape":[68719476737],"kind":"parameter"}]}', "out of bounds"),
+        (b'{"tensors":[{"name":"w","shape":[1,1,1,1,1,1,1,1,1],"kind":"integer"}]}', "dimensions"),
+        (b'{"tensors":[{"name":"","shape":[1],"kind":"integer"}]}', "characters"),
+        (b'{"tensors":[{"name":"\xff","shape":[1],"kind":"integer"}]}', "not a layout: .*utf-8"),
+    ],
+)
+def test_unsound_json_is_refused_with_what_is_wrong(text: bytes, complaint: str) -> None:
+    with pytest.raises(LayoutError, match=complaint):
+        layout_from_json(text)
+
+
+def test_json_out_of_layout_order_is_refused() -> None:
+    shuffled = Layout(tuple(reversed(layout_of(SPECS).tensors)))
+    with pytest.raises(LayoutError, match="layout order"):
+        layout_from_json(shuffled.to_json())
+
+
+def test_json_of_too_many_elements_is_refused_before_any_memory_is_taken() -> None:
+    wide = Layout((TensorSpec("v", (1 << 36,)), TensorSpec("w", (1 << 36,))))
+    with pytest.raises(LayoutError, match="over the limit"):
+        layout_from_json(wide.to_json())
+
+
+def test_json_too_long_is_refused_unread() -> None:
+    with pytest.raises(LayoutError, match="over the limit"):
+        layout_from_json(b" " * ((8 << 20) + 1))
+
+
+def test_a_name_that_occurs_twice_is_refused() -> None:
+    with pytest.raises(LayoutError, match="'w' occurs twice"):
+        layout_of([TensorSpec("w", (1,)), TensorSpec("w", (), TensorKind.INTEGER)])
+
+
+def test_packed_tensors_unpack_to_themselves() -> None:
+    layout = layout_of(SPECS)
+    generator = np.random.default_rng(1)
+    tensors = {spec.name: generator.integers(-9, 9, spec.shape) for spec in SPECS}
+    flat = Flat.empty(layout)
+    pack(layout, tensors, flat)
+    unpacked = unpack(layout, flat)
+    assert all(np.array_equal(unpacked[name], tensors[name]) for name in tensors)
+
+
+def test_unpacked_tensors_are_views_of_a_model_blob() -> None:
+    layout = layout_of(SPECS)
+    blob = np.zeros(layout.model_bytes, np.uint8)
+    tensors = unpack(layout, Flat.view(layout, blob))
+    tensors["steps"][...] = -1
+    assert blob[-8:].tolist() == [255] * 8
+    assert all(np.shares_memory(tensor, blob) for tensor in tensors.values())
+
+
+def test_a_blob_of_another_size_is_no_model() -> None:
+    layout = layout_of(SPECS)
+    with pytest.raises(LayoutError, match="bytes, not 3"):
+        Flat.view(layout, np.zeros(3, np.uint8))
+
+
+def test_packing_names_the_tensor_that_is_missing() -> None:
+    layout = layout_of(SPECS)
+    with pytest.raises(LayoutError, match=r"'a\.weight' is missing"):
+        pack(layout, {}, Flat.empty(layout))
+
+
+def test_packing_names_the_tensor_of_another_shape() -> None:
+    layout = layout_of([TensorSpec("w", (2, 3))])
+    with pytest.raises(LayoutError, match=r"'w' has shape \(3, 2\), not \(2, 3\)"):
+        pack(layout, {"w": np.zeros((3, 2))}, Flat.empty(layout))
+
+
+INTEGER_SCHEMES = ("int8", "int4")
+SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
+
+
+def encode(name: str, values: Float32s) -> Octets:
+    scheme = scheme_named(name)
+    payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
+    scheme.encode(values, payload)
+    return payload
+
+
+def round_trip(name: str, values: Float32s) -> Float32s:
+    out = np.empty_like(values)
+    scheme_named(name).decode(encode(name, values), out)
+    return out
+
+
+def noise(count: int, magnitude: float = 1.0) -> Float32s:
+    values = np.random.default_rng(count).standard_normal(count, np.float32)
+    return values * np.float32(magnitude)
+
+
+def test_every_scheme_of_the_job_file_exists() -> None:
+    assert [scheme_named(name).name for name in spec.SCHEMES] == list(spec.SCHEMES)
+
+
+def test_an_unknown_scheme_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="'int2': use one of fp32, bf16, int8, int4, topk256"):
+        scheme_named("int2")
+
+
+@pytest.mark.parametrize(
+    ("name", "record_bytes"),
+    [
+        ("fp32", 16384),
+        ("bf16", 8192),
+        ("int8", 4100),
+        ("int4", 2080),
+        ("topk256", 4 + 384 + 128),
+        ("topk64", 4 + 96 + 16),
+        ("topk16", 4 + 24 + 4),
+    ],
+)
+def test_a_full_record_has_the_documented_size(name: str, record_bytes: int) -> None:
+    assert scheme_named(name).encoded_bytes(RECORD) == record_bytes
+    assert scheme_named(name).encoded_bytes(3 * RECORD) == 3 * record_bytes
+
+
+def test_bf16_rounds_like_torch() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 200_000, np.uint32)
+    ties = np.arange(2**17, dtype=np.uint32) << 15
+    values = np.concatenate((bits, ties)).view(np.float32)
+    values = values[np.isfinite(values)]
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+    assert np.array_equal(encode("bf16", values).view(np.int16), expected)
+
+
+@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+@pytest.mark.parametrize("magnitude", [1e-30, 1e-9, 1e-6, 1.0, 1e30])
+def test_integer_schemes_are_as_good_at_any_magnitude(name: str, magnitude: float) -> None:
+    ones = noise(9000)
+    values = ones * np.float32(magnitude)
+    error = np.linalg.norm(round_trip(name, values).astype(np.float64) - values)
+    reference = np.linalg.norm(round_trip(name, ones) - ones)
+    assert error / magnitude == pytest.approx(reference, rel=0.02)
+
+
+@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+def test_the_largest_value_of_a_block_keeps_its_place(name: str) -> None:
+    values = noise(256)
+    largest = int(np.abs(values).argmax())
+    assert round_trip(name, values)[largest] == pytest.approx(values[largest], rel=2**-8)
+
+
+@pytest.mark.parametrize("name", spec.SCHEMES)
+def test_zeros_stay_zeros(name: str) -> None:
+    assert not round_trip(name, np.zeros(5000, np.float32)).any()
+
+
+@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+def test_values_too_small_for_a_scale_become_zero(name: str) -> None:
+    assert not round_trip(name, np.full(300, 1e-40, np.float32)).any()
+
+
+@pytest.mark.parametrize("name", spec.SCHEMES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 4999])
+def test_what_is_not_finite_is_found_in_the_payload(name: str, bad: float, place: int) -> None:
+    values = noise(5000)
+    values[place] = bad
+    assert scheme_named(name).flaw(encode(name, values), 5000) is Flaw.NOT_FINITE
+
+
+def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
+    values = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(round_trip("bf16", values)).all()
+
+
+@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+def test_a_scale_whose_codes_overflow_is_not_finite(name: str) -> None:
+    payload = encode(name, noise(256))
+    scale_bytes = 4 if name == "int8" else 2
+    largest = np.array([3e38], np.float32).view(np.uint8)
+    payload[:scale_bytes] = largest[4 - scale_bytes :]
+    assert scheme_named(name).flaw(payload, 256) is Flaw.NOT_FINITE
+
+
+def test_feedback_brings_small_values_through_in_the_end() -> None:
+    values = np.full(256, 0.01, np.float32)
+    values[0] = 1.0
+    scheme = scheme_named("int4")
+    residual = np.zeros_like(values)
+    total = np.zeros_like(values)
+    for _ in range(100):
+        payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
+        encode_into_residual(scheme, values, residual, payload)
+        decoded = np.empty_like(values)
+        scheme.decode(payload, decoded)
+        total += decoded
+    assert np.allclose(total, 100 * values, atol=0.1)
+
+
+@pytest.mark.parametrize(("name", "said"), [("topk256", 257), ("topk64", 65), ("topk16", 17)])
+def test_a_short_last_record_says_the_same_share_and_at_least_one(name: str, said: int) -> None:
+    scheme = scheme_named(name)
+    assert np.count_nonzero(round_trip(name, noise(RECORD + 1))) == said
+    assert scheme.encoded_bytes(RECORD + 1) - scheme.encoded_bytes(RECORD) == 4 + 2 + 1
+
+
+@pytest.mark.parametrize("name", SPARSE_SCHEMES)
+def test_a_sparse_scheme_says_more_of_a_vector_than_its_share(name: str) -> None:
+    values = noise(9 * RECORD) ** 3
+    left = np.linalg.norm(values - round_trip(name, values)) ** 2
+    said = 1 - left / np.linalg.norm(values) ** 2
+    assert said > {"topk256": 0.6, "topk64": 0.3, "topk16": 0.12}[name]
+
+
+def test_one_large_value_does_not_blow_up_the_small_ones_beside_it() -> None:
+    values = noise(RECORD, 1e-6)
+    values[7] = 1.0
+    said = round_trip("topk256", values)
+    said[7] = 0
+    assert np.abs(said).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SPARSE_SCHEMES)
+def test_a_sparse_residual_decays_and_a_dense_one_does_not(name: str) -> None:
+    assert scheme_named(name).residual_decay == pytest.approx(0.95)
+    assert {scheme_named(each).residual_decay for each in spec.SCHEMES[:4]} == {1.0}
+
 
 LAYOUT = layout_of(
     (
@@ -174,3 +461,36 @@ def test_sections_follow_each_other_without_gaps() -> None:
     assert sections.large.bytes.stop == sections.small.bytes.start
     assert sections.small.bytes.stop == sections.statistics.bytes.start
     assert sections.statistics.bytes.stop == sections.integers.start
+
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "updates.json"
+FIXED_LAYOUT = layout_of(
+    (
+        TensorSpec("weight", (300, 317)),
+        TensorSpec("bias", (317,)),
+        TensorSpec("mean", (3,), TensorKind.STATISTIC),
+        TensorSpec("steps", (), TensorKind.INTEGER),
+    )
+)
+
+
+def dyadic_values(count: int) -> Flat:
+    """Values from raw bits alone, so that no library's mathematics is part of the vector."""
+    bits = np.random.Philox(key=7).random_raw(count)
+    mantissas = (bits & 0xFFFFFF).astype(np.float32) - np.float32(2**23)
+    exponents = -((bits >> 24) % 40).astype(np.int32)
+    values = np.ldexp(mantissas, exponents)
+    return Flat(values, np.array([0.5, -2.0, 3.0], np.float32), np.array([41], np.int64))
+
+
+def test_the_layout_s_digest_is_the_recorded_one() -> None:
+    recorded = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
+    assert FIXED_LAYOUT.digest == recorded["layout"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_update_s_bytes_are_the_recorded_ones(scheme: str) -> None:
+    recorded = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
+    encoded = encode_update(FIXED_LAYOUT, scheme, dyadic_values(FIXED_LAYOUT.parameters_count))
+    assert blake3(encoded.payload.data).hexdigest() == recorded[scheme]
+    assert blake3(encoded.residual.view(np.uint8).data).hexdigest() == recorded[f"{scheme} left"]

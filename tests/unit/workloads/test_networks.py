@@ -1,3 +1,7 @@
+"""Workloads by name, their options, and the networks that they train."""
+
+import subprocess
+import sys
 from typing import cast
 
 import numpy as np
@@ -5,10 +9,11 @@ import pytest
 import torch
 
 from hypergpu.tensors.layout import Flat
-from hypergpu.workloads.entry import OptionError
+from hypergpu.workloads.entries import BUILT_IN
+from hypergpu.workloads.entry import Option, OptionError, Options, WorkloadEntry, complete_options
 from hypergpu.workloads.networks.task import TorchWorkload
 from hypergpu.workloads.networks.tensors import load_module, module_layout, store_module
-from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.registry import UnknownWorkloadError, build, find
 
 SMALL = {
     "text-gpt": {"width": 16, "layers": 2, "heads": 2, "block_length": 16},
@@ -129,3 +134,74 @@ def test_the_mlp_learns_the_digits() -> None:
     inputs, targets = (torch.from_numpy(array) for array in dataset.test.batch(np.arange(355)))
     with torch.inference_mode():
         assert workload.evaluate(model.eval(), inputs, targets).metric("accuracy") > 0.9
+
+
+ENTRY = WorkloadEntry(
+    name="toy",
+    version=1,
+    kind="numpy",
+    dataset="toys",
+    metric="accuracy",
+    meaning="",
+    builder="nowhere:build",
+    options=(
+        Option("width", 8, "", 4, 16),
+        Option("rate", 0.5, "", 0.0, 1.0),
+        Option("augment", default=True, meaning=""),
+    ),
+)
+
+
+def test_what_is_not_given_takes_its_default() -> None:
+    assert complete_options(ENTRY, {"width": 16}) == {
+        "width": 16,
+        "rate": 0.5,
+        "augment": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"widht": 8},
+            "options.widht: toy has no such option; it has: width, rate, augment",
+        ),
+        ({"width": 3}, "options.width of toy is 3; it must be at least 4"),
+        ({"width": 17}, "options.width of toy is 17; it must be at most 16"),
+        ({"width": "8"}, "options.width of toy is '8', a str; it must be a int, such as 8"),
+        ({"width": True}, "options.width of toy is True, a bool; it must be a int, such as 8"),
+        ({"augment": 1}, "options.augment of toy is 1, a int; it must be a bool, such as True"),
+        ({"rate": float("nan")}, "options.rate of toy is not a number"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_would_be_right(given: Options, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        complete_options(ENTRY, given)
+    assert str(caught.value) == text
+
+
+def test_an_unknown_name_is_answered_with_those_there_are() -> None:
+    with pytest.raises(
+        UnknownWorkloadError, match="there is no workload 'mnsit'; there are: digits"
+    ):
+        find("mnsit")
+
+
+@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda entry: entry.name)
+def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
+    defaults = {option.name: option.default for option in entry.options}
+    assert complete_options(entry, defaults) == defaults
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in BUILT_IN if entry.name != "null"])
+def test_every_entry_builds(name: str) -> None:
+    assert callable(build(find(name), {}).load)
+
+
+def test_the_catalogue_is_read_without_torch() -> None:
+    program = (
+        "import sys; from hypergpu.workloads.registry import entries; entries();"
+        "sys.exit('torch' in sys.modules or 'sklearn' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

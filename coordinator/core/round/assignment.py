@@ -1,0 +1,359 @@
+"""Who can work, which samples go to whom, and the commands that give shards out or move them.
+
+A partition is an endless stream of positions, of which none is dropped.
+
+A prefetch is a piece of a stream like a shard, kept with a member until the next round opens. There
+it becomes the beginning of the member's shard, or goes back into the stream: nothing is dropped,
+and nothing counts that no accepted update covers.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from blake3 import blake3
+from msgspec.structs import replace
+
+from coordinator.core.job.commands import AssignShard, CancelShard, Command, SetDeadline
+from coordinator.core.job.state import (
+    Job,
+    Member,
+    Participant,
+    Phase,
+    Round,
+    Shard,
+    Stream,
+    WorkState,
+    initial_of,
+)
+from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
+from hypergpu.ids import NodeId
+from hypergpu.statements.assignment import (
+    Assignment,
+    InitialModel,
+    Lease,
+    Prefetch,
+    SampleRange,
+    Task,
+)
+from hypergpu.units import Milliseconds, Samples
+
+
+class ShardDeal(NamedTuple):
+    """Who has which samples once the round is open."""
+
+    shards: dict[NodeId, Shard]
+    prefetched: dict[NodeId, Prefetch]
+    """The beginnings of shards that were prefetches of the round before."""
+    members: dict[NodeId, Member]
+    streams: tuple[Stream, ...]
+
+
+def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
+    """Take the next ``count`` positions: returned ones first, then new ones.
+
+    Returns:
+        The ranges, in the order in which they are to be trained on, and the stream without them.
+    """
+    ranges: list[SampleRange] = []
+    left = list(stream.returned)
+    wanted = count
+    while wanted and left:
+        head = left.pop(0)
+        used = min(wanted, head.count)
+        ranges.append(SampleRange(head.start, Samples(used)))
+        if used < head.count:
+            left.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
+        wanted -= used
+    if wanted:
+        ranges.append(SampleRange(stream.cursor, Samples(wanted)))
+    return tuple(ranges), replace(stream, cursor=stream.cursor + wanted, returned=tuple(left))
+
+
+def return_samples(streams: list[Stream], partition: int, ranges: tuple[SampleRange, ...]) -> None:
+    """Return positions that no accepted update covers. They go out first, in ascending order."""
+    stream = streams[partition]
+    returned = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
+    streams[partition] = replace(stream, returned=tuple(returned))
+
+
+def seed_for(job_seed: int, purpose: str, *keys: int) -> int:
+    """A 63-bit seed that depends on nothing but its arguments."""
+    text = "/".join((str(job_seed), purpose, *map(str, keys)))
+    return int.from_bytes(blake3(text.encode()).digest(8), "big") >> 1
+
+
+def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
+    """How many samples a shard holds."""
+    return Samples(sum(range_.count for range_ in ranges))
+
+
+def due_prefetch(job: Job, node: NodeId) -> Prefetch | None:
+    """A member's prefetch of the round after the newest model's; None without one."""
+    prefetch = job.members[node].prefetch
+    is_due = prefetch is not None and job.model is not None and prefetch.round == job.model.round
+    return prefetch if is_due else None
+
+
+def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
+    """Give every node of the plan its shard and, unless the job is done then, its next prefetch.
+
+    Args:
+        job: The job before the round.
+        plan: The plan of the round.
+        total_samples: With so many the job is done, and schedules end there.
+    """
+    stated, streams = job.spec.training.batch_size, list(job.streams)
+    members, prefetched = dict(job.members), {}
+    for node, member in job.members.items():
+        if (prefetch := member.prefetch) is None:
+            continue
+        members[node] = replace(member, prefetch=None)
+        if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated):
+            prefetched[node] = prefetch
+        else:
+            return_samples(streams, member.slot % len(streams), prefetch.ranges)
+    shards = {}
+    for node, part in plan.nodes.items():
+        first = prefetched[node].ranges if node in prefetched else ()
+        samples = Samples(part.inner_steps * part.batch(stated) - shard_samples(first))
+        place = members[node].slot % len(streams)
+        rest, streams[place] = take_samples(streams[place], samples)
+        shards[node] = Shard(place, (*first, *rest))
+    done = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
+    for node, part in plan.nodes.items() if done < total_samples else ():
+        if not part.prefetch_steps:
+            continue
+        slot, number = members[node].slot, plan.round + 1
+        place = shards[node].partition
+        samples = Samples(part.prefetch_steps * part.batch(stated))
+        ranges, streams[place] = take_samples(streams[place], samples)
+        seed = seed_for(job.spec.training.seed, "prefetch", slot, number)
+        prefetch = Prefetch(number, part.prefetch_steps, ranges, seed, Samples(done), total_samples)
+        members[node] = replace(members[node], prefetch=prefetch)
+    return ShardDeal(shards, prefetched, members, tuple(streams))
+
+
+def _is_of_use(prefetch: Prefetch, number: int, part: NodePlan | None, stated: int) -> bool:
+    """Whether the node takes part, with so many steps of that size at least."""
+    if part is None or prefetch.round != number or part.inner_steps < prefetch.inner_steps:
+        return False
+    return shard_samples(prefetch.ranges) == prefetch.inner_steps * part.batch(stated)
+
+
+def available_nodes(job: Job) -> list[NodeId]:
+    """Nodes that can take work, in slot order."""
+    able = [(member.slot, node) for node, member in job.members.items() if member.can_work]
+    return [node for _, node in sorted(able)]
+
+
+def nodes_needed(job: Job) -> int:
+    """Nodes without which no round opens: the stated number for the first, then one."""
+    is_first = job.model is None or job.model.round == 0
+    return job.spec.training.nodes if is_first else 1
+
+
+def is_done(job: Job) -> bool:
+    """Whether no further round is due: planned rounds differ in size, so their samples count."""
+    if job.model is None:
+        return False
+    if job.spec.strategy == "aware":
+        return job.tally.samples >= job.spec.stated_samples
+    return job.model.round >= job.spec.training.rounds
+
+
+def plan_request(job: Job) -> PlanRequest:
+    """All that the plan of the next round may depend on. The same state gives the same request."""
+    nodes = available_nodes(job)
+    due = {node: due_prefetch(job, node) for node in nodes}
+    return PlanRequest(
+        round=job.newest_model.round,
+        at_ms=job.at_ms,
+        spec=job.spec,
+        candidates={node: job.members[node].slot for node in nodes},
+        samples_done=job.tally.samples,
+        samples_total=job.spec.stated_samples,
+        previous=job.plan_memory,
+        results=_results(job.closed),
+        agreement=job.closed.agreement if job.closed is not None else None,
+        prefetched={node: prefetch.inner_steps for node, prefetch in due.items() if prefetch},
+    )
+
+
+def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
+    if round_ is None:
+        return {}
+    return {
+        node: NodeResult(participant.plan, participant.took_ms, participant.is_out_of_memory)
+        for node, participant in round_.participants.items()
+        if participant.work is not WorkState.UNREADABLE
+    }
+
+
+class JobStep(NamedTuple):
+    """The effect of one event: the next state, and the commands to perform once it is persisted."""
+
+    job: Job
+    commands: tuple[Command, ...] = ()
+
+
+def replace_participants(round_: Round, participants: Mapping[NodeId, Participant]) -> Round:
+    """The round with these participants in place of their earlier state."""
+    counts = dict(round_.counts)
+    for node, participant in participants.items():
+        before = round_.participants.get(node)
+        if before is not None:
+            counts[before.work] -= 1
+        counts[participant.work] = counts.get(participant.work, 0) + 1
+    return replace(round_, participants={**round_.participants, **participants}, counts=counts)
+
+
+def deadline(job: Job) -> tuple[SetDeadline, ...]:
+    """The open round's deadline, if it has one that has not passed."""
+    round_ = job.round
+    if round_ is None or not round_.deadline_at_ms or round_.is_overdue:
+        return ()
+    return (SetDeadline(round_.number, round_.deadline_at_ms),)
+
+
+def cancellations(round_: Round, reason: str) -> tuple[CancelShard, ...]:
+    """Commands that void the leases of all pending participants."""
+    return tuple(
+        CancelShard(node, round_.number, participant.lease, reason)
+        for node, participant in round_.pending.items()
+    )
+
+
+def assignment(job: Job, node: NodeId) -> AssignShard:
+    """Give a pending participant its work. The same state gives the same command."""
+    round_, model = job.open_round, job.newest_model
+    participant, member = round_.participants[node], job.members[node]
+    initial = initial_of(model)
+    work = Assignment(
+        lease=Lease(job.job_id, round_.number, participant.lease),
+        slot=participant.slot,
+        task=_task(job, round_, participant),
+        deltas=model.deltas,
+        initial=None if initial is None else InitialModel(initial, round_.spec.training.seed),
+        last_accepted=member.last_accepted,
+        upload_after_ms=participant.plan.upload_after_ms,
+        connections=participant.plan.connections,
+        terms=job.terms,
+        epoch=round_.epoch,
+        prefetch=member.prefetch,
+        reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+    )
+    return AssignShard(node, work, round_.deadline_at_ms)
+
+
+def _task(job: Job, round_: Round, participant: Participant) -> Task:
+    spec, plan, shard = round_.spec, participant.plan, participant.shard
+    seed, batch_size = spec.training.seed, spec.training.batch_size
+    return Task(
+        workload=spec.workload,
+        workload_version=job.workload_version,
+        options=spec.options,
+        inner_steps=plan.inner_steps,
+        batch_size=plan.batch(batch_size),
+        stated_batch_size=batch_size,
+        learning_rate=spec.inner.learning_rate,
+        weight_decay=spec.inner.weight_decay,
+        warmup_steps=spec.inner.warmup_steps,
+        schedule=spec.inner.schedule,
+        codec=plan.codec,
+        seed=seed_for(seed, "inner", participant.slot, round_.number),
+        global_samples=round_.base_samples,
+        total_samples=round_.total_samples,
+        partition=shard.partition,
+        partitions=len(job.streams),
+        skew_alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
+        data_seed=seed,
+        ranges=shard.ranges,
+        model=job.newest_model.blob,
+        layout=job.layout,
+        manifest=job.manifest,
+        prefetched=participant.prefetched,
+    )
+
+
+def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
+    """Take a pending participant's shard away and give it to an idle node, if there is one."""
+    round_ = job.round
+    if round_ is None or (gone := round_.participants.get(node)) is None:
+        return JobStep(job)
+    if gone.work is WorkState.PENDING:
+        round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
+    elif gone.work is not WorkState.HANDED_BACK:
+        return JobStep(job)
+    round_ = replace_participants(round_, {node: replace(gone, work=work)})
+    return reassign_orphans(replace(job, round=round_))
+
+
+def reassign_orphans(job: Job) -> JobStep:
+    """Give orphaned shards to nodes that have no part in the round yet, and lost nodes that are
+    back.
+    """
+    round_ = job.round
+    if round_ is None or not round_.orphans or job.phase is not Phase.TRAINING:
+        return JobStep(job)
+    orphans = list(round_.orphans)
+    lease = job.next_lease
+    started: dict[NodeId, Participant] = {}
+    for node in _idle_nodes(job, round_):
+        if not orphans:
+            break
+        before = round_.participants.get(node)
+        own = before is not None and before.shard in orphans
+        shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
+        plan = _inherited_plan(round_, shard)
+        started[node] = Participant(job.members[node].slot, lease, shard, plan, job.at_ms)
+        lease += 1
+    round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
+    job = replace(job, round=round_, next_lease=lease)
+    return JobStep(job, tuple(assignment(job, node) for node in started))
+
+
+def _idle_nodes(job: Job, round_: Round) -> list[NodeId]:
+    """Nodes that may take an orphan over; resting ones only when nobody else is there at all."""
+    idle = [
+        node
+        for node in available_nodes(job)
+        if node not in round_.participants or round_.participants[node].work is WorkState.LOST
+    ]
+    awake = [node for node in idle if node not in round_.resting]
+    is_staffed = any(round_.counts.get(work) for work in (WorkState.PENDING, WorkState.RECEIVED))
+    return awake if awake or is_staffed else idle
+
+
+def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
+    """The plan of the participant that left the shard behind, without its forecast."""
+    plan = next(each.plan for each in round_.participants.values() if each.shard == shard)
+    return NodePlan(
+        inner_steps=plan.inner_steps,
+        codec=plan.codec,
+        forecast_ms=Milliseconds(0),
+        spread_ms=Milliseconds(0),
+        reason=f"H={plan.inner_steps}, {plan.codec}, taken over",
+        connections=plan.connections,
+        batch_size=plan.batch_size,
+    )
+
+
+class NodeHealth(NamedTuple):
+    """The band by which a node takes part in rounds."""
+
+    band: Band
+    reason: str
+    """Begins with the band: ``low: H=20, batch 10 of 32, ...``."""
+
+
+def node_health(job: Job, node: NodeId) -> NodeHealth | None:
+    """Health of the node in the job's newest round; None: no plan named it."""
+    round_ = job.round or job.closed
+    if round_ is None or round_.spec.strategy != "aware":
+        return None
+    if node in round_.resting:
+        return NodeHealth(Band.POOR, round_.resting[node])
+    participant = round_.participants.get(node)
+    if participant is None:
+        return None
+    return NodeHealth(participant.plan.band, participant.plan.reason)

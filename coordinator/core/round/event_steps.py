@@ -1,0 +1,412 @@
+"""The step of each event: of nodes, of users, payments and the clock, of evaluator and aggregation.
+
+Whether an event is legal was asked before (`transition`).
+"""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from coordinator.core.job import events
+from coordinator.core.job.commands import Command, EvaluateModel, ReleaseNode, WriteRecord
+from coordinator.core.job.state import (
+    ENDED,
+    Funding,
+    Job,
+    Member,
+    Model,
+    ModelScore,
+    Participant,
+    Phase,
+    Round,
+    Stream,
+    WorkState,
+)
+from coordinator.core.round.assignment import (
+    JobStep,
+    assignment,
+    cancellations,
+    deadline,
+    is_done,
+    reassign_orphans,
+    replace_participants,
+    return_samples,
+    shard_samples,
+    vacate_shard,
+)
+from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
+from hypergpu.ids import NodeId, Slot
+from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.entry import has_reached
+
+
+def add_node(job: Job, event: events.NodeJoined) -> JobStep:
+    """Give the node its slot, and work if there is some."""
+    before = job.members.get(event.node) or Member(Slot(len(job.members)))
+    member = replace(before, is_present=True, is_leaving=False)
+    job = replace(job, members={**job.members, event.node: member})
+    if job.phase is Phase.WAITING:
+        return open_round(job)
+    return close_if_due(reassign_orphans(job))
+
+
+def lose_node(job: Job, event: events.NodeLost) -> JobStep:
+    """Take the node's shard away; the round goes on without it."""
+    job = _remove_node(job, event.node)
+    if job.phase is Phase.WAITING:
+        return open_round(job)
+    if job.active_phase is not Phase.TRAINING:
+        return JobStep(job)
+    return close_if_due(vacate_shard(job, event.node, WorkState.LOST))
+
+
+def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
+    """Let the node finish its current work, and no more."""
+    if job.round is not None and event.node in job.round.pending:
+        member = replace(job.members[event.node], is_leaving=True)
+        return JobStep(replace(job, members={**job.members, event.node: member}))
+    job = _remove_node(job, event.node)
+    job = open_round(job).job if job.phase is Phase.WAITING else job
+    return JobStep(job, (ReleaseNode(event.node, event.reason),))
+
+
+def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
+    """Count the update in; it enters the mean when the round closes."""
+    round_ = job.open_round
+    participant = round_.participants[event.node]
+    samples = shard_samples(participant.shard.ranges)
+    update = replace(
+        event.update,
+        samples=samples,
+        inner_steps=participant.inner_steps,
+        codec=participant.codec,
+    )
+    took_ms = Milliseconds(max(1, event.at_ms - participant.assigned_at_ms))
+    participant = replace(participant, work=WorkState.RECEIVED, update=update, took_ms=took_ms)
+    member = replace(
+        job.members[event.node], last_accepted=update.blob.digest, accepted_lease=event.lease
+    )
+    tally = replace(
+        job.tally,
+        samples=Samples(job.tally.samples + samples),
+        bytes_up=Bytes(job.tally.bytes_up + update.blob.size_bytes),
+        updates_accepted=job.tally.updates_accepted + 1,
+    )
+    job = replace(
+        job,
+        round=replace_participants(round_, {event.node: participant}),
+        members={**job.members, event.node: member},
+        tally=tally,
+    )
+    return close_if_due(_release_if_leaving(job, event.node))
+
+
+def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
+    """Count a rejected update for the tables."""
+    rejected = job.tally.updates_refused + 1
+    return JobStep(replace(job, tally=replace(job.tally, updates_refused=rejected)))
+
+
+def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
+    """Give the shard to another node; a holder that stays gets none in this round.
+
+    One that leaves is lost to the round like any other, and may take part again once it is back.
+    """
+    work = WorkState.LOST if job.members[event.node].is_leaving else WorkState.HANDED_BACK
+    step = _release_if_leaving(_note_memory(job, event), event.node)
+    vacancy = vacate_shard(step.job, event.node, work)
+    return close_if_due(JobStep(vacancy.job, (*step.commands, *vacancy.commands)))
+
+
+def _note_memory(job: Job, event: events.ShardHandedBack) -> Job:
+    """The job with the participant's lack of memory, by which the next plan chooses its batch."""
+    if job.round is None or not event.is_out_of_memory:
+        return job
+    participant = replace(job.round.participants[event.node], is_out_of_memory=True)
+    return replace(job, round=replace_participants(job.round, {event.node: participant}))
+
+
+def _release_if_leaving(job: Job, node: NodeId) -> JobStep:
+    if not job.members[node].is_leaving:
+        return JobStep(job)
+    return JobStep(_remove_node(job, node), (ReleaseNode(node, "it has finished its work"),))
+
+
+def _remove_node(job: Job, node: NodeId) -> Job:
+    """The job with ``node`` no longer present."""
+    member = replace(job.members[node], is_present=False, is_leaving=False)
+    return replace(job, members={**job.members, node: member})
+
+
+def note_deadline(job: Job, _event: events.DeadlineReached) -> JobStep:
+    """From here on a quorum is enough."""
+    return close_if_due(JobStep(replace(job, round=replace(job.open_round, is_overdue=True))))
+
+
+def pause_job(job: Job, event: events.JobPaused) -> JobStep:
+    """Take pending work back; keep everything that was accepted."""
+    is_training = job.phase is Phase.TRAINING
+    cancelled = cancellations(job.open_round, "the job was paused") if is_training else ()
+    job = replace(
+        job,
+        phase=Phase.PAUSED,
+        resume_to=job.phase,
+        paused_at_ms=job.at_ms,
+        reason=event.reason or "paused by its user",
+    )
+    return JobStep(job, cancelled)
+
+
+def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
+    """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
+    phase = job.active_phase
+    job = replace(job, phase=phase, resume_to=None, reason="resumed by its user")
+    if phase in (Phase.WAITING, Phase.PLANNING):
+        return open_round(job)
+    if phase is not Phase.TRAINING:
+        return JobStep(job)
+    job = _renew_leases(job, job.open_round)
+    again = (assignment(job, node) for node in job.open_round.pending)
+    renewed: tuple[Command, ...] = (*deadline(job), *again)
+    step = reassign_orphans(job)
+    return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
+
+
+def stop_job(job: Job, _event: events.JobStopped) -> JobStep:
+    """End the job with the model it has."""
+    return end_job(job, Phase.STOPPED, "the job was stopped", final_reason="stopped by its user")
+
+
+def change_parameters(job: Job, event: events.ParametersChanged) -> JobStep:
+    """Let the next round take the new settings over."""
+    return JobStep(replace(job, next_spec=event.spec))
+
+
+def change_funding(job: Job, event: events.FundingChanged) -> JobStep:
+    """Keep what is funded; a job that waits looks again whether a round may open."""
+    job = replace(job, funding=Funding(event.funded_samples, event.reason))
+    return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
+
+
+def _renew_leases(job: Job, round_: Round) -> Job:
+    """Fresh leases for pending participants, and another chance for those who handed back."""
+    lease = job.next_lease
+    paused_ms = job.at_ms - job.paused_at_ms
+    again: dict[NodeId, Participant] = {}
+    orphans = list(round_.orphans)
+    for node, participant in round_.participants.items():
+        handed_back = participant.work is WorkState.HANDED_BACK and participant.shard in orphans
+        tries_again = handed_back and job.members[node].can_work
+        if participant.work is WorkState.PENDING or tries_again:
+            if tries_again:
+                orphans.remove(participant.shard)
+            assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
+            again[node] = replace(
+                participant, work=WorkState.PENDING, lease=lease, assigned_at_ms=assigned_at_ms
+            )
+            lease += 1
+    deadline_at_ms = round_.deadline_at_ms
+    if deadline_at_ms:
+        deadline_at_ms = Milliseconds(deadline_at_ms + paused_ms)
+    round_ = replace(round_, orphans=tuple(orphans), deadline_at_ms=deadline_at_ms)
+    return replace(job, round=replace_participants(round_, again), next_lease=lease)
+
+
+_UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
+_EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
+
+
+def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
+    """Take the first model over, or the first model made again after its bytes were lost."""
+    if job.lost_model:
+        return _restore_model(job, event.model)
+    streams = tuple(Stream(size) for size in event.partition_sizes)
+    job = replace(
+        job,
+        model=event.model,
+        layout=event.layout,
+        workload_version=event.workload_version,
+        streams=streams,
+    )
+    if job.phase is Phase.PAUSED:
+        return JobStep(replace(job, resume_to=Phase.WAITING))
+    return open_round(job)
+
+
+def fail_preparation(job: Job, event: events.PreparationFailed) -> JobStep:
+    """End the job: nothing can be trained."""
+    return end_job(job, Phase.FAILED, event.reason)
+
+
+def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
+    """Move on to the next model."""
+    if job.lost_model:
+        return _restore_model(job, event.model)
+    round_ = _mark_unreadable(job.open_round, event)
+    job = _refund_unreadable(job, round_, event)
+    job = replace(
+        job,
+        previous=job.model,
+        model=event.model,
+        closed=round_,
+        round=None,
+        spec=job.next_spec or job.spec,
+        next_spec=None,
+        tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
+    )
+    record = WriteRecord(_figures(job, round_, event))
+    evaluation = _evaluation(job, event.model)
+    job = evaluation.job
+    if is_done(job):
+        reason = "all rounds are done; the final model is being evaluated"
+        after = end_job(job, Phase.FINISHING, "all rounds are done", final_reason=reason)
+    elif job.phase is Phase.PAUSED:
+        after = JobStep(replace(job, resume_to=Phase.WAITING))
+    else:
+        after = open_round(job)
+    return JobStep(after.job, (record, *evaluation.commands, *after.commands))
+
+
+def remake_model(job: Job, event: events.ModelLost) -> JobStep:
+    """Make the current model again: the same updates on the same base give the same bits.
+
+    Without its base there is nothing left to make it of.
+    """
+    if job.lost_model:
+        reason = f"the model and the one before it are damaged: {event.reason}"
+        return end_job(job, Phase.FAILED, reason)
+    job = replace(job, lost_model=True, reason=f"the model is made again: {event.reason}")
+    return JobStep(job, (remake(job),))
+
+
+def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
+    """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
+    model = next(model for model in job.evaluating if model.round == event.round)
+    score = ModelScore(event.round, event.model, event.loss, event.metric, event.metric_name)
+    is_best = job.best is None or event.loss < job.best.loss
+    is_newest = job.score is None or event.round >= job.score.round
+    job = replace(
+        job,
+        evaluating=_due_evaluations(job, event.round),
+        score=score if is_newest else job.score,
+        best=score if is_best else job.best,
+        best_model=model if is_best else job.best_model,
+    )
+    if job.phase in _UNDER_WAY and not job.lost_model and _is_reached(job, event):
+        found = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
+        return end_job(job, Phase.FINISHED, f"the target is reached: {found}")
+    return _finish_if_due(job, event.round, "all rounds are done")
+
+
+def _is_reached(job: Job, event: events.EvaluationReady) -> bool:
+    return has_reached(job.spec.evaluation.target, event.metric, name=event.metric_name)
+
+
+def skip_score(job: Job, event: events.EvaluationFailed) -> JobStep:
+    """Go on without the score."""
+    job = replace(job, evaluating=_due_evaluations(job, event.round))
+    return _finish_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
+
+
+def _due_evaluations(job: Job, round_number: int) -> tuple[Model, ...]:
+    return tuple(model for model in job.evaluating if model.round != round_number)
+
+
+def _finish_if_due(job: Job, round_number: int, reason: str) -> JobStep:
+    is_last = job.model is not None and job.model.round == round_number
+    if job.phase is Phase.FINISHING and is_last:
+        return JobStep(replace(job, phase=Phase.FINISHED, reason=reason))
+    return JobStep(job)
+
+
+def _evaluation(job: Job, model: Model) -> JobStep:
+    is_last = is_done(job)
+    is_due = is_last or model.round % job.spec.evaluation.every == 0
+    if not is_due or (len(job.evaluating) >= _EVALUATIONS_WAITING and not is_last):
+        return JobStep(job)
+    job = replace(job, evaluating=(*job.evaluating, model))
+    return JobStep(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
+
+
+def _restore_model(job: Job, model: Model) -> JobStep:
+    if job.model is None or model.blob.digest != job.model.blob.digest:
+        reason = "the damaged model could not be made again bit for bit"
+        return end_job(job, Phase.FAILED, reason)
+    job = replace(job, lost_model=False, reason="the damaged model was made again")
+    if job.phase is Phase.WAITING:
+        return open_round(job)
+    step = close_if_due(JobStep(job))
+    is_closed = job.phase is Phase.TRAINING and step.job.phase is Phase.AGGREGATING
+    return JobStep(step.job, step.commands if is_closed else outstanding(step.job))
+
+
+def _mark_unreadable(round_: Round, event: events.AggregateReady) -> Round:
+    """The closed round with the updates that were unreadable on disk marked as such."""
+    refused = {
+        node: replace(round_.participants[node], work=WorkState.UNREADABLE)
+        for node, _ in event.omitted
+    }
+    return replace(replace_participants(round_, refused), agreement=event.agreement)
+
+
+def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) -> Job:
+    """Put the samples of unreadable updates back, and forget that they were accepted."""
+    members, streams, tally = dict(job.members), list(job.streams), job.tally
+    for node, _reason in event.omitted:
+        participant = round_.participants[node]
+        return_samples(streams, participant.shard.partition, participant.shard.ranges)
+        members[node] = replace(members[node], last_accepted=None)
+        samples = participant.update.samples if participant.update else 0
+        tally = replace(
+            tally,
+            samples=Samples(tally.samples - samples),
+            updates_accepted=tally.updates_accepted - 1,
+            updates_refused=tally.updates_refused + 1,
+        )
+    return replace(job, members=members, streams=tuple(streams), tally=tally)
+
+
+def _figures(job: Job, round_: Round, event: events.AggregateReady) -> events.RoundRecorded:
+    updates = [update for _, _, update in round_.accepted_updates]
+    samples = sum(update.samples for update in updates)
+    duration_ms = max(1, job.at_ms - round_.opened_at_ms)
+    losses = [
+        (update.loss_last, update.samples) for update in updates if update.loss_last is not None
+    ]
+    weight = sum(count for _, count in losses)
+    return events.RoundRecorded(
+        at_ms=job.at_ms,
+        round=round_.number,
+        participants=len(round_.participants),
+        updates=len(updates),
+        samples=Samples(samples),
+        bytes_up=Bytes(sum(update.blob.size_bytes for update in updates)),
+        bytes_down=event.bytes_down,
+        duration_ms=Milliseconds(duration_ms),
+        loss=sum(loss * count for loss, count in losses) / weight if weight else None,
+        samples_per_s=samples * 1000 / duration_ms,
+        reason=job.reason,
+        inner_steps=round_.inner_steps,
+        codecs=dict(Counter(part.codec for part in round_.participants.values())),
+        resting=len(round_.resting),
+        forecast_error=_forecast_error(round_),
+    )
+
+
+def _forecast_error(round_: Round) -> float | None:
+    errors = [
+        abs(part.plan.forecast_ms - took_ms) / took_ms
+        for part in round_.participants.values()
+        if part.plan.forecast_ms and (took_ms := _least_ms(round_, part))
+    ]
+    return sum(errors) / len(errors) if errors else None
+
+
+def _least_ms(round_: Round, part: Participant) -> int:
+    """Time that a participant took, or for one that was cut the least that it would have taken, if
+    that is beyond its forecast; 0: not known.
+    """
+    if part.work is not WorkState.CUT:
+        return part.took_ms
+    least_ms = round_.deadline_at_ms - part.assigned_at_ms
+    return least_ms if least_ms > part.plan.forecast_ms else 0

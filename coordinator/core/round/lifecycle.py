@@ -1,0 +1,376 @@
+"""Opens rounds, closes them, weighs their updates, and ends jobs.
+
+Also the commands still to be performed for a job: with them a restarted coordinator goes on.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.job.commands import (
+    Aggregate,
+    Command,
+    EvaluateModel,
+    FoldedUpdate,
+    InitialiseModel,
+    PlanRound,
+    ReleaseNode,
+)
+from coordinator.core.job.state import Job, Model, Participant, Phase, Round, WorkState
+from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.plan.node_work import prefetch_limit
+from coordinator.core.plan.participation import LEAST_MS
+from coordinator.core.quality import judging_commands
+from coordinator.core.round.assignment import (
+    JobStep,
+    assignment,
+    available_nodes,
+    cancellations,
+    deadline,
+    deal_shards,
+    nodes_needed,
+    plan_request,
+    replace_participants,
+    return_samples,
+)
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import SPARSE_SCHEMES
+from hypergpu.units import Milliseconds, Samples
+
+
+def open_round(job: Job) -> JobStep:
+    """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
+    number = job.newest_model.round
+    job = replace(job, spec=job.next_spec or job.spec, next_spec=None, round=None)
+    nodes, needed = available_nodes(job), nodes_needed(job)
+    if len(nodes) < needed:
+        reason = f"{len(nodes)} of {needed} nodes are here"
+        return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
+    if job.lost_model:
+        return JobStep(replace(job, phase=Phase.WAITING))
+    if job.spec.strategy == "aware":
+        job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
+        return JobStep(job, (PlanRound(plan_request(job)),))
+    return _begin_round(job, _stated_plan(job, nodes))
+
+
+def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
+    """Open the round as planned, without the nodes that have gone since; if all have, plan again.
+
+    A node that came since has no part in it, like any other that comes while a round is open.
+    """
+    available = available_nodes(job)
+    nodes = {node: plan.nodes[node] for node in available if node in plan.nodes}
+    if not nodes or len(available) < nodes_needed(job) or job.lost_model:
+        return open_round(job)
+    return _begin_round(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
+
+
+def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
+    """Give every node of the plan its shard under a fresh lease, if the round is funded."""
+    if why := _funding_gap(job, plan):
+        return JobStep(replace(job, phase=Phase.WAITING, reason=why))
+    total_samples = _total_samples(job, plan.round, len(plan.nodes))
+    deal = deal_shards(job, plan, total_samples)
+    participants = {
+        node: Participant(
+            slot=job.members[node].slot,
+            lease=lease,
+            shard=deal.shards[node],
+            plan=part,
+            assigned_at_ms=job.at_ms,
+            prefetched=deal.prefetched.get(node),
+        )
+        for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
+    }
+    round_ = Round(
+        number=plan.round,
+        spec=job.spec,
+        base_samples=job.tally.samples,
+        total_samples=total_samples,
+        opened_at_ms=job.at_ms,
+        participants=participants,
+        counts={WorkState.PENDING: len(participants)},
+        inner_steps=plan.memory.inner_steps,
+        down=plan.down,
+        is_sparse=plan.is_sparse,
+        resting=plan.resting,
+        deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
+    )
+    job = replace(
+        job,
+        phase=Phase.TRAINING,
+        reason=f"round {plan.round}: {plan.reason or f'{len(participants)} taking part'}",
+        round=round_,
+        members=deal.members,
+        streams=deal.streams,
+        next_lease=job.next_lease + len(participants),
+    )
+    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in participants)))
+
+
+def _funding_gap(job: Job, plan: RoundPlan) -> str:
+    """Why the job's funding does not cover the round; empty if it does."""
+    funding = job.funding
+    if funding is None or funding.funded_samples is None:
+        return ""
+    batch = job.spec.training.batch_size
+    samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
+    left = max(0, funding.funded_samples - job.tally.samples)
+    if samples <= left:
+        return ""
+    why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
+    return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
+
+
+def _stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
+    """The round as the job file has it, the same for every node, whatever was measured."""
+    spec, steps = job.spec, job.spec.training.inner_steps
+    each = NodePlan(
+        inner_steps=steps,
+        codec=spec.codec.up,
+        forecast_ms=Milliseconds(0),
+        spread_ms=Milliseconds(0),
+        reason=f"H={steps}, {spec.codec.up}",
+        connections=spec.round.connections,
+        prefetch_steps=prefetch_limit(spec, steps),
+    )
+    is_sparse = spec.codec.up in SPARSE_SCHEMES
+    return RoundPlan(
+        round=job.newest_model.round,
+        nodes=dict.fromkeys(nodes, each),
+        resting={},
+        deadline_ms=Milliseconds(spec.round.deadline_ms),
+        down=spec.codec.down,
+        is_sparse=is_sparse,
+        memory=PlanMemory(steps, 0, is_sparse),
+        reason="",
+    )
+
+
+def _total_samples(job: Job, number: int, participants: int) -> Samples:
+    """Where schedules end: samples of the past, and of the rounds to come if all are like this."""
+    training = job.spec.training
+    if job.spec.strategy == "aware":
+        return job.spec.stated_samples
+    per_round = training.inner_steps * training.batch_size * participants
+    return Samples(job.tally.samples + (training.rounds - number) * per_round)
+
+
+_CLAMP = 2.0
+"""Steps count as between half and twice the mean: a handful of Adam's first steps, scaled up as
+FedNova would, made jobs diverge.
+"""
+_SCALE_MOST = 1.25
+_WEIGHT_ONE = 1_000_000
+
+
+class UpdateWork(NamedTuple):
+    """The work behind an update."""
+
+    samples: Samples
+    inner_steps: int
+
+
+class Weights(NamedTuple):
+    """The outer step's pseudo-gradient is ``scale * weighted mean``."""
+
+    weights: dict[NodeId, int]
+    scale: float
+
+
+def update_weights(works: Mapping[NodeId, UpdateWork], sharding: str) -> Weights:
+    """Weigh updates by samples, or by inner steps where labels are skewed.
+
+    Where any node may train on any sample an update counts by its samples, whatever its batches.
+    Where labels are skewed it counts by its steps, and is first divided by them, so that the model
+    does not drift to where most steps were taken; the mean is scaled back (FedNova,
+    arXiv:2007.07481), within limits.
+
+    Args:
+        works: For each update that is folded, with at least one sample and one step.
+        sharding: ``iid`` or ``dirichlet``, as the job says.
+
+    Returns:
+        Weights of at least 1, and a factor in [1, 1.25] for the weighted mean.
+    """
+    if not works or sharding == "iid":
+        return Weights({node: int(work.samples) for node, work in works.items()}, 1.0)
+    all_steps = sum(work.inner_steps for work in works.values())
+    mean_steps = all_steps / len(works)
+    steps = {
+        node: min(_CLAMP * mean_steps, max(mean_steps / _CLAMP, work.inner_steps))
+        for node, work in works.items()
+    }
+    # D = (sum p a) * sum p Delta / a = (sum p a) (sum p / a) * mean of Delta weighted with p / a.
+    shares = {node: work.inner_steps / all_steps for node, work in works.items()}
+    effective = sum(shares[node] * steps[node] for node in shares)
+    scale = effective * sum(shares[node] / steps[node] for node in shares)
+    weights = {
+        node: max(1, round(_WEIGHT_ONE * shares[node] * mean_steps / steps[node])) for node in works
+    }
+    return Weights(weights, min(_SCALE_MOST, max(1.0, scale)))
+
+
+_ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
+_QUORUM_TIMES = 4
+"""A round that was planned before any node was measured closes after so many times the time that
+its quorum took. All take as many steps in it: a node may be so many times slower than the median.
+"""
+
+
+def close_if_due(step: JobStep) -> JobStep:
+    """Close the round if its rule says so; otherwise leave it open.
+
+    It closes when no expected update is missing, or when its deadline has passed and a quorum is
+    there. A round without a single update never closes. One that was planned without a deadline,
+    since nothing was known of its nodes, has one as soon as its quorum is there.
+    """
+    job, round_ = step.job, step.job.round
+    if round_ is None or job.phase is not Phase.TRAINING or job.lost_model:
+        return step
+    received, pending = (
+        round_.counts.get(work, 0) for work in (WorkState.RECEIVED, WorkState.PENDING)
+    )
+    # A lost node counts only as long as nobody has taken its shard over.
+    assigned = received + pending + len(round_.orphans)
+    quorum = max(1, ceil(round_.spec.round.quorum * assigned - _ROUNDING))
+    if not received:
+        is_stalled = not pending and round_.counts.get(WorkState.HANDED_BACK, 0) > 0
+        after = JobStep(_pause_stalled(job) if is_stalled else job)
+    elif not pending:
+        after = _close_round(
+            job, round_, f"every expected update is there ({received} of {assigned})"
+        )
+    elif received < quorum:
+        after = JobStep(job)
+    elif round_.is_overdue:
+        after = _close_round(
+            job,
+            round_,
+            f"deadline passed with a quorum ({received} of {assigned}, {quorum} needed)",
+        )
+    else:
+        after = _set_late_deadline(job, round_)
+    return JobStep(after.job, (*step.commands, *after.commands))
+
+
+def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> JobStep:
+    """Take all work back, let every node go, and move on to a last phase.
+
+    Args:
+        job: A job that has not ended.
+        phase: The phase that it moves to.
+        reason: What nodes are told.
+        final_reason: The job's reason, where it is another.
+    """
+    cancelled = cancellations(job.round, reason) if job.round is not None else ()
+    present = [node for node, member in job.members.items() if member.is_present]
+    members = {
+        node: replace(member, is_present=False, is_leaving=False)
+        for node, member in job.members.items()
+    }
+    job = replace(job, phase=phase, resume_to=None, reason=final_reason or reason, members=members)
+    return JobStep(job, (*cancelled, *(ReleaseNode(node, reason) for node in present)))
+
+
+def aggregate(round_: Round, base: Model) -> Aggregate:
+    """The command that makes the next model of ``base``: the same round gives the same one."""
+    weights, scale = _weights(round_)
+    return Aggregate(
+        round=round_.number,
+        base=base,
+        updates=tuple(
+            FoldedUpdate(node, participant.slot, update.blob, weights[node], update.codec)
+            for node, participant, update in round_.accepted_updates
+        ),
+        spec=round_.spec,
+        down=round_.down,
+        is_sparse=round_.is_sparse,
+        scale=scale,
+    )
+
+
+def _weights(round_: Round) -> Weights:
+    """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
+    updates = {node: update for node, _, update in round_.accepted_updates}
+    if round_.spec.strategy != "aware":
+        return Weights({node: update.samples for node, update in updates.items()}, 1.0)
+    done = {
+        node: UpdateWork(update.samples, update.inner_steps) for node, update in updates.items()
+    }
+    return update_weights(done, round_.spec.data.sharding)
+
+
+def _set_late_deadline(job: Job, round_: Round) -> JobStep:
+    """Give the round a deadline if its plan could not: a node that hangs does so for ever."""
+    if round_.spec.strategy != "aware" or round_.deadline_at_ms:
+        return JobStep(job)
+    took_ms = max(participant.took_ms for participant in round_.participants.values())
+    at_ms = Milliseconds(job.at_ms + max(LEAST_MS, (_QUORUM_TIMES - 1) * took_ms))
+    job = replace(job, round=replace(round_, deadline_at_ms=at_ms))
+    return JobStep(job, deadline(job))
+
+
+def _pause_stalled(job: Job) -> Job:
+    """All available nodes gave their shards back: trying again at once would only repeat it."""
+    if not available_nodes(job):
+        return job
+    return replace(
+        job,
+        phase=Phase.PAUSED,
+        resume_to=Phase.TRAINING,
+        paused_at_ms=job.at_ms,
+        reason="every participant handed its shard back; see the nodes' reasons",
+    )
+
+
+def _close_round(job: Job, round_: Round, why: str) -> JobStep:
+    """Cut pending participants, put shards without an update back, and aggregate the rest."""
+    reason = f"round {round_.number} closed: {why}"
+    cut: dict[NodeId, Participant] = {
+        node: replace(participant, work=WorkState.CUT)
+        for node, participant in round_.pending.items()
+    }
+    streams = list(job.streams)
+    for shard in (*(participant.shard for participant in cut.values()), *round_.orphans):
+        return_samples(streams, shard.partition, shard.ranges)
+    closed = replace_participants(replace(round_, orphans=()), cut)
+    job = replace(job, phase=Phase.AGGREGATING, reason=reason, round=closed, streams=tuple(streams))
+    return JobStep(job, (*cancellations(round_, reason), aggregate(closed, job.newest_model)))
+
+
+def outstanding(job: Job) -> tuple[Command, ...]:
+    """Commands whose answers the job still waits for.
+
+    Performing them again is safe: they are keyed by round and node, and the same state gives the
+    same commands. While the current model is damaged nothing else can be done than to make it
+    again.
+    """
+    if job.lost_model:
+        return (remake(job),)
+    evaluations = (
+        EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
+    )
+    return (*_phase_commands(job), *evaluations, *judging_commands(job))
+
+
+def remake(job: Job) -> Command:
+    """The command that makes a lost current model again from the model and updates before it."""
+    if job.previous is None or job.closed is None:
+        return InitialiseModel(job.job_id, job.spec, job.manifest)
+    return aggregate(job.closed, job.previous)
+
+
+def _phase_commands(job: Job) -> tuple[Command, ...]:
+    if job.active_phase is Phase.PREPARING:
+        return (InitialiseModel(job.job_id, job.spec, job.manifest),)
+    if job.active_phase is Phase.AGGREGATING:
+        return (aggregate(job.open_round, job.newest_model),)
+    if job.phase is Phase.PLANNING:
+        return (PlanRound(plan_request(job)),)
+    if job.phase is Phase.TRAINING:
+        return (*deadline(job), *(assignment(job, node) for node in job.open_round.pending))
+    return ()

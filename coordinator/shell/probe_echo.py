@@ -1,0 +1,127 @@
+"""The UDP port that sends probe datagrams back to where they came from, if they bear a good token.
+Tokens are keyed hashes: nothing is stored for them. Nothing larger than what came is sent.
+"""
+
+import asyncio
+import hmac
+import secrets
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import structlog
+from blake3 import blake3
+
+from coordinator.shell.identity.rate import Rate, RateLimiter
+from hypergpu.ids import NodeId
+from hypergpu.process.clock import monotonic_ms
+from hypergpu.units import Milliseconds
+from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES
+
+LIFE_MS = 600_000
+RENEWAL_MS = LIFE_MS // 2
+"""A stream that lasts gets a fresh token this often."""
+_KEY_BYTES = 32
+_VERSION = 1
+_NODE_BYTES = 20
+_CLAIM = struct.Struct(f">B{_NODE_BYTES}sQ")
+_CODE_BYTES = TOKEN_BYTES - _CLAIM.size
+
+
+class ProbeTokens:
+    """Makes tokens and recognises them."""
+
+    def __init__(self, secret: bytes = b"") -> None:
+        """``secret``: 32 bytes; fresh ones unless given."""
+        self._secret = secret or secrets.token_bytes(_KEY_BYTES)
+
+    def token(self, node: NodeId, now_ms: Milliseconds) -> bytes:
+        """A token for a node, good for ten minutes of monotonic time."""
+        claim = _CLAIM.pack(_VERSION, bytes.fromhex(node.removeprefix("0x")), now_ms + LIFE_MS)
+        return claim + self._code(claim)
+
+    def bearer(self, token: bytes, now_ms: Milliseconds) -> NodeId | None:
+        """Node that holds the token; None when it is not ours, was altered or has expired."""
+        claim, code = token[: _CLAIM.size], token[_CLAIM.size :]
+        if len(code) != _CODE_BYTES:
+            return None
+        version, node, expires_ms = _CLAIM.unpack(claim)
+        if version != _VERSION or expires_ms <= now_ms:
+            return None
+        if not hmac.compare_digest(code, self._code(claim)):
+            return None
+        return NodeId(f"0x{node.hex()}")
+
+    def _code(self, claim: bytes) -> bytes:
+        return blake3(claim, key=self._secret).digest(length=_CODE_BYTES)
+
+
+log = structlog.get_logger()
+
+RATE = Rate(burst=60, interval_ms=Milliseconds(100))
+"""Limit per node: three trains at once, then ten packets a second, five times what it may need."""
+Peer = tuple[str | Any, int]
+
+
+class EchoCount(NamedTuple):
+    """Datagrams since the start, by what became of them."""
+
+    echoed: int
+    unauthorised: int
+    """Datagrams of another size, or without a good token of a connected node."""
+    throttled: int
+    """Datagrams beyond the rate."""
+
+
+class ProbeEcho(asyncio.DatagramProtocol):
+    """One UDP port."""
+
+    def __init__(self, tokens: ProbeTokens, is_connected: Callable[[NodeId], bool]) -> None:
+        self._tokens = tokens
+        self._is_connected = is_connected
+        self._limiter = RateLimiter(RATE)
+        self._transport: asyncio.DatagramTransport | None = None
+        self.count = EchoCount(0, 0, 0)
+        self.port = 0
+        """0 while there is none."""
+
+    async def open(self, host: str, port: int) -> None:
+        """Bind a port. Without it losses are only guessed, which is no reason not to serve."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_datagram_endpoint(
+                lambda: self, local_addr=(host.strip("[]"), port)
+            )
+        except OSError as broken:
+            log.warning("no UDP port to measure losses by", port=port, reason=str(broken))
+            return
+        self._transport = transport
+        self.port = int(transport.get_extra_info("sockname")[1])
+
+    def token(self, node: NodeId) -> bytes:
+        """Token that the node's datagrams begin with; empty when there is no port for them."""
+        return self._tokens.token(node, monotonic_ms()) if self.port else b""
+
+    def close(self) -> None:
+        """Give the port back."""
+        if self._transport is not None:
+            self._transport.close()
+        self.port = 0
+
+    def datagram_received(self, payload: bytes, addr: Peer) -> None:
+        """Send it back or drop it."""
+        now_ms = monotonic_ms()
+        node = None
+        if len(payload) == DATAGRAM_BYTES:
+            node = self._tokens.bearer(payload[:TOKEN_BYTES], now_ms)
+        if node is None or not self._is_connected(node):
+            self.count = self.count._replace(unauthorised=self.count.unauthorised + 1)
+        elif not self._limiter.take(node, now_ms):
+            self.count = self.count._replace(throttled=self.count.throttled + 1)
+        elif self._transport is not None:
+            self.count = self.count._replace(echoed=self.count.echoed + 1)
+            self._transport.sendto(payload, addr)
+
+    def forget(self, node: NodeId) -> None:
+        """Drop the rate of a node whose stream ended; its tokens are void until it is back."""
+        self._limiter.forget(node)

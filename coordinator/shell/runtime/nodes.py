@@ -1,0 +1,455 @@
+"""Nodes as this process sees them: known or revoked, connected, and the readings of their lines and
+speeds. Readings steer plans and tables; neither weight nor pay rests on them.
+"""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from coordinator.core.measure.observations import add_observation
+from coordinator.core.measure.reading import (
+    Estimate,
+    Finish,
+    NodeReading,
+    Observation,
+    Presence,
+    StepTime,
+    TransferDirection,
+    TransferTime,
+    UpdateVerdict,
+)
+from coordinator.shell.identity.rate import Rate, RateLimiter
+from coordinator.shell.journal.journal import Registry
+from coordinator.shell.journal.records import NodeRecord, UpdateCount
+from coordinator.shell.translate import Capabilities, NodeProgress, observations
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId
+from hypergpu.process.clock import monotonic_ms, monotonic_us
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.bulk import GoodputMeter
+from hypergpu.wire.tcp_connections import congestion_control_on
+
+
+class KnownNodes:
+    """Admits nodes and turns revoked ones away. `check` is memory only, the rest blocks."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._revoked = {one.node: one.is_revoked for one in registry.nodes()}
+
+    def check(self, node: NodeId) -> None:
+        """Reject a node that never joined or was revoked, whatever certificate it shows.
+
+        Raises:
+            HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
+        """
+        # One look-up in a dictionary needs no lock, and must not wait for a join's transaction.
+        is_revoked = self._revoked.get(node)
+        if is_revoked is None:
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+        if is_revoked:
+            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
+
+    def check_not_revoked(self, node: NodeId) -> None:
+        """Reject a node that was revoked; one that joins for the first time passes.
+
+        Raises:
+            HyperGPUError: NODE_REVOKED.
+        """
+        if self._revoked.get(node, False):
+            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
+
+    def admit(self, record: NodeRecord) -> None:
+        """Remember a node that joined."""
+        with self._lock:
+            self._registry.record_node(record)
+            self._revoked.setdefault(record.node, record.is_revoked)
+
+    def revoke(self, node: NodeId) -> None:
+        """Turn a node away from now on; certificates that it holds are void.
+
+        Raises:
+            HyperGPUError: NODE_UNKNOWN.
+        """
+        self._set(node, is_revoked=True)
+
+    def readmit(self, node: NodeId) -> None:
+        """Take a revocation back.
+
+        Raises:
+            HyperGPUError: NODE_UNKNOWN.
+        """
+        self._set(node, is_revoked=False)
+
+    def _set(self, node: NodeId, *, is_revoked: bool) -> None:
+        with self._lock:
+            if not self._registry.set_revoked(node, is_revoked=is_revoked):
+                raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
+            self._revoked[node] = is_revoked
+
+
+_OUTBOX_MESSAGES = 256
+
+
+class ControlStream:
+    """A node's control stream."""
+
+    def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
+        self.node = node
+        self.capabilities = capabilities
+        self.software = software
+        self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
+
+    def send(self, message: node_pb2.ControlResponse) -> None:
+        """Queue a message; a node that takes none in is cut off, and told again when it is back."""
+        if self.outbox.qsize() >= _OUTBOX_MESSAGES:
+            self.close()
+        else:
+            self.outbox.put_nowait(message)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the node is slow to take messages in: bulk has to wait."""
+        return self.outbox.qsize() >= _OUTBOX_MESSAGES // 2
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        self.outbox.put_nowait(None)
+
+
+class ConnectedNodes:
+    """Every node that is connected or may come back."""
+
+    def __init__(self) -> None:
+        self.streams: dict[NodeId, ControlStream] = {}
+        self.progress: dict[NodeId, NodeProgress] = {}
+        self._heard_ms: dict[NodeId, Milliseconds] = {}
+        self._draining: dict[NodeId, str] = {}
+        self._names: dict[NodeId, str] = {}
+        self.counts: dict[NodeId, UpdateCount] = {}
+        """Updates that the journal does not know of yet."""
+
+    def connect(self, stream: ControlStream) -> None:
+        """A node opened its control stream. An older stream of the same node ends."""
+        before = self.streams.get(stream.node)
+        if before is not None:
+            before.close()
+        self.streams[stream.node] = stream
+        self._names[stream.node] = stream.capabilities.name
+        self._draining.pop(stream.node, None)
+        self.mark_heard(stream.node)
+
+    def disconnect(self, stream: ControlStream) -> None:
+        """A stream ended. Its node is not lost yet: it may dial in again."""
+        if self.streams.get(stream.node) is stream:
+            del self.streams[stream.node]
+
+    def mark_heard(self, node: NodeId) -> None:
+        """Note a contact with the node."""
+        self._heard_ms[node] = monotonic_ms()
+
+    def expect(self, nodes: Iterable[NodeId], grace_ms: Milliseconds) -> None:
+        """After a restart: these nodes may be silent for ``grace_ms`` longer than others."""
+        for node in nodes:
+            self._heard_ms.setdefault(node, Milliseconds(monotonic_ms() + grace_ms))
+
+    def silent_ms(self, node: NodeId) -> Milliseconds | None:
+        """Time since the last contact; None when this process never heard of the node."""
+        heard_ms = self._heard_ms.get(node)
+        return None if heard_ms is None else Milliseconds(max(0, monotonic_ms() - heard_ms))
+
+    def overdue(self, limit_ms: Milliseconds) -> tuple[NodeId, ...]:
+        """Nodes that are silent for more than ``limit_ms``, the longest silent first."""
+        now_ms = monotonic_ms()
+        silent = [
+            (heard_ms, node)
+            for node, heard_ms in self._heard_ms.items()
+            if now_ms - heard_ms > limit_ms
+        ]
+        return tuple(node for _, node in sorted(silent))
+
+    def forget(self, node: NodeId) -> None:
+        """The node is lost or has left."""
+        stream = self.streams.pop(node, None)
+        if stream is not None:
+            stream.close()
+        for known in (self._heard_ms, self._draining, self._names, self.progress):
+            known.pop(node, None)
+
+    def drain(self, node: NodeId, reason: str) -> None:
+        """The node takes no further work."""
+        self._draining[node] = reason
+
+    def drain_reason(self, node: NodeId) -> str:
+        """Reason for which the node takes no further work; empty when it does."""
+        return self._draining.get(node, "")
+
+    @property
+    def at_work(self) -> int:
+        """How many nodes are connected and take work."""
+        return sum(node not in self._draining for node in self.streams)
+
+    def name_of(self, node: NodeId) -> str:
+        """Name that the node's owner gave it; empty before it dials in."""
+        return self._names.get(node, "")
+
+    def send(self, node: NodeId, message: node_pb2.ControlResponse) -> None:
+        """Send to a node if it is connected; what matters is sent again when it dials in."""
+        stream = self.streams.get(node)
+        if stream is not None:
+            stream.send(message)
+
+    def record_progress(self, node: NodeId, progress: NodeProgress) -> None:
+        """Keep the newest progress of a node."""
+        self.progress[node] = progress
+
+    def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
+        """Add to the node's counts, which the journal gets later."""
+        before = self.unstored_counts(node)
+        counts = UpdateCount(before.accepted + accepted, before.refused + refused)
+        self.counts[node] = counts
+        if not any(counts):
+            del self.counts[node]
+
+    def unstored_counts(self, node: NodeId) -> UpdateCount:
+        """Updates that the journal does not know of yet."""
+        return self.counts.get(node, UpdateCount())
+
+    def close(self) -> None:
+        """End every stream."""
+        for stream in self.streams.values():
+            stream.close()
+
+
+_PAUSE_US = 15_000_000
+"""Silence after which the rest is an upload of its own: a line that only stalls is slow."""
+AddBytes = Callable[[int], None]
+"""Counts so many bytes that arrived."""
+
+
+class UploadMeter:
+    """Meter of one node. Streams that overlap are stripes of one upload."""
+
+    def __init__(
+        self, report: Callable[[TransferTime], None], clock_us: Callable[[], int] = monotonic_us
+    ) -> None:
+        self._report = report
+        self._clock_us = clock_us
+        self._numbers = itertools.count()
+        self._open_streams = 0
+        self._most_streams = 0
+        self._arrivals = GoodputMeter()
+
+    @contextmanager
+    def stream(self) -> Iterator[AddBytes]:
+        """One stream of the upload; the last that ends reports the transfer."""
+        number = next(self._numbers)
+        self._open_streams += 1
+        self._most_streams = max(self._most_streams, self._open_streams)
+        try:
+            yield lambda size_bytes: self._add_piece(number, size_bytes)
+        finally:
+            self._open_streams -= 1
+            if self._open_streams == 0:
+                self._report_transfer()
+
+    def _add_piece(self, stream: int, size_bytes: int) -> None:
+        now_us, last_us = self._clock_us(), self._arrivals.last_us
+        if last_us is not None and now_us - last_us > _PAUSE_US:
+            self._report_transfer()
+        self._arrivals.add_piece(stream, size_bytes, now_us)
+
+    def _report_transfer(self) -> None:
+        found, connections = self._arrivals.transfer(), max(1, self._most_streams)
+        self._arrivals, self._most_streams = GoodputMeter(), self._open_streams
+        if found is None:
+            return
+        self._report(
+            TransferTime(
+                at_ms=monotonic_ms(),
+                direction=TransferDirection.UP,
+                size_bytes=found.size_bytes,
+                took_us=found.took_us,
+                connections=connections,
+            )
+        )
+
+
+REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
+"""Limit per node."""
+ABSENT_MAX = 4_096
+"""Absent nodes that are remembered; the one that has been away longest makes room."""
+_OWN_FIGURE_MS = 60_000
+"""Time after an upload measured here during which the node's own figures for uploads are ignored.
+"""
+_STEPS_MAX = 10_000_000
+_COMPUTE_MS_MAX = 30 * 86_400_000
+_SOCKETS_MS = 60_000
+"""Time between two reads of this process's own sockets."""
+
+
+class FinishedUpdate(NamedTuple):
+    """An accepted update with its timings."""
+
+    job_id: JobId
+    lease: int
+    inner_steps: float
+    """Counted in steps of the job's own batch."""
+    compute_ms: Milliseconds
+    forecast_ms: Milliseconds
+    """0: nothing was forecast."""
+    took_ms: Milliseconds
+
+
+class _NodeTelemetry:
+    """State of one node."""
+
+    def __init__(self) -> None:
+        self.reading = NodeReading()
+        self.newest_update: tuple[JobId, int] | None = None
+        """Job and lease of the newest accepted update, which a node may submit again."""
+        self.uploads: UploadMeter | None = None
+        self.upload_ms: Milliseconds | None = None
+        """Time of the newest upload measured here."""
+
+
+class Readings:
+    """Readings of all nodes. Times are this process's monotonic ones, unless stated otherwise."""
+
+    def __init__(self, node_port: int = 0) -> None:
+        self.node_port = node_port
+        """Port of the listener whose sockets carry models down."""
+        self._nodes: dict[NodeId, _NodeTelemetry] = {}
+        self._reports = RateLimiter(REPORTS)
+        self._absent: dict[NodeId, None] = {}
+        """Nodes in order of leaving."""
+        self._congestion_control = ""
+        self._sockets_ms: Milliseconds | None = None
+        self.dropped = 0
+        """Reports beyond the rate."""
+
+    def reading(self, node: NodeId) -> NodeReading:
+        """The node's reading; an empty one for an unknown node."""
+        known = self._nodes.get(node)
+        return NodeReading() if known is None else known.reading
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether the node was here since this process began."""
+        return node in self._nodes
+
+    def all(self) -> Iterable[NodeReading]:
+        """Readings of every node that is remembered."""
+        return [known.reading for known in self._nodes.values()]
+
+    def readings(self, nodes: Iterable[NodeId], now_ms: Milliseconds) -> dict[NodeId, NodeReading]:
+        """Readings of these nodes, in times of a clock that shows ``now_ms``, such as a job's."""
+        by_ms = now_ms - monotonic_ms()
+        return {node: _shift_clock(self.reading(node), by_ms) for node in nodes}
+
+    @property
+    def congestion_control(self) -> str:
+        """Congestion control of this process's sockets to nodes; empty when it is unknown."""
+        now_ms = monotonic_ms()
+        if self._sockets_ms is None or now_ms - self._sockets_ms >= _SOCKETS_MS:
+            self._sockets_ms = now_ms
+            self._congestion_control = congestion_control_on(self.node_port)
+        return self._congestion_control
+
+    def observe(self, node: NodeId, observation: Observation) -> None:
+        """Add one observation to the node's reading."""
+        known = self._node(node)
+        known.reading = add_observation(known.reading, observation)
+
+    def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
+        """Add a node's report of its own measurements."""
+        now_ms, known = monotonic_ms(), self._node(node)
+        if not self._reports.take(node, now_ms):
+            self.dropped += 1
+            return
+        has_own = known.upload_ms is not None and now_ms - known.upload_ms < _OWN_FIGURE_MS
+        for observation in observations(message, now_ms, own=self.congestion_control):
+            if not (has_own and _is_upload(observation)):
+                self.observe(node, observation)
+
+    def mark_present(self, node: NodeId) -> None:
+        """The node opened its control stream, or its worker is ready."""
+        self._absent.pop(node, None)
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True))
+
+    def mark_starting(self, node: NodeId) -> None:
+        """The node is present, and its worker is still starting."""
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True, is_starting=True))
+
+    def mark_absent(self, node: NodeId) -> None:
+        """The node's stream ended; its reading is kept in case it comes back."""
+        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=False))
+        known = self._nodes[node]
+        known.uploads = known.upload_ms = None
+        self._reports.forget(node)
+        self._absent.pop(node, None)
+        self._absent[node] = None
+        while len(self._absent) > ABSENT_MAX:
+            self.forget(next(iter(self._absent)))
+
+    def forget(self, node: NodeId) -> None:
+        """The node does not come back."""
+        self._nodes.pop(node, None)
+        self._absent.pop(node, None)
+
+    def upload_meter(self, node: NodeId) -> UploadMeter:
+        """Meter of the node's upload; stripes of one update share it."""
+        known = self._node(node)
+        if known.uploads is None:
+            known.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))
+        return known.uploads
+
+    def record_upload(self, node: NodeId, transfer: TransferTime) -> None:
+        """Add an upload that was measured here."""
+        self._node(node).upload_ms = transfer.at_ms
+        self.observe(node, transfer)
+
+    def record_accepted(self, node: NodeId, update: FinishedUpdate) -> None:
+        """Add the timings of an accepted update, once."""
+        known = self._node(node)
+        if known.newest_update == (update.job_id, update.lease):
+            return
+        known.newest_update = (update.job_id, update.lease)
+        now_ms = monotonic_ms()
+        self.observe(node, UpdateVerdict(at_ms=now_ms, is_accepted=True))
+        if update.inner_steps > 0 and update.compute_ms > 0:
+            steps = min(update.inner_steps, _STEPS_MAX)
+            took_ms = Milliseconds(min(update.compute_ms, _COMPUTE_MS_MAX))
+            self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
+        if update.forecast_ms > 0 and update.took_ms > 0:
+            self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))
+
+    def record_rejected(self, node: NodeId) -> None:
+        """An update was rejected for its content."""
+        self.observe(node, UpdateVerdict(at_ms=monotonic_ms(), is_accepted=False))
+
+    def _node(self, node: NodeId) -> _NodeTelemetry:
+        return self._nodes.setdefault(node, _NodeTelemetry())
+
+
+def _is_upload(observation: Observation) -> bool:
+    return isinstance(observation, TransferTime) and observation.direction is TransferDirection.UP
+
+
+def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:
+    """The same reading in times of another clock."""
+    moved: dict[str, Estimate | Milliseconds] = {}
+    for field in msgspec.structs.fields(reading):
+        value = getattr(reading, field.name)
+        if isinstance(value, Estimate):
+            at_ms = Milliseconds(value.at_ms + by_ms)
+            moved[field.name] = msgspec.structs.replace(value, at_ms=at_ms)
+        elif field.name.endswith("_at_ms"):
+            moved[field.name] = Milliseconds(value + by_ms)
+    return msgspec.structs.replace(reading, **moved)

@@ -1,0 +1,358 @@
+"""One wrapper around every method of a service: parses, admits by protocol, identity, revocation,
+role and rate, and turns a refusal into a status with its numbered reason.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import structlog
+from google.protobuf import any_pb2
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.identity.rate import GuessLimiter, Rate, RateLimiter
+from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.runtime.nodes import KnownNodes
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
+from hypergpu.keys.signature import is_node_id
+from hypergpu.process.clock import monotonic_ms, unix_s
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+from hypergpu.wire import protocol
+from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY, SOFTWARE
+from hypergpu.wire.token import Role, parse_authorization
+
+DOMAIN = "hypergpu"
+DETAILS_KEY = "grpc-status-details-bin"
+
+_CODES = {code.name: code for code in grpc.StatusCode}
+
+
+def rich_status(refusal: HyperGPUError) -> status_pb2.Status:
+    """The refusal as `google.rpc.Status` with an `ErrorInfo` of number, detail and fix."""
+    details = error_details_pb2.ErrorInfo(
+        reason=refusal.reason.name,
+        domain=DOMAIN,
+        metadata={
+            "number": str(refusal.reason.number),
+            "detail": refusal.detail,
+            "fix": refusal.fix,
+        },
+    )
+    packed = any_pb2.Any()
+    packed.Pack(details)
+    code = _CODES[refusal.reason.status]
+    return status_pb2.Status(code=code.value[0], message=str(refusal), details=[packed])
+
+
+async def abort(
+    context: "grpc.aio.ServicerContext[bytes, bytes]", refusal: HyperGPUError
+) -> NoReturn:
+    """End the call with the refusal."""
+    await context.abort(
+        _CODES[refusal.reason.status],
+        str(refusal),
+        trailing_metadata=((DETAILS_KEY, rich_status(refusal).SerializeToString()),),
+    )
+    raise AssertionError("abort always raises")
+
+
+ADMITTED_KEY = "hypergpu-admitted"
+log = structlog.get_logger()
+
+Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
+Parser = Callable[[bytes], Any]
+
+
+class Caller:
+    """Who calls, as far as the transport and the metadata tell."""
+
+    def __init__(self, context: Context, method: str) -> None:
+        self.method = method
+        self.peer: str = context.peer()
+        self.metadata = {
+            key: value for key, value in context.invocation_metadata() if isinstance(value, str)
+        }
+        names = context.auth_context().get("x509_common_name", ())
+        self.certificate_name = names[0].decode("ascii", "replace") if names else ""
+
+
+class Gate(Protocol):
+    """Decides who may call what."""
+
+    async def admit(self, caller: Caller) -> None:
+        """Return when the caller may go on.
+
+        Raises:
+            HyperGPUError: it may not.
+        """
+
+
+class Requests:
+    """A client's stream, each message with a deadline of its own."""
+
+    def __init__(self, context: Context, parse: Parser) -> None:
+        self._context = context
+        self._parse = parse
+
+    async def next(self, timeout_ms: int) -> Any | None:
+        """The next message; None when the client has no more.
+
+        Raises:
+            HyperGPUError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
+        """
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                raw = await self._context.read()
+        except TimeoutError:
+            raise HyperGPUError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
+        return None if raw is grpc.aio.EOF else self._parse(raw)
+
+    async def admit(self) -> None:
+        """Tell the client to go on after its header, by initial metadata.
+
+        A client that waits for it sends no bulk in vain and loses no refusal to a failed write.
+        """
+        await self._context.send_initial_metadata(((ADMITTED_KEY, "1"),))
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Read what the client still sends, so that it gets to see the refusal that follows."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while await self._context.read() is not grpc.aio.EOF:
+                    pass
+        except TimeoutError:
+            return
+
+
+def generic_handler(
+    service: ServiceDescriptor,
+    servicer: object,
+    gate: Gate,
+    *,
+    methods: frozenset[str] | None = None,
+    parsers: Mapping[str, Parser] | None = None,
+) -> grpc.GenericRpcHandler:
+    """Serve a service's methods by the servicer's methods of the same name in snake case.
+
+    Args:
+        service: Descriptor from the generated module.
+        servicer: Has ``async def name(request, caller)``; the first argument is `Requests` when the
+            client streams; an async generator when the server streams, of messages or of their
+            bytes.
+        gate: Asked before each call.
+        methods: Only these of the service; all when None.
+        parsers: Instead of protobuf's, by method.
+    """
+    handlers = {}
+    for method in service.methods:
+        if methods is not None and method.name not in methods:
+            continue
+        parse = (parsers or {}).get(method.name) or parser(GetMessageClass(method.input_type))
+        handlers[method.name] = _handler(
+            method, getattr(servicer, _snake(method.name)), parse, gate
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+def parser(message: type[Message]) -> Parser:
+    """Parse with protobuf; what does not parse is refused."""
+
+    def parse(raw: bytes) -> Message:
+        try:
+            return message.FromString(raw)
+        except DecodeError:
+            name = message.DESCRIPTOR.name
+            raise HyperGPUError(Reason.REQUEST_INVALID, f"the bytes are no {name}") from None
+
+    return parse
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+
+
+def _handler(method: MethodDescriptor, act: Callable[..., Any], parse: Parser, gate: Gate) -> Any:
+    name = f"{method.containing_service.name}.{method.name}"
+
+    def argument(raw: Any, context: Context) -> Any:
+        return Requests(context, parse) if method.client_streaming else parse(raw)
+
+    if not method.server_streaming:
+        answer = answering(name, act, gate, argument)
+        if method.client_streaming:
+            return grpc.stream_unary_rpc_method_handler(answer)
+        return grpc.unary_unary_rpc_method_handler(answer)
+    stream = streaming(name, act, gate, argument)
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.unary_stream_rpc_method_handler(stream)
+
+
+Argument = Callable[[Any, Context], Any]
+
+
+def answering(
+    name: str, act: Callable[..., Awaitable[Message]], gate: Gate, argument: Argument
+) -> Callable[[Any, Context], Awaitable[bytes]]:
+    """Serve one answer a call, for callers whom the gate admits."""
+
+    async def behaviour(raw: Any, context: Context) -> bytes:
+        try:
+            caller = Caller(context, name)
+            await gate.admit(caller)
+            answer = await act(argument(raw, context), caller)
+            return answer.SerializeToString()
+        except HyperGPUError as error:
+            return await abort(context, error)
+        except Exception as error:  # noqa: BLE001  a call that breaks ends alone, and is logged once
+            return await _report_broken(context, name, error)
+
+    return behaviour
+
+
+def streaming(
+    name: str, act: Callable[..., AsyncIterator[Message | bytes]], gate: Gate, argument: Argument
+) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+    """Serve a stream of answers a call, for callers whom the gate admits."""
+
+    async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
+        try:
+            caller = Caller(context, name)
+            await gate.admit(caller)
+            async for answer in act(argument(raw, context), caller):
+                yield answer if isinstance(answer, bytes) else answer.SerializeToString()
+                failpoint("serve.chunk")
+        except HyperGPUError as error:
+            await abort(context, error)
+        except Exception as error:  # noqa: BLE001  as above
+            await _report_broken(context, name, error)
+
+    return behaviour
+
+
+async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    log.error("a call broke", method=name, exc_info=error)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{name} broke: see the coordinator's log")
+    raise AssertionError("abort always raises")
+
+
+def version_message() -> node_pb2.Version:
+    """What this coordinator speaks."""
+    return node_pb2.Version(protocol=PROTOCOL, software=SOFTWARE)
+
+
+def reject_other_version(theirs: node_pb2.Version) -> None:
+    """Reject a peer of another protocol.
+
+    Raises:
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    reject_other_protocol(theirs.protocol, theirs.software or "it")
+
+
+def reject_other_protocol(theirs: int, who: str) -> None:
+    """As `reject_other_version`, for a bare number."""
+    there, here = "on that machine", "where the coordinator runs"
+    protocol.refuse_other_protocol(theirs, who, there=there, here=here)
+
+
+NODE_KEY = "hypergpu-node"
+"""Metadata that names the node when there is no TLS, which is on loopback only."""
+_USERS = frozenset({Role.USER, Role.OPERATOR})
+_OPERATORS = frozenset({Role.OPERATOR})
+_HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
+"""Update headers of one node: each may cost a row in the journal."""
+
+
+class OpenGate:
+    """Admits everybody: for the health service."""
+
+    async def admit(self, caller: Caller) -> None:
+        return
+
+
+class JoinGate:
+    """Admits whoever speaks our protocol; the join itself judges the token."""
+
+    async def admit(self, caller: Caller) -> None:
+        reject_other_caller(caller)
+
+
+class TokenGate:
+    """Admits holders of a user's or an operator's token."""
+
+    def __init__(self, tokens: IssuedTokens, guesses: GuessLimiter, *, for_operators: bool) -> None:
+        self._tokens = tokens
+        self._guesses = guesses
+        self._roles = _OPERATORS if for_operators else _USERS
+
+    async def admit(self, caller: Caller) -> None:
+        reject_other_caller(caller)
+        with self._guesses.count_failures(peer_host(caller.peer), {Reason.TOKEN_INVALID}):
+            credential = parse_authorization(caller.metadata.get("authorization", ""))
+            self._tokens.check(credential, self._roles, unix_s())
+
+
+class NodeGate:
+    """Admits nodes that joined: by their certificate, or by name alone on a plaintext loopback."""
+
+    def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
+        self._nodes = nodes
+        self._is_plaintext = is_plaintext
+        self._headers = RateLimiter(_HEADERS)
+
+    async def admit(self, caller: Caller) -> None:
+        node = self.node(caller)
+        self.check(node)
+        reject_other_caller(caller)
+        brings_header = caller.method == "NodeService.SubmitUpdate"
+        if brings_header and not self._headers.take(node, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
+
+    def node(self, caller: Caller) -> NodeId:
+        """The caller's id.
+
+        Raises:
+            HyperGPUError: NODE_UNKNOWN, it shows none.
+        """
+        shown = caller.certificate_name
+        if self._is_plaintext:
+            shown = caller.metadata.get(NODE_KEY, "")
+        if not is_node_id(shown):
+            raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
+        return NodeId(shown)
+
+    def check(self, node: NodeId) -> None:
+        """Reject a node that never joined or was revoked.
+
+        Raises:
+            HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
+        """
+        self._nodes.check(node)
+
+
+def reject_other_caller(caller: Caller) -> None:
+    """Reject a caller whose metadata names another protocol, or none.
+
+    Raises:
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    spoken = caller.metadata.get(PROTOCOL_KEY, "0")
+    reject_other_protocol(
+        int(spoken) if spoken.isdecimal() and len(spoken) < 9 else 0, "the caller"
+    )
+
+
+def peer_host(peer: str) -> str:
+    """The address in gRPC's name of a peer, without the port."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0] if kind in {"ipv4", "ipv6"} else peer

@@ -1,0 +1,434 @@
+"""JobService: what users ask of jobs, the watch of a job's journal, the export of its models."""
+
+import asyncio
+import math
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Sequence
+
+import structlog
+
+from coordinator.core.job.events import (
+    Event,
+    JobCreated,
+    JobPaused,
+    JobResumed,
+    JobStopped,
+    ParametersChanged,
+)
+from coordinator.core.job.state import ENDED, Job, Model, ModelScore, Participant
+from coordinator.shell import translate
+from coordinator.shell.commands.evaluation import (
+    failed_judgement,
+    laid_out_manifests,
+    load_layout,
+    manifest_digests,
+    packed_manifest,
+    remove_layout,
+)
+from coordinator.shell.commands.perform import retry_after_resume
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.nodes import ConnectedNodes
+from coordinator.shell.runtime.services import Services, collect
+from coordinator.shell.servicers import transfer
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.transfer import BlobRange, blob_chunks
+from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId, Slot
+from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements.assignment import BlobRef
+from hypergpu.units import Milliseconds, are, several
+from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.assignment import blob_message, blob_value, digest_value, model_message
+
+_PAGE_ENTRIES = 500
+_PROGRESS_S = 0.25
+
+
+def participants(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:
+    """The open round's participants in slot order, then those that its plan lets rest."""
+    round_ = job.round
+    if round_ is None:
+        return []
+    ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
+    taking_part = [_summary(connected, node, participant) for node, participant in ordered]
+    resting = [
+        _resting(connected, node, job.members[node].slot, why)
+        for node, why in sorted(round_.resting.items())
+    ]
+    return [*taking_part, *resting]
+
+
+def _summary(
+    connected: ConnectedNodes, node: NodeId, participant: Participant
+) -> job_pb2.ParticipantSummary:
+    message = translate.participant_summary(node, participant, connected.progress.get(node))
+    message.name = connected.name_of(node)
+    return message
+
+
+def _resting(
+    connected: ConnectedNodes, node: NodeId, slot: Slot, why: str
+) -> job_pb2.ParticipantSummary:
+    return job_pb2.ParticipantSummary(
+        node_id=node,
+        slot=slot,
+        state="resting",
+        loss=math.nan,
+        reason=why,
+        name=connected.name_of(node),
+    )
+
+
+async def watch_job(
+    services: Services, runtime: JobRuntime, from_sequence: int
+) -> AsyncIterator[job_pb2.WatchJobResponse]:
+    """Serve one watcher until it leaves, or the job has ended and everything is told."""
+    following = from_sequence
+    told_version = -1
+    while True:
+        change = runtime.change()
+        page = await _entries(services, runtime, following)
+        for entry in page:
+            following = entry.sequence + 1
+            yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
+        if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
+            continue
+        if _is_over(services, runtime):
+            return
+        if runtime.progress_version != told_version:
+            told_version = runtime.progress_version
+            report = job_pb2.ProgressReport(participants=participants(services.nodes, runtime.job))
+            yield job_pb2.WatchJobResponse(progress=report)
+        await _wait(change, _PROGRESS_S)
+
+
+async def _entries(services: Services, runtime: JobRuntime, following: int) -> Sequence[Entry]:
+    recent = runtime.recent_entries(following)
+    if recent is not None:
+        return recent
+    reading = await asyncio.to_thread(
+        services.journal.read, runtime.job.job_id, following, limit=_PAGE_ENTRIES
+    )
+    if not reading.entries and reading.damage:
+        raise HyperGPUError(Reason.JOURNAL_DAMAGED, reading.damage)
+    return reading.entries
+
+
+def _is_over(services: Services, runtime: JobRuntime) -> bool:
+    if services.driver.is_closing or _is_removed(services, runtime):
+        return True
+    return runtime.job.is_over and not runtime.job.evaluating
+
+
+def _is_removed(services: Services, runtime: JobRuntime) -> bool:
+    """Whether the job is gone, and soon its rows, told or not."""
+    return runtime.job.job_id not in services.driver.runtimes
+
+
+async def _wait(change: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await change.wait()
+    except TimeoutError:
+        return
+
+
+async def export_model(
+    services: Services, runtime: JobRuntime, request: job_pb2.ExportModelRequest
+) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
+    """Header, then chunks from the offset that the caller holds of this very model."""
+    model = _choose_model(runtime.job, request.which or "latest")
+    if runtime.layout is None:
+        raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
+    header = job_pb2.ExportHeader(
+        blob=blob_message(model.blob),
+        layout_json=runtime.layout.to_json().decode(),
+        model_card=model_card(runtime.job, model),
+    )
+    yield job_pb2.ExportModelResponse(header=header)
+    offset = 0
+    if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
+        offset = min(request.offset, model.blob.size_bytes)
+    async for start, payload in blob_chunks(services, BlobRange(model.blob.digest, offset)):
+        yield transfer.encode_exported(start, payload)
+
+
+def _choose_model(job: Job, which: str) -> Model:
+    if which not in {"latest", "best"}:
+        detail = f"which is 'latest' or 'best', not {which[:40]!r}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    model = job.model if which == "latest" else job.best_model
+    if model is None:
+        why = "no model yet" if which == "latest" else "no evaluated model yet"
+        raise HyperGPUError(Reason.MODEL_MISSING, f"{job.job_id} has {why}")
+    return model
+
+
+def model_card(job: Job, model: Model) -> str:
+    """What a person should know about the file, as Markdown."""
+    spec = job.spec
+    scores = [score for score in (job.score, job.best) if score and score.round == model.round]
+    lines = [
+        f"# {spec.name or spec.workload}",
+        "",
+        f"Trained by HyperGPU job `{job.job_id}` on workload `{spec.workload}`.",
+        "",
+        f"- Rounds: {model.round} of {spec.training.rounds}",
+        f"- Inner steps a round: {spec.training.inner_steps}",
+        f"- Samples trained on, whole job: {job.tally.samples}",
+        f"- Nodes that took part: {len(job.members)}",
+        f"- Updates accepted: {job.tally.updates_accepted}, refused: {job.tally.updates_refused}",
+        f"- Codec: {spec.codec.up} up, {spec.codec.down} down",
+        f"- Model digest (BLAKE3): `{model.blob.digest}`",
+        *(_score_line(score) for score in scores[:1]),
+        "",
+        "## Settings",
+        "",
+        "```json",
+        spec_json(spec),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _score_line(score: ModelScore) -> str:
+    return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
+
+
+log = structlog.get_logger()
+
+_NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
+_REQUEST_ID_LENGTH_MAX = 128
+_KEEP_MANIFEST_S = 60
+
+
+class JobServicer:
+    """One method a call; `coordinator.shell.servicers.calls` has admitted the caller."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._creating = asyncio.Lock()
+
+    async def create_job(
+        self, request: job_pb2.CreateJobRequest, caller: Caller
+    ) -> job_pb2.CreateJobResponse:
+        if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
+            raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+        spec = parse_spec_json(request.spec_json)
+        manifest = request.manifest if request.HasField("manifest") else None
+        creating = asyncio.create_task(self._create_in_turn(request.request_id, spec, manifest))
+        # A caller who goes away does not leave a job behind that is half created.
+        return job_pb2.CreateJobResponse(job_id=await asyncio.shield(creating))
+
+    async def _create_in_turn(
+        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
+    ) -> JobId:
+        async with self._creating:
+            return await self._create(request_id, spec, manifest)
+
+    async def _create(
+        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
+    ) -> JobId:
+        driver = self._services.driver
+        packed = packed_manifest(manifest) if manifest is not None else b""
+        fingerprint = digest_of(spec_json(spec).encode() + b"\0" + packed)
+        known = await driver.in_writer(self._services.journal.request, request_id)
+        if known is not None:
+            if known.fingerprint != fingerprint:
+                detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
+                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+            return known.job_id
+        spec = covering(spec, self._services.nodes.at_work)
+        job_id = JobId(f"job-{secrets.token_hex(6)}")
+        files = manifest_digests(manifest) if manifest is not None else frozenset()
+        pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
+        self._services.pins.add(pinned)
+        try:
+            blob = await self._store_manifest(manifest, packed) if manifest is not None else None
+            event = JobCreated(
+                at_ms=_NOW,
+                job_id=job_id,
+                spec=spec,
+                manifest=blob,
+                terms=self._services.job_terms.terms(job_id, spec.pay),
+                funding=self._services.job_terms.funding(spec.pay),
+            )
+            await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
+            driver.runtimes[job_id].entries_of_manifest = files
+        finally:
+            self._services.pins.drop(pinned)
+        log.info("a job was created", job_id=job_id, workload=spec.workload)
+        return job_id
+
+    async def _store_manifest(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
+        """Store a manifest whose files have all been uploaded, and are pinned."""
+        blobs = self._services.blobs
+
+        def missing() -> list[str]:
+            return [
+                entry.path
+                for entry in manifest.entries
+                if blobs.size(digest_value(entry.blob.digest)) != entry.blob.size_bytes
+            ]
+
+        async with self._services.pins.collecting:
+            absent = await asyncio.to_thread(missing)
+        if absent:
+            wanted = several(len(manifest.entries), "file")
+            detail = f"{len(absent)} of {wanted} {are(len(absent))} missing, such as {absent[0]}"
+            raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
+        blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
+        failpoint("create.stored")
+        return blob
+
+    async def get_job(
+        self, request: job_pb2.GetJobRequest, caller: Caller
+    ) -> job_pb2.GetJobResponse:
+        runtime = self._runtime(request.job_id)
+        job = runtime.job
+        answer = job_pb2.GetJobResponse(
+            job=self._summary(runtime),
+            spec_json=spec_json(job.next_spec or job.spec),
+            participants=participants(self._services.nodes, runtime.job),
+        )
+        if job.model is not None:
+            answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
+        return answer
+
+    async def list_jobs(
+        self, request: job_pb2.ListJobsRequest, caller: Caller
+    ) -> job_pb2.ListJobsResponse:
+        driver = self._services.driver
+        resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
+        runtimes = [self._summary(runtime) for runtime in driver.runtimes.values()]
+        return job_pb2.ListJobsResponse(jobs=[*resting, *runtimes])
+
+    async def pause_job(
+        self, request: job_pb2.PauseJobRequest, caller: Caller
+    ) -> job_pb2.PauseJobResponse:
+        await self._change(request.job_id, JobPaused(at_ms=_NOW))
+        return job_pb2.PauseJobResponse()
+
+    async def resume_job(
+        self, request: job_pb2.ResumeJobRequest, caller: Caller
+    ) -> job_pb2.ResumeJobResponse:
+        runtime = self._runtime(request.job_id)
+        if runtime.is_given_up:
+            await load_layout(self._services, runtime)
+        await self._change(request.job_id, JobResumed(at_ms=_NOW))
+        retry_after_resume(self._services, runtime)
+        return job_pb2.ResumeJobResponse()
+
+    async def stop_job(
+        self, request: job_pb2.StopJobRequest, caller: Caller
+    ) -> job_pb2.StopJobResponse:
+        await self._change(request.job_id, JobStopped(at_ms=_NOW))
+        return job_pb2.StopJobResponse()
+
+    async def set_parameters(
+        self, request: job_pb2.SetParametersRequest, caller: Caller
+    ) -> job_pb2.SetParametersResponse:
+        runtime = self._runtime(request.job_id)
+        async with runtime.settings_lock:
+            before = runtime.job.next_spec or runtime.job.spec
+            spec = with_parameters(before, dict(request.parameters))
+            await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
+        return job_pb2.SetParametersResponse()
+
+    async def remove_job(
+        self, request: job_pb2.RemoveJobRequest, caller: Caller
+    ) -> job_pb2.RemoveJobResponse:
+        job_id = JobId(request.job_id)
+        driver = self._services.driver
+        if job_id in driver.unreadable:
+            del driver.unreadable[job_id]
+        else:
+            await self._measure_ended(self._runtime(job_id))
+            self._close(self._runtime(job_id))
+        await driver.in_writer(self._services.journal.remove_job, job_id)
+        await asyncio.to_thread(self._delete_files, job_id)
+        freed_bytes = await collect(self._services)
+        log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
+        return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
+
+    async def _measure_ended(self, runtime: JobRuntime) -> None:
+        """Have everything of an ended job measured and receipted before its rows go."""
+        job = runtime.job
+        if job.phase not in ENDED:
+            detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
+            raise HyperGPUError(Reason.JOB_PHASE, detail)
+        refused = ""
+        for waiting in job.unmeasured:
+            if not waiting.is_ready:
+                given_up = failed_judgement(waiting.number, "the job is removed")
+                # The judge may answer first: then this is refused, and nothing is left to be done.
+                refused = await self._services.driver.submit(job.job_id, given_up)
+        if left := runtime.job.unmeasured:
+            unmeasured = several(len(left), "round")
+            detail = f"the quality of {unmeasured} of {job.job_id} is still to come: {refused}"
+            raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
+        if self._services.job_terms.payments is not None:
+            await self._services.job_terms.payments.catch_up(job.job_id)
+
+    def _close(self, runtime: JobRuntime) -> None:
+        del self._services.driver.runtimes[runtime.job.job_id]
+        runtime.close()
+        runtime.wake()
+
+    def _delete_files(self, job_id: JobId) -> None:
+        shutil.rmtree(self._services.job_dir(job_id), ignore_errors=True)
+        if self._services.driver.unreadable:
+            return  # Nobody knows whose data those need.
+        # Listed before the jobs are asked: a folder that a new job lays out is not in the list.
+        found = laid_out_manifests(self._services.datasets_dir)
+        manifests = [
+            runtime.job.manifest for runtime in list(self._services.driver.runtimes.values())
+        ]
+        needed = {manifest.digest for manifest in manifests if manifest is not None}
+        for digest in found:
+            if digest not in needed:
+                remove_layout(self._services.datasets_dir, digest)
+
+    async def upload_data(self, requests: Requests, caller: Caller) -> job_pb2.UploadDataResponse:
+        return await transfer.receive_data(self._services, requests)
+
+    async def query_data(
+        self, request: job_pb2.QueryDataRequest, caller: Caller
+    ) -> job_pb2.QueryDataResponse:
+        blob = blob_value(request.blob)
+        offset = await asyncio.to_thread(transfer.stored_bytes, self._services, blob)
+        return job_pb2.QueryDataResponse(committed_offset=offset)
+
+    def export_model(
+        self, request: job_pb2.ExportModelRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
+        return export_model(self._services, self._runtime(request.job_id), request)
+
+    def watch_job(
+        self, request: job_pb2.WatchJobRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.WatchJobResponse]:
+        return watch_job(self._services, self._runtime(request.job_id), request.from_sequence)
+
+    def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
+        return translate.job_summary(runtime.job, runtime.now_ms())
+
+    def _runtime(self, job_id: str) -> JobRuntime:
+        runtime = self._services.driver.runtimes.get(JobId(job_id))
+        if why := self._services.driver.unreadable.get(JobId(job_id)):
+            detail = f"{job_id} was journalled by another version, which can go on with it: {why}"
+            fix = "start that version again, or remove the job: hypergpu job rm"
+            raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
+        if runtime is None:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        return runtime
+
+    async def _change(self, job_id: str, event: Event) -> None:
+        self._runtime(job_id)
+        if reason := await self._services.driver.submit(JobId(job_id), event):
+            raise HyperGPUError(Reason.JOB_PHASE, reason)

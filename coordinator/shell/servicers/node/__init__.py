@@ -1,1 +1,0 @@
-"""NodeService: what nodes say."""

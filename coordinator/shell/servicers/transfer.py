@@ -1,0 +1,408 @@
+"""Blobs in and out: bulk messages built and taken apart by hand, uploads through quarantine,
+resumable where they broke, and downloads that are read ahead in a thread.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import structlog
+
+from coordinator.core.job.events import ModelLost
+from coordinator.core.job.state import Job, Model
+from coordinator.shell.blobs.store import BlobReader
+from coordinator.shell.blobs.upload_store import StripeUpload
+from coordinator.shell.blobs.writing import WholeUpload
+from coordinator.shell.failpoints import failpoint
+from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.nodes import AddBytes
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.servicers.calls import Parser, Requests, parser
+from hypergpu.digest import digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, NodeId
+from hypergpu.process.clock import monotonic_ms
+from hypergpu.statements.assignment import BlobRef
+from hypergpu.tensors.layout import Layout
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.assignment import blob_value
+from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout
+
+CHUNK_BYTES = 512 << 10
+_FIELD_1_VARINT = 0x08
+_FIELD_1_BYTES = 0x0A
+_FIELD_2_BYTES = 0x12
+
+
+class UploadChunk(NamedTuple):
+    """A chunk as it lies in the received message."""
+
+    offset: int
+    payload: memoryview
+
+
+def encode_fetched(offset: int, payload: memoryview) -> bytes:
+    """`FetchBlobResponse` with one chunk."""
+    return _message(_FIELD_1_BYTES, offset, payload)
+
+
+def encode_exported(offset: int, payload: memoryview) -> bytes:
+    """`ExportModelResponse` with one chunk."""
+    return _message(_FIELD_2_BYTES, offset, payload)
+
+
+def _message(field: int, offset: int, payload: memoryview) -> bytes:
+    head = b"".join(
+        (
+            bytes((_FIELD_1_VARINT,)) + _varint(offset) if offset else b"",
+            bytes((_FIELD_2_BYTES,)),
+            _varint(payload.nbytes),
+        )
+    )
+    return b"".join((bytes((field,)), _varint(len(head) + payload.nbytes), head, payload))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(raw: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = raw[at]
+        number |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise IndexError
+
+
+def piece(raw: bytes) -> UploadChunk | None:
+    """The chunk in field 2 of a stream message; None when it is not laid out in the usual way."""
+    view = memoryview(raw)
+    try:
+        if view[0] != _FIELD_2_BYTES:
+            return None
+        size, at = _read_varint(view, 1)
+        if at + size != len(view):
+            return None
+        offset = 0
+        if view[at] == _FIELD_1_VARINT:
+            offset, at = _read_varint(view, at + 1)
+        if view[at] != _FIELD_2_BYTES:
+            return None
+        size, at = _read_varint(view, at + 1)
+    except IndexError:
+        return None
+    return UploadChunk(offset, view[at:]) if at + size == len(view) else None
+
+
+def upload_parser(
+    message: type[node_pb2.SubmitUpdateRequest | job_pb2.UploadDataRequest],
+) -> Parser:
+    """Parse a stream of one header and then chunks: gives its message or an `UploadChunk`."""
+    slow = parser(message)
+
+    def parse(raw: bytes) -> object:
+        quick = piece(raw)
+        if quick is not None:
+            return quick
+        parsed = slow(raw)
+        if parsed.HasField("chunk"):
+            return UploadChunk(parsed.chunk.offset, memoryview(parsed.chunk.payload))
+        return parsed.header
+
+    return parse
+
+
+_BATCH_BYTES = 2 << 20
+_STRIPE_BATCH_BYTES = 2 * PIECE_BYTES
+"""There may be sixteen stripes at once, each over a slow connection."""
+_KEEP_DATA_S = 24 * 3600
+"""A user's file waits this long for the job that names it."""
+
+
+class UploadStream(NamedTuple):
+    """An upload, and the stream that its bytes come from."""
+
+    upload: WholeUpload | StripeUpload
+    requests: Requests
+    stall_timeout: StallTimeout
+    add_bytes: AddBytes = lambda _: None
+    """Hears of the bytes of each piece as it comes."""
+
+    @property
+    def batch_bytes(self) -> int:
+        """Stored per hop to a thread; also what a break may cost beyond what is in flight."""
+        return _BATCH_BYTES if isinstance(self.upload, WholeUpload) else _STRIPE_BATCH_BYTES
+
+
+async def store_stream(stream: UploadStream) -> Bytes:
+    """Store what the stream brings. Storing and receiving overlap.
+
+    Returns:
+        The committed offset once the stream has ended or everything is there.
+
+    Raises:
+        HyperGPUError: a gap, too many bytes, a bad value, a silent stream, a full disk. What came
+            before it stays committed.
+    """
+    storing: asyncio.Future[None] | None = None
+    try:
+        while True:
+            batch = await _batch(stream)
+            if storing is not None:
+                await storing
+            if not batch:
+                return stream.upload.committed_offset
+            storing = asyncio.ensure_future(asyncio.to_thread(_store, stream.upload, batch))
+    finally:
+        if storing is not None and not storing.done():
+            await asyncio.wait([storing])
+
+
+async def _batch(stream: UploadStream) -> list[UploadChunk]:
+    batch: list[UploadChunk] = []
+    held_bytes = 0
+    while held_bytes < stream.batch_bytes:
+        asked_ms = monotonic_ms()
+        piece = await stream.requests.next(round(1000 * stream.stall_timeout.limit_s()))
+        if piece is None:
+            break
+        stream.stall_timeout.note_piece((monotonic_ms() - asked_ms) / 1000)
+        if not isinstance(piece, UploadChunk):
+            raise HyperGPUError(Reason.REQUEST_INVALID, "a header comes first and only once")
+        stream.add_bytes(piece.payload.nbytes)
+        batch.append(piece)
+        held_bytes += piece.payload.nbytes
+    return batch
+
+
+def _store(upload: WholeUpload | StripeUpload, batch: list[UploadChunk]) -> None:
+    for piece in batch:
+        upload.append(piece.offset, piece.payload)
+    failpoint("upload.appended")
+
+
+def end_attempt(upload: WholeUpload | StripeUpload) -> None:
+    """End an attempt without waiting for it: what is stored stays."""
+    if not upload.is_open:
+        return
+    asyncio.get_running_loop().run_in_executor(None, upload.close)
+
+
+async def receive_data(services: Services, requests: Requests) -> job_pb2.UploadDataResponse:
+    """Store one file of a user's dataset."""
+    timeout_ms = services.settings.read_timeout_ms
+    header = await requests.next(timeout_ms)
+    if not isinstance(header, job_pb2.DataHeader):
+        raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
+    blob = blob_value(header.blob)
+    held = await asyncio.to_thread(stored_bytes, services, blob)
+    if held == blob.size_bytes:
+        return job_pb2.UploadDataResponse(committed_offset=held)
+    upload = await asyncio.to_thread(services.uploads.open, _data_key(blob), blob)
+    try:
+        reject_other_offset(upload, header.offset)
+        await requests.admit()
+        stall_timeout = StallTimeout(min(CHUNK_BYTES, blob.size_bytes), Milliseconds(timeout_ms))
+        committed = await store_stream(UploadStream(upload, requests, stall_timeout))
+        if committed == blob.size_bytes:
+            await asyncio.to_thread(upload.finish, keep_s=_KEEP_DATA_S)
+    finally:
+        end_attempt(upload)
+    return job_pb2.UploadDataResponse(committed_offset=committed)
+
+
+def reject_other_offset(upload: WholeUpload | StripeUpload, offset: int) -> None:
+    """Reject a stream that does not start where the stored bytes end.
+
+    Raises:
+        HyperGPUError: OFFSET_MISMATCH, with the committed offset.
+    """
+    if offset != upload.committed_offset:
+        detail = f"{offset} came, {upload.committed_offset} is next"
+        raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
+
+
+def stored_bytes(services: Services, blob: BlobRef) -> Bytes:
+    """How much of a user's file is here. Blocks. An empty file needs no upload: it is made."""
+    if services.blobs.size(blob.digest) == blob.size_bytes:
+        return blob.size_bytes
+    if blob.size_bytes == 0 and blob.digest == digest_of(b""):
+        services.blobs.put(b"", keep_s=_KEEP_DATA_S)
+    return services.uploads.committed_offset(_data_key(blob))
+
+
+def _data_key(blob: BlobRef) -> str:
+    return f"data/{blob.digest}/{blob.size_bytes}"
+
+
+log = structlog.get_logger()
+
+READ_BYTES = 4 * CHUNK_BYTES
+_RANGE_READ_BYTES = 4 * PIECE_BYTES
+"""A range is small, comes over a slow link, and many may be read at once."""
+
+
+class BlobRange(NamedTuple):
+    """A blob, or the part of it that a caller wants."""
+
+    digest: Digest
+    offset: int = 0
+    end: int = 0
+    """The first byte that is not wanted; 0: all to its end."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much a chunk carries."""
+        return PIECE_BYTES if self.end else CHUNK_BYTES
+
+    def read_bytes(self, start: int) -> int:
+        """How much to read from ``start`` on."""
+        return min(_RANGE_READ_BYTES, self.end - start) if self.end else READ_BYTES
+
+    def reject_beyond(self, size_bytes: int) -> None:
+        """Reject what a blob of this size does not have.
+
+        Raises:
+            HyperGPUError: OFFSET_MISMATCH.
+        """
+        # Both come from outside and may be larger than what a file can be asked for.
+        if max(self.offset, self.end) > size_bytes:
+            detail = f"it has {size_bytes} bytes, not {max(self.offset, self.end)}"
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
+        if self.end and self.end <= self.offset:
+            detail = f"a range ends behind its start: {self.offset} to {self.end}"
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
+
+
+async def blob_chunks(
+    services: Services, wanted: BlobRange
+) -> AsyncIterator[tuple[int, memoryview]]:
+    """A blob, or a range of it, in chunks, each with its own offset.
+
+    Raises:
+        HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
+    """
+    loop = asyncio.get_running_loop()
+    reader, block = await asyncio.to_thread(_open_blob, services, wanted)
+    ahead: asyncio.Future[bytes] | None = None
+    offset, stop = wanted.offset, wanted.end or reader.size_bytes
+    try:
+        while block:
+            end = offset + len(block)
+            is_last = end >= stop
+            left = wanted.read_bytes(end)
+            ahead = None if is_last else loop.run_in_executor(None, reader.read, left)
+            view = memoryview(block)
+            for start in range(0, len(block), wanted.chunk_bytes):
+                yield offset + start, view[start : start + wanted.chunk_bytes]
+            offset, block = end, await ahead if ahead else b""
+    finally:
+        # A cancelled stream may leave a read under way in its thread: the file closes after it.
+        if ahead is None or ahead.done():
+            reader.close()
+        else:
+            ahead.add_done_callback(lambda _: reader.close())
+
+
+def _open_blob(services: Services, wanted: BlobRange) -> tuple[BlobReader, bytes]:
+    """A blob and its first bytes."""
+    if (size_bytes := services.blobs.size(wanted.digest)) is not None:
+        wanted.reject_beyond(size_bytes)
+    reader = services.blobs.open(wanted.digest, wanted.offset)
+    try:
+        return reader, reader.read(wanted.read_bytes(wanted.offset))
+    except BaseException:
+        reader.close()
+        raise
+
+
+async def fetch_blob(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIterator[bytes]:
+    """Serve a node a blob of the job that it works for.
+
+    Raises:
+        HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
+            and is being made again, or nobody knows yet what the job consists of.
+    """
+    runtime, digest = services.allocator.runtime_of(node), wanted.digest
+    if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
+        for answer in _layout_chunks(runtime.layout, wanted):
+            yield answer
+        return
+    if runtime is None or not _may_see(runtime, digest):
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
+    is_model = digest in _model_digests(runtime.job)
+    try:
+        async for start, payload in blob_chunks(services, wanted):
+            yield encode_fetched(start, payload)
+            if is_model:
+                runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
+    except HyperGPUError as error:
+        if error.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
+            detail = "the model was damaged on disk and is being made again"
+            raise HyperGPUError(Reason.NOT_READY, detail) from error
+        raise
+
+
+def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
+    """Whether a blob is part of the job.
+
+    Raises:
+        HyperGPUError: NOT_READY, that is not known yet.
+    """
+    if digest in _model_digests(runtime.job) or digest in _data_digests(runtime):
+        return True
+    if runtime.is_recovering:
+        raise HyperGPUError(Reason.NOT_READY, f"{runtime.job.job_id} is being taken up again")
+    return False
+
+
+def _layout_chunks(layout: Layout, wanted: BlobRange) -> Iterator[bytes]:
+    """The job's layout as a blob: a node's daemon applies deltas by it and cannot build it."""
+    text = memoryview(layout.to_json())
+    wanted.reject_beyond(len(text))
+    end = wanted.end or len(text)
+    for start in range(wanted.offset, end, wanted.chunk_bytes):
+        yield encode_fetched(start, text[start : min(end, start + wanted.chunk_bytes)])
+
+
+async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:
+    """Whether a missing blob belongs to the current model; then the machine learns of the loss."""
+    model = runtime.job.model
+    if model is None or digest not in _remakable(model):
+        return False
+    log.error("a model is damaged", job_id=runtime.job.job_id, blob=digest)
+    lost = ModelLost(at_ms=Milliseconds(0), model=model.blob.digest, reason=f"{digest} is damaged")
+    await services.driver.insist(runtime.job.job_id, lost)
+    return True
+
+
+def _remakable(model: Model) -> tuple[Digest, ...]:
+    """What the fold that made the model makes again: of its deltas, the newest."""
+    newest = model.newest_delta
+    return (model.blob.digest, *((newest.blob.digest,) if newest else ()))
+
+
+def _digests(model: Model) -> tuple[Digest, ...]:
+    return (model.blob.digest, *(delta.blob.digest for delta in model.deltas))
+
+
+def _model_digests(job: Job) -> frozenset[Digest]:
+    models = [model for model in (job.model, job.previous) if model is not None]
+    return frozenset(digest for model in models for digest in _digests(model))
+
+
+def _data_digests(runtime: JobRuntime) -> frozenset[Digest]:
+    manifest = runtime.job.manifest
+    entries = runtime.entries_of_manifest or frozenset()
+    return entries | ({manifest.digest} if manifest else frozenset())

@@ -1,1 +1,0 @@
-"""JobService and OperatorService: what users and operators say."""

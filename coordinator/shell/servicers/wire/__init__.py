@@ -1,1 +1,0 @@
-"""Under the services: raw bytes, refusals, versions."""

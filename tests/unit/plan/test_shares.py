@@ -1,0 +1,267 @@
+"""How work is shared by a plan: batch sizes, weights, transfers, deadlines."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from coordinator.core.measure.reading import Conditions, NodeReading
+from coordinator.core.plan.decision import Band, NodeMemory, NodeResult, RoundPlan
+from coordinator.core.plan.node_work import balanced_span_us, own_batch
+from coordinator.core.plan.participation import UpdateArrival, deadline
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
+from coordinator.core.round.lifecycle import UpdateWork, update_weights
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import Aware
+from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
+from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, reading_of, spec
+
+FLEET = dict.fromkeys(names(5), Truth())
+N0 = NodeId("n0")
+EACH_STEP = spec(nodes=3, inner_steps=1, aware=Aware(inner_steps_max=1))
+"""Its batch is 32."""
+
+
+def plan_next(
+    fleet: Fleet, truths: Mapping[NodeId, Truth], before: RoundPlan | None = None, **result: bool
+) -> RoundPlan:
+    """The plan after ``before``, of nodes of which the truth is known."""
+    if before is not None:
+        took = {n: NodeResult(p, p.forecast_ms or Milliseconds(1)) for n, p in before.nodes.items()}
+        if result and N0 in before.nodes:
+            took[N0] = NodeResult(before.nodes[N0], Milliseconds(0), **result)
+        fleet.previous, fleet.results, fleet.number = before.memory, took, before.round + 1
+    return plan_round(fleet.request(truths), {n: reading_of(t) for n, t in truths.items()}, SIZES)
+
+
+def test_a_device_that_runs_out_of_memory_gets_half_the_batch_and_twice_the_steps() -> None:
+    fleet = Fleet(spec(nodes=5), dict(FLEET))
+    full = plan_next(fleet, FLEET)
+    half = plan_next(fleet, FLEET, full, is_out_of_memory=True)
+    assert half.nodes[N0].batch_size == 16
+    assert "batch 16 of 32: a larger one ran out of memory" in half.nodes[N0].reason
+    settled = plan_next(fleet, FLEET, half)
+    assert settled.nodes[N0].inner_steps == pytest.approx(2 * full.nodes[N0].inner_steps, rel=0.1)
+    assert settled.nodes[N0].forecast_ms == pytest.approx(full.nodes[N0].forecast_ms, rel=0.1)
+    quarter = plan_next(fleet, FLEET, settled, is_out_of_memory=True)
+    assert quarter.nodes[N0].batch_size == 8
+    assert {part.batch_size for node, part in quarter.nodes.items() if node != N0} == {0}
+
+
+def test_a_batch_that_fits_into_memory_outlives_what_was_measured() -> None:
+    fleet = Fleet(spec(nodes=5), dict(FLEET))
+    half = plan_next(fleet, FLEET, plan_next(fleet, FLEET), is_out_of_memory=True)
+    fleet.previous, fleet.results = half.memory, {}
+    unmeasured = plan_round(fleet.request(FLEET), {}, SIZES)
+    assert unmeasured.nodes[N0].batch_size == 16
+
+
+def test_a_slow_device_on_its_own_data_gets_a_smaller_batch_once_its_steps_are_the_fewest() -> None:
+    fleet = Fleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
+    slow = {**FLEET, N0: Truth(step_ms=150)}
+    plan = plan_next(fleet, slow)
+    part = plan.nodes[N0]
+    assert part.inner_steps >= plan.memory.inner_steps / 2
+    assert 4 <= part.batch_size < 32
+    assert f"batch {part.batch_size} of 32: a full one takes" in part.reason
+    assert part.band is Band.LOW
+    assert part.reason.startswith("low: ")
+
+
+def test_a_slow_device_on_common_data_takes_fewer_steps_of_the_full_batch() -> None:
+    fleet = Fleet(spec(nodes=5), dict(FLEET))
+    part = plan_next(fleet, {**FLEET, N0: Truth(step_ms=150)}).nodes[N0]
+    assert (part.batch_size, part.band) == (0, Band.LOW)
+
+
+def test_a_device_that_is_fast_again_gets_the_full_batch_back() -> None:
+    fleet = Fleet(spec(nodes=5, sharding="dirichlet"), dict(FLEET))
+    slow = plan_next(fleet, {**FLEET, N0: Truth(step_ms=150)})
+    assert slow.nodes[N0].batch_size
+    assert plan_next(fleet, FLEET, slow).nodes[N0].batch_size == 0
+
+
+def test_where_every_step_is_exchanged_fast_nodes_share_what_a_slow_one_leaves() -> None:
+    truths = {NodeId("a"): Truth(), NodeId("b"): Truth(), NodeId("c"): Truth(step_ms=150)}
+    plan = plan_next(Fleet(EACH_STEP, truths), truths)
+    batches = {node: part.batch(32) for node, part in plan.nodes.items()}
+    assert sum(batches.values()) == pytest.approx(96, abs=2)
+    assert batches[NodeId("a")] > 32 > batches[NodeId("c")] >= 4
+
+
+def test_a_node_whose_line_fills_the_round_keeps_its_batch() -> None:
+    batch = own_batch(spec(nodes=3), NodeMemory(""), fewest_us=1e6, room_us=-1.0)
+    assert batch == (32, "")
+
+
+def test_noise_changes_no_batch() -> None:
+    job = spec(nodes=3)
+    memory = NodeMemory("int4", batch_size=16)
+    sizes = {own_batch(job, memory, fewest_us=1e6, room_us=5e5 * n).size for n in (0.92, 1, 1.08)}
+    assert sizes == {16}
+
+
+def test_a_node_whose_update_was_missing_has_less_to_do() -> None:
+    cut = own_batch(spec(nodes=3), NodeMemory("", cut_rounds=1), fewest_us=1e6, room_us=1e6)
+    assert cut.size == 16
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8),
+    st.integers(0, 64),
+    st.integers(0, 3),
+)
+def test_a_batch_lies_within_its_limits_and_says_why_it_is_no_full_one(
+    nodes: list[tuple[float, float]], most: int, cuts: int
+) -> None:
+    span_us = balanced_span_us(*zip(*nodes, strict=True))
+    memory = NodeMemory("int4", batch_most=most, cut_rounds=cuts)
+    for step_us, moving_us in nodes:
+        batch = own_batch(EACH_STEP, memory, fewest_us=step_us, room_us=span_us - moving_us)
+        assert 1 <= batch.size <= (most or 64)
+        assert (batch.size == 32) == (not batch.reason)
+
+
+ONE, TWO = NodeId("a"), NodeId("b")
+
+
+def _works(**steps: int) -> dict[NodeId, UpdateWork]:
+    return {NodeId(node): UpdateWork(Samples(32 * mine), mine) for node, mine in steps.items()}
+
+
+def test_an_update_of_common_data_counts_by_its_samples() -> None:
+    found = update_weights(_works(a=10, b=160), "iid")
+    assert found.weights == {ONE: 320, TWO: 5120}
+    assert found.scale == 1
+
+
+def test_updates_of_nodes_with_own_data_count_alike_whatever_their_steps() -> None:
+    found = update_weights(_works(a=40, b=60), "dirichlet")
+    assert found.weights[ONE] == found.weights[TWO]
+    assert 1 < found.scale < 1.25
+
+
+def test_equal_steps_on_own_data_need_no_scale() -> None:
+    found = update_weights(_works(a=30, b=30), "dirichlet")
+    assert found.weights[ONE] == found.weights[TWO]
+    assert found.scale == 1
+
+
+def test_updates_of_nodes_with_own_data_count_alike_whatever_their_batches() -> None:
+    found = update_weights(
+        {ONE: UpdateWork(Samples(48), 1), TWO: UpdateWork(Samples(16), 1)}, "dirichlet"
+    )
+    assert found.weights[ONE] == found.weights[TWO]
+    assert found.scale == 1
+
+
+def test_two_steps_among_hundreds_are_not_blown_up() -> None:
+    found = update_weights(_works(a=2, b=100, c=100), "dirichlet")
+    # Unclamped, the two steps would count as much as a hundred.
+    assert found.weights[ONE] * 10 < found.weights[TWO]
+    assert found.scale <= 1.25
+
+
+A, B, C = (NodeId(name) for name in "abc")
+LARGE = Bytes(2_000_000)
+
+
+def _count(truth: Truth, size: int = LARGE, held: int = 0) -> int:
+    return connection_count(reading_of(truth), NodeReading(), Bytes(size), held)
+
+
+def test_senders_that_know_their_rate_have_one_connection() -> None:
+    assert _count(Truth(loss=0.05, rtt_ms=300, congestion_control="bbr")) == 1
+
+
+def test_senders_that_heed_losses_have_sixteen_where_packets_are_lost() -> None:
+    reading = _over_one_connection(Truth(loss=0.01, rtt_ms=150, up_mbit_s=0.8, down_mbit_s=0.8))
+    assert connection_count(reading, NodeReading(), LARGE, 0) == 16
+
+
+def _over_one_connection(truth: Truth) -> NodeReading:
+    then = Conditions(Microseconds(int(truth.rtt_ms * 1000)), 1)
+    return replace(reading_of(truth), up_conditions=then, down_conditions=then)
+
+
+def test_four_do_where_nothing_is_lost() -> None:
+    assert _count(Truth(rtt_ms=150)) == 4
+
+
+def test_four_do_where_losses_do_not_limit_the_line() -> None:
+    assert _count(Truth(loss=0.001, rtt_ms=10, up_mbit_s=2, down_mbit_s=2)) == 4
+
+
+def test_a_small_payload_has_one() -> None:
+    assert _count(Truth(loss=0.05, rtt_ms=300), size=60_000) == 1
+
+
+def test_connections_that_are_there_are_kept_when_probes_lose_nothing_for_once() -> None:
+    truth = Truth(loss=0.01, rtt_ms=150, up_mbit_s=1, down_mbit_s=1)
+    lucky = replace(reading_of(truth), packets_lost=0.0, bursts_lost=0.0)
+    assert connection_count(lucky, NodeReading(), LARGE, 16) == 16
+
+
+def test_losses_that_are_only_inferred_count_as_they_are() -> None:
+    truth = Truth(rtt_ms=150, up_mbit_s=3, down_mbit_s=3)
+    blocked = replace(
+        _over_one_connection(truth),
+        is_probing_blocked=True,
+        packets_sent=0.0,
+        packets_lost=0.0,
+        bursts_lost=0.0,
+        loss_bound=0.01,
+    )
+    assert connection_count(blocked, NodeReading(), LARGE, 0) > 4
+
+
+def _upload(ready_ms: int, mbit_s: float, size: int = 1_000_000) -> PlannedUpload:
+    return PlannedUpload(ready_ms * 1000, Bytes(size), mbit_s * 1e6)
+
+
+def test_nobody_waits_while_the_line_has_room_or_is_not_known() -> None:
+    uploads = {A: _upload(0, 40), B: _upload(0, 40)}
+    assert upload_delays(uploads, 100_000_000) == {A: 0, B: 0}
+    assert upload_delays(uploads, 0) == {A: 0, B: 0}
+
+
+def test_uploads_that_would_collide_go_one_after_the_other() -> None:
+    uploads = {A: _upload(0, 100), B: _upload(10, 100), C: _upload(20, 100)}
+    # 8 Mbit at 100 Mbit/s take 80 ms.
+    assert upload_delays(uploads, 100_000_000) == {A: 0, B: 70, C: 140}
+
+
+def test_nobody_waits_when_waiting_would_end_the_round_later() -> None:
+    # One slow upload and a fast one that would wait for all of it.
+    uploads = {A: _upload(0, 60, 6_000_000), B: _upload(1, 100, 1_000_000)}
+    assert upload_delays(uploads, 100_000_000) == {A: 0, B: 0}
+
+
+def _at(mean_ms: int, spread_ms: int = 100, samples: int = 640) -> UpdateArrival:
+    return UpdateArrival(Milliseconds(mean_ms), Milliseconds(spread_ms), Samples(samples))
+
+
+def test_all_are_waited_for_that_come_together() -> None:
+    found = deadline([_at(5000), _at(5200), _at(5400), _at(5100)], 3)
+    assert 5400 + 300 < found < 1.25 * 6000
+
+
+def test_one_that_is_three_times_as_slow_is_not_waited_for() -> None:
+    assert deadline([_at(5000), _at(5200), _at(5400), _at(15_000)], 3) < 8000
+
+
+def test_it_is_never_before_the_quorum_is_likely() -> None:
+    assert deadline([_at(5000), _at(5200), _at(5400), _at(15_000)], 4) > 15_000
+
+
+def test_the_slow_one_is_waited_for_that_does_most_of_the_work() -> None:
+    slow = _at(15_000, samples=20_000)
+    assert deadline([_at(5000), _at(5200), _at(5400), slow], 3) > 15_000
+
+
+def test_no_round_is_so_short_that_its_deadline_is_none() -> None:
+    assert deadline([_at(0, 0), _at(0, 0)], 1) == 160
+    assert deadline([_at(1, 0), _at(10, 0)], 2) == 160

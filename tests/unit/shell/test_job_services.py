@@ -1,0 +1,308 @@
+"""What users' calls do to jobs: creation, changes, removal, watches."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.job.events import JobStopped, NodeJoined, RoundPlanned
+from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.commands.evaluation import failed_judgement
+from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
+from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
+from coordinator.shell.runtime.services import Services, collect
+from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.job import JobServicer, participants, watch_job
+from coordinator.shell.translate import Capabilities
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, JobId
+from hypergpu.jobfile import spec_json
+from hypergpu.statements.assignment import BlobRef
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.assignment import blob_message
+from tests.journals import FolderJournal
+from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    SPEC,
+    driving,
+    payments_of,
+    prepared_job,
+    services_in,
+    stop_before_judgement,
+)
+
+
+class Context:
+    """A call without a transport."""
+
+    def peer(self) -> str:
+        return "test"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def auth_context(self) -> dict[str, tuple[bytes, ...]]:
+        return {}
+
+
+CALLER = Caller(Context(), "CreateJob")
+
+
+class CollectingBlobs(BlobStore):
+    """Looks at a size, and then a collection runs that began just before."""
+
+    services: Services
+
+    def size(self, digest: Digest) -> Bytes | None:
+        found = super().size(digest)
+        self.collect(self.services.needed_blobs())
+        return found
+
+
+def request(*files: BlobRef) -> job_pb2.CreateJobRequest:
+    """A job with data."""
+    entries = [
+        tensor_pb2.ManifestEntry(path=str(number), blob=blob_message(file))
+        for number, file in enumerate(files)
+    ]
+    manifest = tensor_pb2.Manifest(entries=entries)
+    return job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(SPEC), manifest=manifest)
+
+
+async def test_a_users_files_outlive_a_collection_while_their_job_is_created(
+    tmp_path: Path,
+) -> None:
+    blobs = CollectingBlobs(tmp_path, Space(tmp_path))
+    services = blobs.services = services_in(tmp_path)._replace(blobs=blobs)
+    file = blobs.put(b"a user's file", keep_s=-1)
+    async with driving(services):
+        await JobServicer(services).create_job(request(file), CALLER)
+        assert services.pins.all() == frozenset()
+        await collect(services)
+    assert blobs.size(file.digest) == file.size_bytes
+
+
+async def test_a_job_that_lacks_a_file_leaves_no_pins(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
+    absent = BlobRef(Digest("0" * 64), Bytes(1))
+    async with driving(services):
+        with pytest.raises(HyperGPUError, match="1 of 2 files is missing, such as 1"):
+            await JobServicer(services).create_job(request(file, absent), CALLER)
+    assert services.pins.all() == frozenset()
+
+
+async def test_a_caller_who_goes_away_leaves_no_job_half_created(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
+    servicer = JobServicer(services)
+    async with driving(services):
+        creating = asyncio.create_task(servicer.create_job(request(file), CALLER))
+        await asyncio.sleep(0)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        again = await servicer.create_job(request(file), CALLER)
+
+    assert list(services.driver.runtimes) == [again.job_id]
+    assert services.driver.runtimes[JobId(again.job_id)].entries_of_manifest == frozenset(
+        [file.digest]
+    )
+    assert services.pins.all() == frozenset()
+
+
+async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_again(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)
+    file = services.blobs.put(b"a user's file")
+
+    payments = payments_of(services)
+    payments.refusal = HyperGPUError(Reason.CHAIN_UNREACHABLE, "none is known yet")
+    async with driving(services):
+        with pytest.raises(HyperGPUError, match="none is known yet"):
+            await JobServicer(services).create_job(request(file), CALLER)
+        assert services.driver.runtimes == {}
+        assert services.pins.all() == frozenset()
+        payments.refusal = None
+        again = await JobServicer(services).create_job(request(file), CALLER)
+    assert list(services.driver.runtimes) == [again.job_id]
+
+
+NOBODY: Any = None
+"""Who calls makes no difference to these methods."""
+OTHER = JobId("job-000000000002")
+
+
+def with_unreadable_job(folder: Path) -> Services:
+    """A coordinator that started on a journal which a newer version wrote to."""
+    journal = FolderJournal(folder)
+    journal.append([Entry(OTHER, 0, 0, "Sorcery", b'{"kind":"Sorcery","at_ms":0}')])
+    services = services_in(folder, journal)
+    services.driver.unreadable.update(replay_jobs(journal).unreadable)
+    return services
+
+
+def forgotten_blob(blobs: BlobStore) -> int:
+    """A blob that no job which can be read needs."""
+    return blobs.put(b"what the other version keeps", keep_s=-1).size_bytes
+
+
+async def remove(services: Services, job_id: JobId) -> int:
+    request = job_pb2.RemoveJobRequest(job_id=job_id)
+    return (await JobServicer(services).remove_job(request, NOBODY)).freed_bytes
+
+
+async def test_a_job_that_cannot_be_read_is_listed_with_the_reason(tmp_path: Path) -> None:
+    services = with_unreadable_job(tmp_path)
+    async with driving(services):
+        await prepared_job(services)
+        listed = await JobServicer(services).list_jobs(job_pb2.ListJobsRequest(), NOBODY)
+    assert [(job.job_id, job.phase) for job in listed.jobs] == [
+        (OTHER, "unreadable"),
+        (JOB, "waiting"),
+    ]
+    assert "Sorcery" in listed.jobs[0].reason
+
+
+async def test_a_job_that_cannot_be_read_names_its_removal_as_a_fix(tmp_path: Path) -> None:
+    services = with_unreadable_job(tmp_path)
+    with pytest.raises(HyperGPUError, match="remove the job: hypergpu job rm"):
+        await JobServicer(services).get_job(job_pb2.GetJobRequest(job_id=OTHER), NOBODY)
+
+
+async def test_a_job_that_cannot_be_read_is_removed_with_all_that_only_it_may_need(
+    tmp_path: Path,
+) -> None:
+    services = with_unreadable_job(tmp_path)
+    size_bytes = forgotten_blob(services.blobs)
+    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    services.job_dir(OTHER).mkdir(parents=True)
+    async with driving(services):
+        assert await remove(services, OTHER) == size_bytes
+
+    assert services.journal.jobs() == ()
+    assert not services.driver.unreadable
+    assert not services.job_dir(OTHER).exists()
+    assert list(services.datasets_dir.iterdir()) == []
+
+
+async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
+    tmp_path: Path,
+) -> None:
+    services = with_unreadable_job(tmp_path)
+    (services.datasets_dir / ("d" * 64)).mkdir(parents=True)
+    async with driving(services):
+        await prepared_job(services)
+        await services.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
+        await remove(services, JOB)
+
+    assert services.journal.jobs() == (OTHER,)
+    assert len(list(services.datasets_dir.iterdir())) == 1
+
+
+async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    async with driving(services):
+        await stop_before_judgement(services)
+        (waiting,) = services.driver.runtimes[JOB].job.unmeasured
+
+        await remove(services, JOB)
+        assert await services.driver.submit(JOB, failed_judgement(waiting.number, "late")) != ""
+
+    ((job_id, kinds),) = payments_of(services).caught_up
+    assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")
+    assert services.journal.jobs() == ()
+
+
+async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    async with driving(services):
+        await prepared_job(services)
+        with pytest.raises(HyperGPUError, match="stop it first") as refused:
+            await remove(services, JOB)
+    assert refused.value.reason is Reason.JOB_PHASE
+    assert services.journal.jobs() == (JOB,)
+
+
+async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    async with driving(services):
+        await stop_before_judgement(services)
+        first, second = await asyncio.gather(
+            remove(services, JOB), remove(services, JOB), return_exceptions=True
+        )
+    assert isinstance(first, int)
+    assert isinstance(second, HyperGPUError)
+    assert second.reason is Reason.JOB_UNKNOWN
+
+
+"""Who calls makes no difference to these methods."""
+
+
+async def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    servicer = JobServicer(services)
+    changes = {"inner.learning_rate": "0.5", "training.rounds": "77", "round.quorum": "0.25"}
+    async with driving(services):
+        runtime = await prepared_job(services)
+        requests = [
+            job_pb2.SetParametersRequest(job_id=JOB, parameters={key: value})
+            for key, value in changes.items()
+        ]
+        await asyncio.gather(*(servicer.set_parameters(each, NOBODY) for each in requests))
+    spec = runtime.job.next_spec or runtime.job.spec
+    assert (spec.inner.learning_rate, spec.training.rounds, spec.round.quorum) == (0.5, 77, 0.25)
+
+
+async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    async with driving(services):
+        runtime = await prepared_job(services)
+        await services.driver.submit(JOB, JobStopped(at_ms=Milliseconds(0)))
+    # As after a restart: what a watcher has not seen is in the journal alone.
+    runtime = JobRuntime(runtime.job, runtime.next_sequence)
+    services.journal.remove_job(JOB)
+    services.driver.runtimes.clear()
+
+    async with asyncio.timeout(240):
+        assert [message async for message in watch_job(services, runtime, 1)] == []
+
+
+async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)
+    session = ControlStream(
+        NODE, Capabilities(name="attic", workloads={"digits-softmax": 1}), "test"
+    )
+    services.nodes.connect(session)
+    async with driving(services):
+        runtime = await prepared_job(services)
+        joined = NodeJoined(at_ms=Milliseconds(0), node=NODE)
+        assert await services.driver.submit(JOB, joined) == ""
+    services.nodes.disconnect(session)
+    assert [each.name for each in participants(services.nodes, runtime.job)] == ["attic"]
+    services.nodes.forget(NODE)
+    assert [each.name for each in participants(services.nodes, runtime.job)] == [""]
+
+
+def test_a_resting_node_is_told_with_its_reason() -> None:
+    plan = replace(round_plan(0, {ALICE: node_plan(3)}), resting={BOB: "too slow for this round"})
+    job = after(planning(), RoundPlanned(at_ms=at(40), plan=plan))
+    working, resting = participants(ConnectedNodes(), job)
+    assert (working.node_id, working.reason) == (ALICE, "H=3, int4, as planned")
+    assert (resting.node_id, resting.state) == (BOB, "resting")
+    assert (resting.reason, resting.steps_total) == ("too slow for this round", 0)
+    assert resting.slot == job.members[BOB].slot
+
+
+def test_between_rounds_nobody_is_told() -> None:
+    assert participants(ConnectedNodes(), planning()) == []

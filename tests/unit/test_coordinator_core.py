@@ -1,0 +1,199 @@
+"""Pure decisions of the coordinator: phases against events, nodes dealt to jobs, deltas."""
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+from coordinator.core.allocation import JobDemand, Lend, NodeOffer, Recall, plan_allocation
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import (
+    DELTAS_MOST,
+    Job,
+    Model,
+    Phase,
+    extend_chain,
+    initial_of,
+    live_blobs,
+)
+from coordinator.core.round.transition import rejection, transition
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements.assignment import BlobRef, Delta
+from hypergpu.units import Bytes
+from hypergpu.wire.assignment import blob_value, model_message
+from tests.unit.job_states import all_events, states, training
+
+TABLE = Path(__file__).with_name("pair_table.txt")
+
+
+def outcome(job: Job, event: Event) -> str:
+    """One cell: the refusal, or the phase after the event and the commands it leads to."""
+    if reason := rejection(job, event):
+        return f"refused: {reason}"
+    step = transition(job, event)
+    names = [type(command).__name__ for command in step.commands]
+    return f"-> {step.job.phase.value} [{', '.join(names)}]"
+
+
+def pair_table() -> str:
+    """Every phase against every event, one line a pair."""
+    lines = [
+        f"{phase.value:11} {type(event).__name__:17} {outcome(job, event)}"
+        for phase, job in states().items()
+        for event in all_events()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_covers_every_phase_and_every_event() -> None:
+    assert set(states()) == set(Phase)
+    assert {type(event) for event in all_events()} == set(get_args(Event))
+
+
+def test_every_pair_has_its_committed_outcome() -> None:
+    assert pair_table() == TABLE.read_text()
+
+
+def test_a_refused_event_changes_nothing() -> None:
+    for job in states().values():
+        for event in all_events():
+            if rejection(job, event):
+                assert transition(job, event) == (job, ())
+
+
+if __name__ == "__main__":
+    sys.exit(TABLE.write_text(pair_table()) == 0)
+
+
+WORKLOADS = {"digits-softmax": 1}
+
+
+def demand(name: str, *members: str, nodes_min: int = 1, version: int = 1) -> JobDemand:
+    nodes = frozenset(NodeId(member) for member in members)
+    return JobDemand(JobId(name), nodes_min, "digits-softmax", version, nodes)
+
+
+def offers(free: str, **held: str) -> list[NodeOffer]:
+    """Free nodes as letters, held ones as job="letters"."""
+    free_nodes = [NodeOffer(NodeId(letter), None, WORKLOADS) for letter in free]
+    held_nodes = [
+        NodeOffer(NodeId(letter), JobId(job), WORKLOADS)
+        for job, letters in held.items()
+        for letter in letters
+    ]
+    return free_nodes + held_nodes
+
+
+def test_free_nodes_are_dealt_out_evenly() -> None:
+    moves = plan_allocation([demand("one"), demand("two")], offers("abcd"))
+    assert sorted(move.job_id for move in moves) == ["one", "one", "two", "two"]
+    assert all(isinstance(move, Lend) for move in moves)
+
+
+def test_a_job_that_cannot_start_gets_no_nodes() -> None:
+    moves = plan_allocation([demand("big", nodes_min=3), demand("small")], offers("ab"))
+    assert {move.job_id for move in moves} == {"small"}
+
+
+def test_a_second_job_gets_its_share_back_from_the_first() -> None:
+    moves = plan_allocation(
+        [demand("one", "a", "b", "c", "d"), demand("two")], offers("", one="abcd")
+    )
+    assert [type(move) for move in moves] == [Recall, Recall]
+    assert {move.job_id for move in moves} == {"one"}
+
+
+def test_a_balanced_allocation_moves_nothing() -> None:
+    demands = [demand("one", "a", "b"), demand("two", "c")]
+    assert plan_allocation(demands, offers("", one="ab", two="c")) == ()
+
+
+def test_a_node_without_the_workloads_version_is_not_lent() -> None:
+    assert plan_allocation([demand("one", version=2)], offers("ab")) == ()
+
+
+def test_nodes_of_a_paused_job_count_as_free() -> None:
+    (move,) = plan_allocation([demand("two")], offers("", paused="a"))
+    assert (move.node, move.job_id) == ("a", "two")
+
+
+def test_a_newcomer_is_lent_while_members_are_away_for_a_moment() -> None:
+    (move,) = plan_allocation([demand("one", "a", "b")], offers("c"))
+    assert (move.node, move.job_id) == ("c", "one")
+
+
+def test_a_started_job_is_not_starved_by_one_that_needs_more_to_start() -> None:
+    demands = [demand("early", nodes_min=3), demand("late", "a", "b")]
+    moves = plan_allocation(demands, offers("c", late="ab"))
+    assert {move.job_id for move in moves} == {"late"}
+
+
+MODEL_BYTES = Bytes(1000)
+
+
+def digest_named(kind: str, number: int) -> Digest:
+    return Digest(f"{kind}{number:0{64 - len(kind)}}")
+
+
+def after_rounds(rounds: int, delta_bytes: int) -> Model:
+    """A model after so many rounds, each of which left a delta of that size."""
+    model = Model(0, BlobRef(digest_named("a", 0), MODEL_BYTES))
+    for number in range(1, rounds + 1):
+        blob = BlobRef(digest_named("b", number), Bytes(delta_bytes))
+        deltas = extend_chain(model, Delta(model.blob.digest, blob, "int4"), MODEL_BYTES)
+        model = Model(number, BlobRef(digest_named("a", number), MODEL_BYTES), deltas=deltas)
+    return model
+
+
+def test_each_delta_leads_to_the_base_of_the_next() -> None:
+    bases = [delta.base for delta in after_rounds(3, 10).deltas]
+    assert bases == [digest_named("a", 0), digest_named("a", 1), digest_named("a", 2)]
+
+
+def test_all_deltas_together_are_less_than_half_a_model() -> None:
+    assert len(after_rounds(20, 100).deltas) == 4
+    assert len(after_rounds(20, 99).deltas) == 5
+
+
+def test_the_newest_delta_is_kept_however_large() -> None:
+    deltas = after_rounds(5, 700).deltas
+    assert [delta.base for delta in deltas] == [digest_named("a", 4)]
+
+
+def test_no_more_deltas_are_kept_than_are_worth_applying() -> None:
+    deltas = after_rounds(40, 1).deltas
+    assert len(deltas) == DELTAS_MOST
+    assert deltas[-1].base == digest_named("a", 39)
+
+
+def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
+    job = training()
+    model = after_rounds(3, 10)
+    live = live_blobs(type(job)(job.job_id, job.spec, model=model))
+    assert {delta.blob.digest for delta in model.deltas} <= live
+
+
+def test_nodes_are_told_of_all_deltas_in_order() -> None:
+    model = after_rounds(3, 10)
+    message = model_message(model.blob, model.deltas, digest_named("c", 0))
+    told = [blob_value(delta.blob).digest for delta in message.deltas]
+    assert told == [digest_named("b", 1), digest_named("b", 2), digest_named("b", 3)]
+
+
+def test_nodes_can_draw_the_first_model_as_long_as_deltas_lead_on_from_it() -> None:
+    drawable = [initial_of(after_rounds(rounds, 100)) for rounds in range(7)]
+    assert drawable == [digest_named("a", 0)] * 5 + [None] * 2
+
+
+def test_a_model_without_deltas_is_only_drawn_before_the_first_round() -> None:
+    whole = Model(2, BlobRef(digest_named("a", 2), MODEL_BYTES))
+    assert initial_of(whole) is None
+
+
+def test_a_chain_that_a_round_without_an_update_or_a_delta_broke_leads_on_from_nothing() -> None:
+    base = after_rounds(2, 10)
+    unchanged = Model(3, base.blob, deltas=base.deltas)
+    assert initial_of(unchanged) is None
+    begun_anew = Model(
+        2, BlobRef(digest_named("a", 2), MODEL_BYTES), deltas=after_rounds(1, 10).deltas
+    )
+    assert initial_of(begun_anew) is None

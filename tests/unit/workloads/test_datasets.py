@@ -1,0 +1,254 @@
+"""Data of the workloads: digits, images fetched from mirrors, text."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from hypergpu.workloads.digits.load import digits
+from hypergpu.workloads.digits.softmax import DigitsSoftmax
+from hypergpu.workloads.images import cifar, mnist
+from hypergpu.workloads.images.folder import read_folder
+from hypergpu.workloads.text import text_blocks
+from hypergpu.workloads.workload import ArraySamples, DatasetError
+
+
+def as_sets() -> tuple[ArraySamples, ArraySamples]:
+    dataset = digits()
+    assert isinstance(dataset.train, ArraySamples)
+    assert isinstance(dataset.test, ArraySamples)
+    return dataset.train, dataset.test
+
+
+def rows(samples: ArraySamples) -> set[bytes]:
+    return {row.tobytes() for row in samples.inputs}
+
+
+def test_they_are_the_digits_that_scikit_learn_ships() -> None:
+    train, test = as_sets()
+    pixels, labels = load_digits(return_X_y=True)
+    ours = np.concatenate([train.inputs, test.inputs]) * 16
+    joined = np.column_stack([ours, np.concatenate([train.targets, test.targets])])
+    theirs = np.column_stack([pixels, labels])
+    np.testing.assert_array_equal(np.unique(joined, axis=0), np.unique(theirs, axis=0))
+
+
+def test_no_image_is_both_trained_on_and_held_out() -> None:
+    train, test = as_sets()
+    assert len(train.targets) + len(test.targets) == 1797
+    assert not rows(train) & rows(test)
+
+
+def test_every_digit_has_its_fifth_held_out() -> None:
+    train, test = as_sets()
+    shares = np.bincount(test.targets) / (np.bincount(test.targets) + np.bincount(train.targets))
+    assert 0.19 < shares.min() <= shares.max() <= 0.2
+
+
+def test_the_softmax_gradient_is_the_slope_of_its_loss() -> None:
+    workload = DigitsSoftmax()
+    inputs, targets = workload.load("").train.batch(np.arange(20))
+    draw = np.random.Philox(key=1).random_raw(650) / 2.0**64 - 0.5
+    parameters = {
+        "bias": draw[:10].astype(np.float32),
+        "weight": draw[10:].reshape(64, 10).astype(np.float32),
+    }
+    _, gradient = workload.gradient(parameters, inputs, targets)
+    for name, place in (("bias", (3,)), ("weight", (20, 7))):
+        losses = []
+        for step in (-1e-2, 1e-2):
+            moved = {key: array.copy() for key, array in parameters.items()}
+            moved[name][place] += step
+            losses.append(workload.gradient(moved, inputs, targets)[0])
+        assert abs((losses[1] - losses[0]) / 2e-2 - gradient[name][place]) < 1e-3
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A mirror that keeps no log."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        return
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address where a real HTTP server offers it."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    """An array in the gzipped IDX format of MNIST."""
+    extents = b"".join(extent.to_bytes(4, "big") for extent in array.shape)
+    return gzip.compress(bytes([0, 0, 8, array.ndim]) + extents + array.tobytes())
+
+
+def write_mnist(folder: Path, address: str) -> mnist.MnistSource:
+    files = {
+        "train-images-idx3-ubyte.gz": idx(
+            (np.arange(6 * 784) % 256).astype(np.uint8).reshape(6, 28, 28)
+        ),
+        "train-labels-idx1-ubyte.gz": idx(np.arange(6, dtype=np.uint8)),
+        "t10k-images-idx3-ubyte.gz": idx(np.zeros((2, 28, 28), np.uint8)),
+        "t10k-labels-idx1-ubyte.gz": idx(np.array([8, 9], np.uint8)),
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sums = tuple((name, hashlib.md5(content).hexdigest()) for name, content in files.items())  # noqa: S324
+    return mnist.MnistSource((address,), sums)
+
+
+def write_cifar(folder: Path, address: str) -> cifar.CifarSource:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for number, name in enumerate(
+            [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]
+        ):
+            record = bytes([number]) + bytes([number * 10]) * 3072
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            entry.size = 2 * len(record)
+            archive.addfile(entry, io.BytesIO(record * 2))
+    (folder / "cifar.tar.gz").write_bytes(packed.getvalue())
+    return cifar.CifarSource(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
+
+
+def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:
+    for number, (name, count) in enumerate(classes.items()):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            image = Image.new("RGB", (side, side + 4), (number * 100, 0, 0))
+            image.save(folder / name / f"{index}.png")
+
+
+def test_mnist_is_downloaded_read_and_kept(mirror: tuple[Path, str], tmp_path: Path) -> None:
+    source = write_mnist(*mirror)
+    dataset = mnist.read_mnist("", source=source, root=tmp_path / "root")
+    images, targets = dataset.train.batch(np.arange(6))
+    assert images.shape == (6, 1, 28, 28)
+    assert list(targets) == [0, 1, 2, 3, 4, 5]
+    assert images[1, 0, 0, :2].tolist() == [784 % 256, 785 % 256]
+    assert list(dataset.test.labels) == [8, 9]
+    for path in mirror[0].iterdir():
+        path.unlink()
+    assert len(mnist.read_mnist("", source=source, root=tmp_path / "root").train.labels) == 6
+
+
+def test_a_damaged_download_is_refused_and_leaves_nothing(
+    mirror: tuple[Path, str], tmp_path: Path
+) -> None:
+    source = write_mnist(*mirror)
+    (mirror[0] / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    with pytest.raises(DatasetError, match="mnist dataset could not be downloaded"):
+        mnist.read_mnist("", source=source, root=tmp_path / "root")
+    assert not list((tmp_path / "root").iterdir())
+
+
+def test_cifar10_is_downloaded_and_read_from_its_binary_version(
+    mirror: tuple[Path, str], tmp_path: Path
+) -> None:
+    source = write_cifar(*mirror)
+    dataset = cifar.read_cifar10("", source=source, root=tmp_path / "root")
+    images, targets = dataset.train.batch(np.arange(10))
+    assert images.shape == (10, 3, 32, 32)
+    assert list(targets) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert images[9].min() == images[9].max() == 40
+    assert list(dataset.test.labels) == [5, 5]
+
+
+def test_a_folder_without_a_split_has_a_tenth_of_each_class_held_out(tmp_path: Path) -> None:
+    write_images(tmp_path, {"cat": 20, "dog": 10})
+    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
+    assert np.bincount(dataset.test.labels).tolist() == [2, 1]
+    assert np.bincount(dataset.train.labels).tolist() == [18, 9]
+
+
+def test_images_are_resized_to_one_shape(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_images(tmp_path / "val", {"cat": 1, "dog": 1})
+    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
+    images, targets = dataset.train.batch(np.array([5, 0]))
+    assert images.shape == (2, 3, 16, 16)
+    assert targets.tolist() == [1, 0]
+    assert images[:, 0].max(axis=(1, 2)).tolist() == [100, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "reason"),
+    [(3, "holds 2 classes and options.classes is 3. Fix: set options.classes to 2")],
+)
+def test_the_wrong_number_of_classes_says_the_right_one(
+    tmp_path: Path, classes: int, reason: str
+) -> None:
+    write_images(tmp_path, {"cat": 2, "dog": 2})
+    with pytest.raises(DatasetError, match=reason):
+        read_folder(str(tmp_path), classes=classes, image_size=16)
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path, {"cat": 2, "dog": 2})
+    for path in tmp_path.glob("*/*.png"):
+        path.write_bytes(b"no image")
+    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
+    with pytest.raises(DatasetError, match=r"\.png is not an image"):
+        dataset.train.batch(np.array([0]))
+
+
+def write_text(folder: Path, files: int = 4, file_bytes: int = 200_000) -> None:
+    for number in range(files):
+        (folder / f"part-{number}").mkdir(parents=True)
+        line = f"line of part {number}\n".encode()
+        (folder / f"part-{number}" / "a.txt").write_bytes(line * (file_bytes // len(line)))
+        (folder / f"part-{number}" / "a.bin").write_bytes(bytes(1000))
+
+
+def test_targets_are_the_inputs_moved_on_by_one(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    inputs, targets = text_blocks(str(tmp_path), 32, 0).train.batch(np.array([0, 5]))
+    assert inputs.shape == targets.shape == (2, 32)
+    np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+    assert bytes(inputs[0]).startswith(b"line of part 0\n")
+
+
+def test_about_a_twentieth_is_held_out(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    dataset = text_blocks(str(tmp_path), 32, 0)
+    share = len(dataset.test.labels) / (len(dataset.test.labels) + len(dataset.train.labels))
+    assert 0.03 < share < 0.07
+
+
+def test_no_training_block_reaches_into_held_out_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(i // (16 << 10) % 256 for i in range(600 << 10)))
+    dataset = text_blocks(str(tmp_path), 100, 0)
+    inputs, targets = dataset.train.batch(np.arange(len(dataset.train.labels)))
+    held_out = {run for run in range(38) if run % 20 == 19}
+    assert not held_out & set(np.unique(inputs)) | held_out & set(np.unique(targets))
+
+
+def test_the_corpus_is_cut_where_the_option_says(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    dataset = text_blocks(str(tmp_path), 32, 400_000)
+    blocks = len(dataset.train.labels) + len(dataset.test.labels)
+    assert 380_000 < blocks * 32 <= 400_000
+
+
+def test_too_little_text_says_how_much_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(DatasetError, match="holds 5 bytes of text; at least 327680 are needed"):
+        text_blocks(str(tmp_path), 64, 0)
