@@ -26,7 +26,7 @@ from benchmarks.ours.table import (
     run_parts,
     write_rows,
 )
-from hypergpu.process.logs import configure_logs
+from hypergpu.process import configure_logs
 
 RESULTS = Path(__file__).parent / "results"
 PIPE_WIDTH = 160

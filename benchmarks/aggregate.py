@@ -19,10 +19,9 @@ from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.arithmetic import WeightedMean
 from coordinator.shell.aggregation.fold import SPAN, fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
-from hypergpu.digest import running_digest_of_file
+from hypergpu.crypto import running_digest_of_file
 from hypergpu.jobfile.spec import Outer
-from hypergpu.tensors.codec import encode_update
-from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.codec import encode_update, scheme_named
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
 from hypergpu.units import Samples
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from benchmarks.ours.table import ResultTable
 from hypergpu.jobfile.spec import SCHEMES
-from hypergpu.tensors.compression import Scheme, encode_into_residual, groups, scheme_named
+from hypergpu.tensors.codec import encode_into_residual, scheme_named
 from hypergpu.tensors.layout import Float32s
+from hypergpu.tensors.quantisation import Scheme, groups
 
 MEBIBYTES = 64
 SPARSE = tuple(name for name in SCHEMES if scheme_named(name).is_sparse)

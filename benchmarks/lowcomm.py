@@ -17,17 +17,17 @@ from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from gpu_node.shell.worker.torch_trainer import TorchTrainer
+from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.dataset.sampling import Indices, stream_indices
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
+from hypergpu.dataset import Indices, stream_indices
 from hypergpu.jobfile.spec import Outer
-from hypergpu.statements.assignment import SampleRange
+from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.networks.device import Device
-from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.networks.task import Device
+from hypergpu.workloads.workload import build, find
 
 NODES = 8
 BATCH = 32

@@ -48,7 +48,7 @@ from coordinator.shell.commands.evaluation import save_layout
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.driver import Driver, JobRuntime
-from hypergpu.cluster.coordinator import (
+from hypergpu.cluster.cluster import (
     Listen,
     ReadyLine,
     coordinator_command,
@@ -56,18 +56,16 @@ from hypergpu.cluster.coordinator import (
     wait_until_ready,
 )
 from hypergpu.cluster.processes import kill_group, start
-from hypergpu.digest import digest_of, digest_of_file
+from hypergpu.crypto import IdentityKey, digest_of, digest_of_file
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.assignment import BlobRef, Delta
+from hypergpu.statements import BlobRef, Delta
+from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc
-from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import numpy_layout
+from hypergpu.workloads.workload import build, find, numpy_layout
 
 JOB = JobId("long-job")
 _NOW = Milliseconds(0)

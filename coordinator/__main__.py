@@ -12,9 +12,8 @@ import msgspec
 from coordinator.config import Settings
 from coordinator.shell.failpoints import NAMES, VARIABLE, arm
 from hypergpu.errors import HyperGPUError
-from hypergpu.process.logs import configure_logs
-from hypergpu.process.memory import keep_bulk_memory
-from hypergpu.terminal.streams import prepare_streams
+from hypergpu.process import configure_logs, keep_bulk_memory
+from hypergpu.streams import prepare_streams
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,19 +11,21 @@ import typer
 from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
-from gpu_node.core.commands import Departure, Leave
-from gpu_node.core.state import LinkPhase
+from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.state.files import load_coordinator
-from gpu_node.shell.state.paths import StatePaths
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extras import missing_extra
-from hypergpu.keys.keyfile import change_passphrase, passphrase_beside, stored_address
-from hypergpu.keys.passphrase import Passphrase, passphrase_of_file, passphrase_of_text
-from hypergpu.process.logs import configure_logs
-from hypergpu.process.memory import keep_bulk_memory
-from hypergpu.terminal.streams import prepare_streams
-from hypergpu.wire.token import Token, parse_token
+from gpu_node.shell.state import StatePaths, load_coordinator
+from hypergpu.errors import HyperGPUError, Reason, missing_extra
+from hypergpu.keys import (
+    Passphrase,
+    change_passphrase,
+    passphrase_beside,
+    passphrase_of_file,
+    passphrase_of_text,
+    stored_address,
+)
+from hypergpu.process import configure_logs, keep_bulk_memory
+from hypergpu.streams import prepare_streams
+from hypergpu.wire.credentials import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
 PASSPHRASE_VARIABLE = "HYPERGPU_NODE_PASSPHRASE"

@@ -1,7 +1,6 @@
 """The errors that processes report to each other and to people, each with a number and its fix.
 
-A number never changes its meaning: scripts may rely on it. Its thousands digit groups errors by who
-can fix them and decides the command line's exit code (``10 + number // 1000``).
+A number never changes its meaning: scripts may rely on it.
 """
 
 from enum import Enum
@@ -196,3 +195,21 @@ class RemoteFailureError(Exception):
     def exit_code(self) -> int:
         """Exit status by the rule of `Reason.exit_code`."""
         return 10 + self.number // 1000
+
+
+_PACKAGES = {
+    "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
+    "postgresql": ("psycopg",),
+    "torch": ("PIL", "torch", "torchvision"),
+}
+
+
+def missing_extra(missing: ModuleNotFoundError) -> HyperGPUError | None:
+    """The error that names the extra to install; None: the package belongs to none of them."""
+    package = (missing.name or "").partition(".")[0]
+    for extra, packages in _PACKAGES.items():
+        if package in packages:
+            detail = f"this needs the package {package}, which is not installed"
+            fix = f"install the extra: pip install 'hypergpu[{extra}]'"
+            return HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
+    return None

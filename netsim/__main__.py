@@ -3,8 +3,8 @@
 import sys
 
 from hypergpu.errors import HyperGPUError
-from hypergpu.terminal.failure import report
-from hypergpu.terminal.streams import prepare_streams
+from hypergpu.streams import prepare_streams
+from hypergpu.terminal.commands import report
 from netsim.cli.app import app
 
 if __name__ == "__main__":

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.digest import digest_of, digest_to_wire
+from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
 from hypergpu.ids import Digest, JobKey, TokenId
-from hypergpu.keys.signature import IdentityKey, JoinClaim
-from hypergpu.statements.contribution import Contribution, shard_digest
-from hypergpu.statements.signing import sign
+from hypergpu.statements import Contribution, shard_digest
+from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
-from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
-from hypergpu.wire.statements import terms_value
-from hypergpu.wire.token import parse_token
+from hypergpu.wire.credentials import parse_token
+from hypergpu.wire.messages import terms_value
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub

@@ -8,8 +8,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements.domain import Domain, Terms, terms_of
-from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.statements import Domain, SignedReceipt, Terms, terms_of
 
 FREE_PAY = str(Path(__file__).parent / "plugins")
 """On PYTHONPATH before all else, it gives a coordinator `FundingPayments`."""

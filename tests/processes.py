@@ -14,12 +14,12 @@ import msgspec
 import psutil
 
 from hypergpu.client import Coordinator, JobDetail, JobEvent, JobView
-from hypergpu.cluster.coordinator import ReadyLine, operator, wait_until_ready
+from hypergpu.cluster.cluster import ReadyLine, operator, wait_until_ready
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.wire.ports import free_ports
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
+from hypergpu.wire.network import free_ports
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {

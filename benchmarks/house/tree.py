@@ -88,13 +88,12 @@ PAY = (
     "hypergpu/jobfile/pay.py",
     "hypergpu/ledger/*",
     "hypergpu/wire/ledger.py",
-    # As it is: quality is measured for trust too, but its rule was counted as pay before.
+    # As it is: quality is measured for trust too, but its rule was counted as pay before. All of
+    # the statements count, assignments too; the plugin's start and the wire's receipts do not.
     "contracts/*",
-    "coordinator/core/quality/*",
-    "coordinator/shell/app/startup.py",
-    "gpu_node/shell/state/receipts.py",
-    "hypergpu/statements/*",
-    "hypergpu/wire/statements.py",
+    "coordinator/core/quality.py",
+    "gpu_node/shell/receipts.py",
+    "hypergpu/statements.py",
     "payments/*",
 )
 """Files of pay, in the tree before the rebuilding and in this one; keys that sign are identity."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.client import Coordinator
-from hypergpu.cluster.coordinator import (
+from hypergpu.cluster.cluster import (
     Listen,
     ReadyLine,
     coordinator_command,
@@ -15,7 +15,7 @@ from hypergpu.cluster.coordinator import (
     wait_until_ready,
 )
 from hypergpu.cluster.processes import kill_group, program, start
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """As the peers' processes are started: more threads than cores wait for one another."""

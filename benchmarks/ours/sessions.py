@@ -17,14 +17,14 @@ import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
+from gpu_node.shell.access import OPTIONS
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.link.channels import OPTIONS
-from gpu_node.shell.link.control import ROUND_TRIP
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.worker.messages import WorkerCapabilities
+from gpu_node.shell.control import ROUND_TRIP
+from gpu_node.shell.state import StatePaths
+from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.token import parse_token
+from hypergpu.wire.credentials import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0

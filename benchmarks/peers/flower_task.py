@@ -51,7 +51,7 @@ class FlowerTraining:
 
         from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
         from hypergpu.jobfile import read_job_file
-        from hypergpu.workloads.registry import build, find
+        from hypergpu.workloads.workload import build, find
 
         torch.set_num_threads(1)
         self.task = task
@@ -85,10 +85,10 @@ class Learner:
     """
 
     def __init__(self, training: FlowerTraining, rank: int) -> None:
-        from gpu_node.shell.worker.slow_device import SlowedTrainer, StepFloor
-        from gpu_node.shell.worker.torch_trainer import TorchTrainer
+        from gpu_node.shell.worker.torch_engine import TorchTrainer
+        from gpu_node.shell.worker.trainers import SlowedTrainer, StepFloor
         from hypergpu.units import Bytes
-        from hypergpu.workloads.networks.device import Device
+        from hypergpu.workloads.networks.task import Device
 
         self._training, self._rank = training, rank
         device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
@@ -121,8 +121,8 @@ class Learner:
         return after.parameters
 
     def _batches(self, number: int) -> Any:
-        from hypergpu.dataset.sampling import stream_indices
-        from hypergpu.statements.assignment import SampleRange
+        from hypergpu.dataset import stream_indices
+        from hypergpu.statements import SampleRange
         from hypergpu.units import Samples
 
         shape = self._training.spec.training

@@ -64,9 +64,7 @@ from coordinator.core.job.state import (
     WorkState,
 )
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements.contribution import Contribution, shard_digest
-from hypergpu.statements.domain import Terms
-from hypergpu.statements.receipt import WHOLE_BPS
+from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest
 from hypergpu.units import BasisPoints, Milliseconds, Samples
 
 

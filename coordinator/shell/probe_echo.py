@@ -14,9 +14,9 @@ from blake3 import blake3
 
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from hypergpu.ids import NodeId
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
-from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES
+from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES
 
 LIFE_MS = 600_000
 RENEWAL_MS = LIFE_MS // 2

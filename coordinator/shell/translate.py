@@ -23,13 +23,13 @@ from coordinator.core.measure.reading import (
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements.assignment import Lease
+from hypergpu.statements import Lease
+from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.assignment import digest_message, digest_value, lease_message
-from hypergpu.wire.bulk import SMALLEST_BYTES
-from hypergpu.wire.probing import PACKETS_MAX
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
+from hypergpu.wire.messages import digest_message, digest_value, lease_message
+from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
 _WORKLOADS_MAX = 1_000

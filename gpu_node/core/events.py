@@ -4,10 +4,22 @@ from enum import Enum
 
 import msgspec
 
-from gpu_node.core.update import TrainedUpdate
-from hypergpu.ids import JobId
-from hypergpu.statements.assignment import Assignment, Lease
-from hypergpu.units import Milliseconds
+from hypergpu.ids import Digest, JobId
+from hypergpu.statements import Assignment, Lease
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+class TrainedUpdate(msgspec.Struct, frozen=True):
+    """A finished update, and the worker's report of its training."""
+
+    digest: Digest
+    size_bytes: Bytes
+    inner_steps: int
+    samples: Samples
+    compute_ms: Milliseconds = Milliseconds(0)
+    loss_first: float | None = None
+    """None when it is not finite."""
+    loss_last: float | None = None
 
 
 class Timer(Enum):

@@ -1,14 +1,18 @@
 """The link: it joins, dials, breaks and dials again. A broken link never ends the work."""
 
-from gpu_node.core import commands, events
-from gpu_node.core.backoff import (
+from gpu_node.core import events, state
+from gpu_node.core.state import (
     FIRST_MS,
     QUICK_ATTEMPT_MAX,
     QUICK_CAP_MS,
     QUICK_MS,
+    CoordinatorLink,
+    LinkPhase,
+    NodeSession,
+    SessionStep,
     backoff_ms,
+    replace,
 )
-from gpu_node.core.state import CoordinatorLink, LinkPhase, NodeSession, SessionStep, replace
 from gpu_node.core.work import resume_transfer
 from hypergpu.units import Milliseconds
 
@@ -48,7 +52,7 @@ def _advance_join(session: NodeSession, event: events.NodeEvent) -> SessionStep:
         case LinkPhase.JOINING, events.JoinRejected(reason=reason):
             left = CoordinatorLink(phase=LinkPhase.LEFT, since_ms=event.at_ms, reason=reason)
             return SessionStep(
-                replace(session, link=left), (commands.Leave(commands.Departure.REJECTED, reason),)
+                replace(session, link=left), (state.Leave(state.Departure.REJECTED, reason),)
             )
         case _:
             return SessionStep(session)
@@ -77,14 +81,14 @@ def dial_again(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
 
 def _join(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.JOINING, since_ms=at_ms)
-    return SessionStep(replace(session, link=link), (commands.Join(),))
+    return SessionStep(replace(session, link=link), (state.Join(),))
 
 
 def _dial(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     link = replace(session.link, phase=LinkPhase.CONNECTING, since_ms=at_ms)
     current = () if session.current is None else (session.current,)
     working = tuple(assignment.lease for assignment in (*current, *session.queue))
-    return SessionStep(replace(session, link=link), (commands.OpenLink(working),))
+    return SessionStep(replace(session, link=link), (state.OpenLink(working),))
 
 
 def _wait_to_retry(
@@ -108,7 +112,7 @@ def _wait_to_retry(
         retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
     waiting = CoordinatorLink(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
     return SessionStep(
-        replace(session, link=waiting), (commands.SetTimer(events.Timer.RECONNECT, retry_at_ms),)
+        replace(session, link=waiting), (state.SetTimer(events.Timer.RECONNECT, retry_at_ms),)
     )
 
 
@@ -131,6 +135,6 @@ def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     """Say what is owed since the last link, and go on with a transfer."""
     link = replace(session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="")
     reason = session.drain or session.unhealthy
-    announced = (commands.AnnounceDraining(reason),) if reason else ()
+    announced = (state.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
     return step.then(resume_transfer)

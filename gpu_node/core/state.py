@@ -1,18 +1,295 @@
-"""The state of a node: its link, its work, its worker and its memory, side by side."""
+"""The state of a node, and the commands that its steps give: its link, its work, its worker, its
+memory. Commands are imperative, keyed by lease and safe to perform twice; how a state changes is
+decided in `work`, `link` and `session`.
+"""
 
+import hashlib
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
-from gpu_node.core.backoff import CAP_MS
-from gpu_node.core.commands import HandBack, NodeCommand
-from gpu_node.core.end_states import Memory, TrainingStart
-from gpu_node.core.update import TrainedUpdate
-from hypergpu.ids import JobId, NodeId
-from hypergpu.statements.assignment import Assignment, Lease
+from gpu_node.core.events import Timer, TrainedUpdate
+from hypergpu.ids import JobId, NodeId, Slot
+from hypergpu.statements import Assignment, Lease, Task
 from hypergpu.units import Milliseconds
+
+JOBS_MAX = 8
+"""End states are as large as models: a node that misses releases must not fill its disk."""
+ROUNDS_APART_MAX = 2
+"""A residual older than this many rounds does more harm than good: training starts fresh."""
+
+
+class TrainingStart(msgspec.Struct, frozen=True):
+    """Where a training starts."""
+
+    resume_from: int | None = None
+    """Round of the end state; None: a fresh inner optimizer and an empty residual."""
+    returns_update: bool = False
+    """The update of that round was rejected and goes back into the residual."""
+
+
+FRESH = TrainingStart()
+
+
+class FinishedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """A training that finished: its end state and its update lie on disk."""
+
+    lease: Lease
+    slot: Slot
+    task: Task
+    start: TrainingStart
+    update: TrainedUpdate
+    is_accepted: bool = False
+    """Whether the coordinator accepted the update, as far as the node knows."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Everything a node must not forget when it restarts.
+
+    At most two rounds of each job, the older first. The job worked on last comes last.
+    """
+
+    jobs: dict[JobId, tuple[FinishedRound, ...]] = {}
+
+    def rounds(self, job_id: JobId) -> tuple[FinishedRound, ...]:
+        """Finished rounds of a job, the older first; none for a job never seen."""
+        return self.jobs.get(job_id, ())
+
+    def with_rounds(self, job_id: JobId, rounds: tuple[FinishedRound, ...]) -> "Memory":
+        """The memory in which these are the job's finished rounds."""
+        others = {name: kept for name, kept in self.jobs.items() if name != job_id}
+        return Memory({**others, job_id: rounds})
+
+    def stale(self) -> frozenset[JobId]:
+        """Jobs too many, longest not worked on first: their release never arrived."""
+        return frozenset(tuple(self.jobs)[:-JOBS_MAX])
+
+
+class WorkPlan(NamedTuple):
+    """How to do an assignment's work."""
+
+    memory: Memory
+    """Memory with the outcome that the assignment names, without rounds that it made void."""
+    start: TrainingStart
+    finished: FinishedRound | None
+    """The same work, done before: only its update is to be sent."""
+
+
+def plan_work(memory: Memory, assignment: Assignment) -> WorkPlan:
+    """Decide where an assignment's training starts, or that it is done already."""
+    lease = assignment.lease
+    rounds = memory.rounds(lease.job_id)
+    earlier = _with_outcome(
+        tuple(each for each in rounds if each.lease.round < lease.round), assignment
+    )
+    start = _start(earlier, lease.round)
+    for end in rounds:
+        if end.lease.round == lease.round and _is_same_work(end, assignment, earlier, start):
+            finished = msgspec.structs.replace(end, lease=lease)
+            return WorkPlan(memory.with_rounds(lease.job_id, (*earlier, finished)), start, finished)
+    return WorkPlan(memory.with_rounds(lease.job_id, earlier), start, None)
+
+
+def _with_outcome(
+    earlier: tuple[FinishedRound, ...], assignment: Assignment
+) -> tuple[FinishedRound, ...]:
+    """Set whether the newest update was accepted; the assignment outweighs an earlier answer."""
+    if not earlier:
+        return earlier
+    newest = earlier[-1]
+    is_accepted = newest.update.digest == assignment.last_accepted
+    return (*earlier[:-1], msgspec.structs.replace(newest, is_accepted=is_accepted))
+
+
+def _start(earlier: tuple[FinishedRound, ...], round_number: int) -> TrainingStart:
+    if not earlier or round_number - earlier[-1].lease.round > ROUNDS_APART_MAX:
+        return FRESH
+    return TrainingStart(earlier[-1].lease.round, not earlier[-1].is_accepted)
+
+
+def _is_same_work(
+    end: FinishedRound,
+    assignment: Assignment,
+    earlier: tuple[FinishedRound, ...],
+    start: TrainingStart,
+) -> bool:
+    if end.slot != assignment.slot or end.task != assignment.task:
+        return False
+    # The outcome of the update before may be another one by now; then this round is void.
+    return not earlier or end.start == start
+
+
+def with_finished(
+    memory: Memory, assignment: Assignment, start: TrainingStart, update: TrainedUpdate
+) -> Memory:
+    """Remember a training that finished, and the one end state that a rollback of it needs."""
+    job_id = assignment.lease.job_id
+    end = FinishedRound(
+        lease=assignment.lease,
+        slot=assignment.slot,
+        task=assignment.task,
+        start=start,
+        update=update,
+    )
+    origin = tuple(each for each in memory.rounds(job_id) if each.lease.round == start.resume_from)
+    return memory.with_rounds(job_id, (*origin, end))
+
+
+def with_accepted(memory: Memory, lease: Lease) -> Memory:
+    """Remember that the update under ``lease`` was accepted."""
+    rounds = tuple(
+        msgspec.structs.replace(end, is_accepted=True) if end.lease == lease else end
+        for end in memory.rounds(lease.job_id)
+    )
+    return memory.with_rounds(lease.job_id, rounds)
+
+
+def without_jobs(memory: Memory, job_ids: frozenset[JobId]) -> Memory:
+    """Forget jobs."""
+    return Memory({name: job for name, job in memory.jobs.items() if name not in job_ids})
+
+
+class NodeCommand(msgspec.Struct, frozen=True):
+    """A command to the shell."""
+
+
+class Departure(Enum):
+    """How a daemon ends."""
+
+    DRAINED = "drained"
+    STOPPED = "stopped"
+    REJECTED = "rejected"
+
+
+class Join(NodeCommand, frozen=True):
+    """Trade the token for a certificate; answered by `Joined`, `JoinFailed` or `JoinRejected`."""
+
+
+class OpenLink(NodeCommand, frozen=True):
+    """Dial and open the control stream; answered by `Connected`, `LinkLost` or `LinkRejected`."""
+
+    working: tuple[Lease, ...]
+    """Leases that the hello names as still being worked on."""
+
+
+class FetchInputs(NodeCommand, frozen=True):
+    """Fetch the model and the data; answered by `InputsFetched`, `FetchBroken` or `FetchRejected`.
+
+    Nothing happens when that is under way for this lease already.
+    """
+
+    assignment: Assignment
+
+
+class StopFetch(NodeCommand, frozen=True):
+    """Stop fetching the inputs of a lease. Bytes that arrived stay cached."""
+
+    lease: Lease
+
+
+class StartTraining(NodeCommand, frozen=True):
+    """Train a shard.
+
+    Answered by `TrainingFinished`, `TrainingFailed`, `TrainingAborted` or `WorkerDied`.
+    """
+
+    assignment: Assignment
+    start: TrainingStart
+    kept_rounds: tuple[int, ...]
+    """Rounds whose end states to keep. Others on disk were never finished and are deleted."""
+
+
+class AbortTraining(NodeCommand, frozen=True):
+    """Tell the worker to drop a shard, and end it should it not answer."""
+
+    lease: Lease
+
+
+class StartWorker(NodeCommand, frozen=True):
+    """Start the worker without work; answered by `WorkerReady` or `WorkerDied`."""
+
+
+class EndWorker(NodeCommand, frozen=True):
+    """End the worker process at once; answered by `WorkerDied`."""
+
+    reason: str
+
+
+class SendUpdate(NodeCommand, frozen=True):
+    """Send an update; answered by `UploadAccepted`, `UploadLate`, `UploadRejected`, `UploadBroken`.
+
+    Nothing happens when that is under way for this lease already.
+    """
+
+    assignment: Assignment
+    """The work, under its newest lease."""
+    update: TrainedUpdate
+
+
+class StopUpload(NodeCommand, frozen=True):
+    """Stop sending a lease's update."""
+
+    lease: Lease
+
+
+class HandBack(NodeCommand, frozen=True):
+    """Tell the coordinator that a lease's work will not be done."""
+
+    lease: Lease
+    reason: str
+
+
+class AnnounceDraining(NodeCommand, frozen=True):
+    """Tell the coordinator that this node takes nothing more."""
+
+    reason: str
+
+
+class DeleteJobState(NodeCommand, frozen=True):
+    """Delete what the node keeps for a job."""
+
+    job_id: JobId
+
+
+class SetTimer(NodeCommand, frozen=True):
+    """Report `TimerFired` at this time. It replaces a timer of the same name."""
+
+    timer: Timer
+    at_ms: Milliseconds
+
+
+class Leave(NodeCommand, frozen=True):
+    """Close the link in good order, end the worker and exit."""
+
+    departure: Departure
+    reason: str
+
+
+FIRST_MS = 200
+CAP_MS = Milliseconds(30_000)
+QUICK_CAP_MS = Milliseconds(1_500)
+"""The longest wait while a good link has only just broken: a link that is there again is to be in
+use within two seconds, greeting included."""
+QUICK_MS = 60_000
+QUICK_ATTEMPT_MAX = 4
+"""200 ms << 4 is over the quick cap; waits grow from there once the quick minute is over."""
+_DOUBLINGS_MAX = 8  # 200 ms << 8 is over the cap
+
+
+def backoff_ms(key: str, attempt: int, cap_ms: Milliseconds = CAP_MS) -> Milliseconds:
+    """Wait before retry number ``attempt`` (0 is the first).
+
+    The wait is in [0.5, 1) of ``200 ms * 2**attempt``, at most of ``cap_ms``. Where it falls is a
+    hash of ``key`` and ``attempt``, so that a thousand nodes cut off together do not come back
+    together and a simulation repeats itself.
+    """
+    whole_ms = min(cap_ms, FIRST_MS << min(attempt, _DOUBLINGS_MAX))
+    half_ms = whole_ms // 2
+    seed = hashlib.blake2b(f"{key}/{attempt}".encode(), digest_size=8).digest()
+    return Milliseconds(half_ms + int.from_bytes(seed, "big") % half_ms)
+
 
 RESTARTS_MAX = 3
 replace = msgspec.structs.replace

@@ -2,9 +2,7 @@
 
 from functools import partial
 
-from gpu_node.core import commands, events
-from gpu_node.core.backoff import backoff_ms
-from gpu_node.core.end_states import plan_work, with_accepted, without_jobs
+from gpu_node.core import events, state
 from gpu_node.core.state import (
     RESTARTS_MAX,
     Fetching,
@@ -14,10 +12,14 @@ from gpu_node.core.state import (
     Training,
     Uploading,
     WorkerState,
+    backoff_ms,
+    plan_work,
     replace,
+    with_accepted,
+    without_jobs,
 )
 from hypergpu.ids import JobId
-from hypergpu.statements.assignment import Assignment, Lease
+from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 
@@ -56,7 +58,7 @@ def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
     plan = plan_work(session.memory, assignment)
     stale = plan.memory.stale()
     work: Fetching | Uploading = Fetching(assignment, plan.start)
-    command: commands.NodeCommand = commands.FetchInputs(assignment)
+    command: state.NodeCommand = state.FetchInputs(assignment)
     if plan.finished is not None:
         work = Uploading(assignment, plan.finished.update)
         command = send_update(work)
@@ -90,7 +92,7 @@ def begin_next(session: NodeSession) -> SessionStep:
 
 def decline(session: NodeSession, lease: Lease, reason: str) -> SessionStep:
     """Hand a lease back. It is not taken up again should the coordinator repeat it."""
-    hand_back = commands.HandBack(lease, reason)
+    hand_back = state.HandBack(lease, reason)
     session = replace(session, declined={**session.declined, lease.job_id: hand_back})
     if session.is_connected:
         return SessionStep(session, (hand_back,))
@@ -102,11 +104,11 @@ def drop_work(session: NodeSession) -> SessionStep:
     free = replace(session, work=Idle(), worker=session.worker.for_other_work())
     match session.work:
         case Fetching(assignment=assignment):
-            return SessionStep(free, (commands.StopFetch(assignment.lease),))
+            return SessionStep(free, (state.StopFetch(assignment.lease),))
         case Training(assignment=assignment) if session.worker.busy == assignment.lease:
-            return SessionStep(free, (commands.AbortTraining(assignment.lease),))
+            return SessionStep(free, (state.AbortTraining(assignment.lease),))
         case Uploading(assignment=assignment):
-            return SessionStep(free, (commands.StopUpload(assignment.lease),))
+            return SessionStep(free, (state.StopUpload(assignment.lease),))
         case _:
             return SessionStep(free)
 
@@ -156,7 +158,7 @@ def delete_released(session: NodeSession) -> SessionStep:
     """Delete the state of released jobs that the worker is not writing to."""
     busy = session.worker.busy
     free = frozenset(name for name in session.releasing if busy is None or busy.job_id != name)
-    deletions = tuple(commands.DeleteJobState(name) for name in sorted(free))
+    deletions = tuple(state.DeleteJobState(name) for name in sorted(free))
     return SessionStep(replace(session, releasing=session.releasing - free), deletions)
 
 
@@ -205,7 +207,7 @@ def retry_later(
     retry_at_ms = Milliseconds(event.at_ms + backoff_ms(key, attempt))
     waiting = replace(work, attempt=attempt + 1, retry_at_ms=retry_at_ms)
     return SessionStep(
-        replace(session, work=waiting), (commands.SetTimer(events.Timer.RETRY, retry_at_ms),)
+        replace(session, work=waiting), (state.SetTimer(events.Timer.RETRY, retry_at_ms),)
     )
 
 
@@ -224,13 +226,13 @@ def resume_transfer(session: NodeSession) -> SessionStep:
     work = session.work
     if not isinstance(work, Fetching | Uploading):
         return SessionStep(session)
-    command: commands.NodeCommand = commands.FetchInputs(work.assignment)
+    command: state.NodeCommand = state.FetchInputs(work.assignment)
     if isinstance(work, Uploading):
         command = send_update(work)
     resumed = replace(work, retry_at_ms=Milliseconds(0))
     return SessionStep(replace(session, work=resumed), (command,))
 
 
-def send_update(work: Uploading) -> commands.SendUpdate:
+def send_update(work: Uploading) -> state.SendUpdate:
     """The command that sends an update."""
-    return commands.SendUpdate(work.assignment, work.update)
+    return state.SendUpdate(work.assignment, work.update)

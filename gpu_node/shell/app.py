@@ -10,38 +10,34 @@ from typing import Any
 import structlog
 
 from gpu_node.config import NodeSettings
-from gpu_node.core import commands, events
+from gpu_node.core import events, state
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, StallTimeouts
-from gpu_node.shell.link.access import Access
-from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.link.messages import capabilities_message, command_message, progress_message
-from gpu_node.shell.probing.intervals import ProbeIntervals
-from gpu_node.shell.probing.prober import Prober
-from gpu_node.shell.state.files import (
+from gpu_node.shell.access import Access
+from gpu_node.shell.cache import BlobCache
+from gpu_node.shell.calls import capabilities_message, command_message, progress_message
+from gpu_node.shell.control import ControlLink, EventQueue
+from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.probing import ProbeIntervals, Prober
+from gpu_node.shell.receipts import ReceiptKeeper
+from gpu_node.shell.state import (
     JoinedCoordinator,
+    StatePaths,
+    identity_key,
     load_capabilities,
     load_memory,
     node_name,
     save_capabilities,
     save_memory,
 )
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.state.receipts import ReceiptKeeper
-from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
-from gpu_node.shell.supervision.supervisor import WorkerSupervisor
-from gpu_node.shell.transfer.cache import BlobCache
-from gpu_node.shell.transfer.initial_models import InitialModels
-from gpu_node.shell.transfer.tasks import TransferTasks
-from gpu_node.shell.transfer.upload import Uploader
-from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities
+from gpu_node.shell.supervision import WorkerSupervisor, worker_caps, worker_command, worker_kind
+from gpu_node.shell.transfers import TransferTasks, Uploader
+from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.keys.passphrase import Passphrase
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.keys import Passphrase
+from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.wire.token import Token
+from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()
 
@@ -137,7 +133,7 @@ class Daemon:
         finally:
             await self._worker.stop()
 
-    async def run(self, capabilities: WorkerCapabilities | None = None) -> commands.Leave:
+    async def run(self, capabilities: WorkerCapabilities | None = None) -> state.Leave:
         """Serve until the node leaves.
 
         Args:
@@ -195,7 +191,7 @@ class Daemon:
         else:
             self._link.offer(capabilities_message(found, self._name))
 
-    async def _advance(self, event: events.NodeEvent) -> commands.Leave | None:
+    async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
         """Decide, persist, act."""
         if isinstance(event, events.TrainingFinished):
             self._uploader.note_finished(event.lease)
@@ -205,47 +201,47 @@ class Daemon:
         if self._session.memory != before:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)
         for command in todo:
-            if isinstance(command, commands.Leave):
+            if isinstance(command, state.Leave):
                 return command
             await self._perform(command)
         return None
 
-    async def _perform(self, command: commands.NodeCommand) -> None:
+    async def _perform(self, command: state.NodeCommand) -> None:
         match command:
-            case commands.Join():
+            case state.Join():
                 self._start_task(self._report_join())
-            case commands.SetTimer(timer=timer, at_ms=at_ms):
+            case state.SetTimer(timer=timer, at_ms=at_ms):
                 self._set_timer(timer, at_ms)
-            case commands.DeleteJobState(job_id=job_id):
+            case state.DeleteJobState(job_id=job_id):
                 await asyncio.to_thread(self._paths.delete_job, job_id)
-            case commands.StartTraining():
+            case state.StartTraining():
                 await self._train(command)
-            case commands.AbortTraining(lease=lease):
+            case state.AbortTraining(lease=lease):
                 self._worker.abort(lease)
-            case commands.StartWorker():
+            case state.StartWorker():
                 await self._worker.start_worker()
-            case commands.EndWorker(reason=reason):
+            case state.EndWorker(reason=reason):
                 self._worker.end_worker(reason)
             case _:
                 self._perform_transfer(command)
 
-    def _perform_transfer(self, command: commands.NodeCommand) -> None:
+    def _perform_transfer(self, command: state.NodeCommand) -> None:
         match command:
-            case commands.OpenLink(working=working):
+            case state.OpenLink(working=working):
                 self._link.open(working)
-            case commands.FetchInputs(assignment=assignment):
+            case state.FetchInputs(assignment=assignment):
                 self._transfers.fetch(assignment)
-            case commands.StopFetch(lease=lease):
+            case state.StopFetch(lease=lease):
                 self._transfers.stop_fetch(lease)
-            case commands.SendUpdate():
+            case state.SendUpdate():
                 self._transfers.upload(command)
-            case commands.StopUpload(lease=lease):
+            case state.StopUpload(lease=lease):
                 self._transfers.stop_upload(lease)
             case _:
                 if (message := command_message(command)) is not None:
                     self._link.send(message)
 
-    async def _train(self, command: commands.StartTraining) -> None:
+    async def _train(self, command: state.StartTraining) -> None:
         assignment = command.assignment
         job_id, round_number = assignment.lease.job_id, assignment.lease.round
         inputs = self._transfers.inputs[assignment.lease]
@@ -310,16 +306,16 @@ def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:
     )
 
 
-def _log_step(event: events.NodeEvent, todo: tuple[commands.NodeCommand, ...]) -> None:
+def _log_step(event: events.NodeEvent, todo: tuple[state.NodeCommand, ...]) -> None:
     """Log an event, and the work given up because of it."""
     write = log.debug if isinstance(event, _ROUTINE) else log.info
     write(type(event).__name__, **_log_fields(event))
     for command in todo:
-        if isinstance(command, commands.HandBack | commands.Leave):
+        if isinstance(command, state.HandBack | state.Leave):
             log.info(type(command).__name__, **_log_fields(command))
 
 
-def _log_fields(subject: events.NodeEvent | commands.NodeCommand) -> dict[str, object]:
+def _log_fields(subject: events.NodeEvent | state.NodeCommand) -> dict[str, object]:
     fields: dict[str, object] = {}
     source: Any = subject.assignment if isinstance(subject, events.ShardAssigned) else subject
     if (lease := getattr(source, "lease", None)) is not None:

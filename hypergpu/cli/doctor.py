@@ -1,4 +1,6 @@
-"""Measures this machine for `doctor`; what the measures mean is said by `checks`."""
+"""Measures this machine for `hypergpu doctor`, and gives each measure a verdict, a sentence and
+a fix.
+"""
 
 import os
 import shutil
@@ -6,34 +8,226 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.checks import (
-    FAIL,
-    OK,
-    WARN,
-    Check,
-    clock_check,
-    control_check,
-    disk_check,
-    folder_check,
-    joined_host,
-    port_check,
-    proxy_check,
-    torch_checks,
-    uplink_check,
-    way_of,
-)
-from hypergpu.cli.probe import TorchFound
+from hypergpu.cli.probe import DeviceFound, TorchFound
 from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError
-from hypergpu.terminal.output import is_rich
+from hypergpu.terminal.output import is_rich, size
 from hypergpu.units import several
-from hypergpu.wire.congestion import controls
+from hypergpu.wire.credentials import split_address
+from hypergpu.wire.network import BBR, FOR_ALL, WITHOUT, Controls, RouteSettings, controls, way_to
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+DISK_LEAST_BYTES = 500_000_000
+DISK_GOOD_BYTES = 5_000_000_000
+RELEASED_UNIX_S = 1_763_000_000
+"""No clock that is right shows a time before this version was made."""
+
+_PASCAL = ("sm_60", "sm_61", "sm_62")
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One verdict."""
+
+    name: str
+    verdict: str
+    """``ok``, ``warn`` or ``fail``."""
+    what: str
+    fix: str = ""
+
+
+def torch_checks(found: TorchFound) -> list[Check]:
+    """Torch and every device it names."""
+    if found.failure:
+        fix = "reinstall it: pip install --force-reinstall 'hypergpu[torch]'"
+        return [
+            Check("torch", FAIL, f"it is installed and cannot be imported: {found.failure}", fix)
+        ]
+    if not found.version:
+        fix = "for torch workloads: pip install 'hypergpu[torch]'"
+        return [Check("torch", WARN, "not installed: only numpy workloads can train here", fix)]
+    built = f", CUDA {found.cuda}" if found.cuda else ""
+    checks = [Check("torch", OK, f"{found.version}{built}")]
+    return checks + [_device_check(each, found) for each in found.devices]
+
+
+def _device_check(device: DeviceFound, found: TorchFound) -> Check:
+    memory = f", {size(device.memory_bytes)}" if device.memory_bytes else ""
+    label = f"{device.name} {device.capability}".strip()
+    if not device.failure:
+        return Check(device.device, OK, f"{label}{memory}: a kernel ran")
+    if device.capability and not is_supported(device.capability, found.architectures):
+        known = ", ".join(found.architectures)
+        what = f"{label}: this torch was built for {known} only"
+        return Check(device.device, FAIL, what, _wheel_fix(device.capability))
+    fix = "update the driver; see whether nvidia-smi works; restart the machine"
+    if device.device == "mps":
+        fix = "update macOS and torch"
+    return Check(device.device, FAIL, f"{label}: {device.failure}", fix)
+
+
+def is_supported(capability: str, architectures: tuple[str, ...]) -> bool:
+    """Whether a wheel built for ``architectures`` runs on a card.
+
+    Machine code runs on the same major version from its minor version on; ``compute_`` entries are
+    compiled on the spot for anything newer.
+    """
+    major, minor = _version(capability)
+    for architecture in architectures:
+        built_major, built_minor = _version(architecture)
+        if architecture.startswith("compute_") and (built_major, built_minor) <= (major, minor):
+            return True
+        if architecture.startswith("sm_") and built_major == major and built_minor <= minor:
+            return True
+    return False
+
+
+def _version(architecture: str) -> tuple[int, int]:
+    digits = "".join(each for each in architecture.partition("_")[2] if each.isdecimal())
+    return (int(digits[:-1]), int(digits[-1])) if len(digits) > 1 else (0, 0)
+
+
+def _wheel_fix(capability: str) -> str:
+    if capability in _PASCAL:
+        return (
+            "install a build for Pascal: pip install 'torch>=2.10,<2.15' torchvision"
+            " --index-url https://download.pytorch.org/whl/cu126"
+        )
+    major, _ = _version(capability)
+    if major < 6:
+        return "this card is too old for current torch: use the CPU or another card"
+    return "install the newest build: pip install -U torch torchvision"
+
+
+def disk_check(name: str, path: str, free_bytes: int) -> Check:
+    """Room for models, updates and state."""
+    what = f"{size(free_bytes)} free at {path}"
+    if free_bytes < DISK_LEAST_BYTES:
+        return Check(name, FAIL, what, f"free at least {size(DISK_LEAST_BYTES)} there")
+    if free_bytes < DISK_GOOD_BYTES:
+        return Check(name, WARN, what, "enough for small models; free some for large ones")
+    return Check(name, OK, what)
+
+
+def clock_check(now_unix_s: float, *, is_synchronised: bool | None) -> Check:
+    """Certificates are refused by a clock that is far off."""
+    if now_unix_s < RELEASED_UNIX_S:
+        what = "it is behind this program's release: certificates look not yet valid"
+        return Check("clock", FAIL, what, "set the clock: timedatectl set-ntp true")
+    if is_synchronised is False:
+        fix = "timedatectl set-ntp true"
+        return Check("clock", WARN, "plausible, but nothing keeps it right", fix)
+    return Check("clock", OK, "plausible" if is_synchronised is None else "kept right by NTP")
+
+
+def port_check(port: int, *, is_free: bool, is_ours: bool) -> Check:
+    """The coordinator's ports."""
+    name = f"port {port}"
+    if is_ours:
+        return Check(name, OK, "the coordinator of this machine listens there")
+    if not is_free:
+        what = "another program listens there"
+        return Check(name, WARN, what, "to start a coordinator here: hypergpu up --port 0")
+    return Check(name, OK, "free")
+
+
+def proxy_check(environment: Mapping[str, str]) -> Check:
+    """HTTP/2 must pass from end to end, which most proxies do not allow."""
+    named = [
+        name
+        for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+        if environment.get(name) or environment.get(name.upper())
+    ]
+    if not named:
+        return Check("proxy", OK, "none is set")
+    if environment.get("no_proxy") or environment.get("NO_PROXY"):
+        what = f"{', '.join(named)} set; no_proxy is set too"
+        return Check("proxy", OK, what)
+    fix = "exempt the coordinator: export no_proxy=HOST, or unset the proxy for hypergpu"
+    return Check("proxy", WARN, f"{', '.join(named)} set: gRPC may not pass through it", fix)
+
+
+def folder_check(name: str, path: str, *, is_writable: bool, open_files: tuple[str, ...]) -> Check:
+    """Keys and tokens are their owner's alone."""
+    if not is_writable:
+        return Check(
+            name, FAIL, f"{path} cannot be written", f"chown it, or choose another: {name}"
+        )
+    if open_files:
+        what = f"others may read {', '.join(open_files)} in {path}"
+        return Check(name, FAIL, what, f"chmod -R go= {path}")
+    return Check(name, OK, f"{path} is yours alone")
+
+
+NODE_OPTION = f"start the node as root with --congestion-control {BBR}"
+
+
+class _Joined(msgspec.Struct):
+    """Part of the file that names the coordinator that a node joined."""
+
+    address: str
+
+
+def joined_host(state_dir: Path) -> str:
+    """The coordinator's, of the node on this machine; empty when none has joined."""
+    try:
+        kept = (state_dir / "coordinator.json").read_bytes()
+        return split_address(msgspec.json.decode(kept, type=_Joined).address)[0]
+    except (OSError, msgspec.MsgspecError, UnicodeError, HyperGPUError):
+        return ""
+
+
+def way_of(host: str) -> RouteSettings | None:
+    """How packets get to a host; None when it cannot be told. Blocks."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return way_to(str(found[0][4][0]))
+    except (OSError, ValueError):
+        return None
+
+
+def control_check(found: Controls) -> Check:
+    """What new connections of this machine get, and whether BBR is to be had."""
+    name = "congestion"
+    if not found.default:
+        return Check(name, OK, "this system does not tell")
+    if _is_bbr(found.default):
+        return Check(name, OK, f"new connections get {found.default}")
+    what = f"new connections get {found.default}, which slows down with each loss"
+    if not found.has_bbr:
+        what += f"; the kernel has {' '.join(found.available)} only"
+        return Check(name, WARN, what, WITHOUT)
+    what += "; bbr is there" if not found.loading else "; bbr is not loaded"
+    return Check(name, WARN, what, f"for all connections: {found.after_loading(FOR_ALL)}")
+
+
+def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check:
+    """Congestion control of a node's updates, which this machine sends."""
+    name = "uplink"
+    if way is None:
+        return Check(name, OK, f"the way to the coordinator {host} is not known here")
+    if way.is_local:
+        return Check(name, OK, f"the coordinator {host} is this machine: nothing gets lost")
+    control = way.congestion_control or found.default
+    what = f"updates to {host} leave through {way.device} by {control or 'what is not known'}"
+    if not control or _is_bbr(control):
+        return Check(name, OK, what)
+    if not found.has_bbr:
+        return Check(name, WARN, what, WITHOUT)
+    command = f"ip route replace {' '.join(way.route(BBR))}"
+    fix = f"{NODE_OPTION}; or by hand: {found.after_loading(command)}"
+    return Check(name, WARN, f"{what}; for models see hypergpu doctor there", fix)
+
+
+def _is_bbr(control: str) -> bool:
+    return control.startswith(BBR)
+
 
 _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12

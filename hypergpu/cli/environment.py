@@ -10,8 +10,8 @@ import msgspec
 import psutil
 
 from hypergpu.client.settings import config_file, known_settings, resolve_settings
-from hypergpu.terminal.figures import size
-from hypergpu.workloads.registry import complaints, entries
+from hypergpu.terminal.output import size
+from hypergpu.workloads.workload import complaints, entries
 
 PACKAGES = (
     "hypergpu",

@@ -6,11 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.cli.connected import on_coordinator
-from hypergpu.terminal.commands import group
-from hypergpu.terminal.figures import name_or_id, score, short_id, size
-from hypergpu.terminal.options import Address, AsJson, JobName, NoConfirmation, TokenFile
-from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_json_line, say_table
+from hypergpu.terminal.commands import (
+    Address,
+    AsJson,
+    JobName,
+    NoConfirmation,
+    TokenFile,
+    group,
+    on_coordinator,
+)
+from hypergpu.terminal.output import (
+    Column,
+    confirm,
+    name_or_id,
+    note,
+    say,
+    say_json,
+    say_json_line,
+    say_table,
+    score,
+    short_id,
+    size,
+)
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, JobDetail, JobView
@@ -29,10 +46,10 @@ def submit(
     token_file: TokenFile = None,
 ) -> None:
     """Check a job file, upload its data and create the job."""
-    from hypergpu.cli.schemas import Submitted
     from hypergpu.client import connect
+    from hypergpu.client.values import Submitted
     from hypergpu.jobfile import check_data_folder, read_job_file
-    from hypergpu.terminal.transfer import progress_bars
+    from hypergpu.terminal.output import progress_bars
 
     # A wrong file is refused before anybody is called.
     spec = read_job_file(file)
@@ -54,7 +71,7 @@ def submit(
 @on_coordinator
 def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List all jobs with their phase and the reason for it."""
-    from hypergpu.cli.schemas import Jobs
+    from hypergpu.client.values import Jobs
 
     jobs = coordinator.jobs()
     if as_json:
@@ -163,8 +180,7 @@ def watch(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = 
 
 def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
     from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.terminal.views import open_view
-    from hypergpu.terminal.watch import follow
+    from hypergpu.terminal.watch import follow, open_view
 
     try:
         with open_view(as_json=as_json) as view:
@@ -219,7 +235,7 @@ def set_parameters(
 ) -> None:
     """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
     from hypergpu.jobfile import parameter_words, with_parameters
-    from hypergpu.terminal.failure import usage_error
+    from hypergpu.terminal.commands import usage_error
 
     named = None if "=" in words[0] else words[0]
     changes = parameter_words(words[1:] if named else words)
@@ -266,8 +282,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
-    from hypergpu.cli.schemas import Exported
-    from hypergpu.terminal.transfer import progress_bars
+    from hypergpu.client.values import Exported
+    from hypergpu.terminal.output import progress_bars
 
     which = "best" if best else "latest"
     with progress_bars() as report:

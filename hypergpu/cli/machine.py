@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.terminal.commands import group
-from hypergpu.terminal.options import YEAR_S, AsJson, seconds_within
+from hypergpu.terminal.commands import YEAR_S, AsJson, group, seconds_within
 
 MISSED_STATUS = 1
 config = group("See the settings.")
@@ -78,7 +77,7 @@ def up(  # noqa: PLR0913 - each is an option
     from hypergpu.cli.up import settled_by
     from hypergpu.cli.up import up as run
     from hypergpu.client.settings import resolve_settings
-    from hypergpu.cluster.coordinator import Listen, SettlingBy
+    from hypergpu.cluster.cluster import Listen, SettlingBy
 
     settings = resolve_settings({"data_dir": str(data_dir) if data_dir else None})
     at = Listen(
@@ -114,7 +113,7 @@ def join(
     ] = "",
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
-    from hypergpu.cli.join import become_node
+    from hypergpu.cli.up import become_node
     from hypergpu.client.settings import resolve_settings
 
     settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
@@ -199,8 +198,8 @@ def compare(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
 ) -> None:
     """Compare strategies on your job over the same bad lines."""
+    from hypergpu.cli.compare.compare import ComparisonOrder
     from hypergpu.cli.compare.compare import compare as run
-    from hypergpu.cli.compare.runs import ComparisonOrder
 
     order = ComparisonOrder(
         job=job,
@@ -220,8 +219,7 @@ def compare(  # noqa: PLR0913 - each is an option
 
 def doctor(*, as_json: AsJson = False) -> None:
     """Check what training needs on this machine, with fixes."""
-    from hypergpu.cli.checks import FAIL
-    from hypergpu.cli.doctor import diagnosis, verdict_line
+    from hypergpu.cli.doctor import FAIL, diagnosis, verdict_line
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
 

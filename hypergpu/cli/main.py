@@ -9,9 +9,8 @@ import typer
 
 from hypergpu.cli import job, machine, node, token
 from hypergpu.errors import HyperGPUError
-from hypergpu.terminal.commands import Commands
-from hypergpu.terminal.failure import report
-from hypergpu.terminal.streams import prepare_streams
+from hypergpu.streams import prepare_streams
+from hypergpu.terminal.commands import Commands, report
 
 app = typer.Typer(
     name="hypergpu",

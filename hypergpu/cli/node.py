@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.cli.connected import on_coordinator
-from hypergpu.terminal.commands import group
-from hypergpu.terminal.figures import (
+from hypergpu.terminal.commands import AsJson, group, on_coordinator
+from hypergpu.terminal.output import (
+    Column,
     mbit_s,
     milliseconds,
     name_or_id,
     percent,
+    say,
+    say_json,
+    say_table,
     short_id,
     size,
     span,
 )
-from hypergpu.terminal.options import AsJson
-from hypergpu.terminal.output import Column, say, say_json, say_table
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, NodeView
@@ -32,7 +33,7 @@ _Node = Annotated[str, typer.Argument(help="A node's name, or its id or the begi
 @on_coordinator
 def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List the nodes with their state and the reason for it."""
-    from hypergpu.cli.schemas import Nodes
+    from hypergpu.client.values import Nodes
 
     nodes = coordinator.nodes()
     if as_json:
@@ -94,7 +95,7 @@ def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
 @on_coordinator
 def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) -> None:
     """Show one node: its health with the plan's reason, and everything measured of it."""
-    from hypergpu.cli.schemas import NodeDetail
+    from hypergpu.client.values import NodeDetail
 
     found = coordinator.find_node(node)
     if as_json:

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.cli.connected import on_coordinator
-from hypergpu.terminal.commands import group
-from hypergpu.terminal.figures import span
-from hypergpu.terminal.options import YEAR_S, AsJson, NoConfirmation, seconds_within
-from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_table
+from hypergpu.terminal.commands import (
+    YEAR_S,
+    AsJson,
+    NoConfirmation,
+    group,
+    on_coordinator,
+    seconds_within,
+)
+from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_table, span
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, TokenView
@@ -46,7 +50,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.wire.token import Role
+    from hypergpu.wire.credentials import Role
 
     made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
     if as_json:
@@ -63,7 +67,7 @@ def create(
 @on_coordinator
 def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
     """List the tokens, without their secrets."""
-    from hypergpu.cli.schemas import Tokens
+    from hypergpu.client.values import Tokens
 
     tokens = coordinator.tokens()
     if as_json:

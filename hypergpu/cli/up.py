@@ -1,13 +1,25 @@
-"""`hypergpu up`: the coordinator as a child in the foreground, and what to do with it."""
+"""`hypergpu up` and `hypergpu join`: this machine becomes a coordinator or a node; and the line
+that the one prints for the other.
+"""
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from hypergpu.cli.join_line import JoinLine, living_owner, standing_join_line
-from hypergpu.client.settings import ResolvedSetting, chain_meant, known_settings, write_profile
-from hypergpu.cluster.coordinator import (
+import msgspec
+
+from hypergpu.client import ConnectionTarget, Coordinator
+from hypergpu.client.settings import (
+    ResolvedSetting,
+    chain_meant,
+    known_settings,
+    profile,
+    write_profile,
+)
+from hypergpu.cluster.cluster import (
     Listen,
     ReadyLine,
     StartRefusedError,
@@ -18,15 +30,91 @@ from hypergpu.cluster.coordinator import (
 from hypergpu.cluster.processes import (
     exit_status,
     kill_group,
+    program,
     repeat,
     signal_passed_on,
     start,
 )
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.extension import PaymentSummary
+from hypergpu.streams import write_durably
+from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import note, say
 from hypergpu.units import several
-from hypergpu.wire.token import parse_token
+from hypergpu.wire.credentials import Role, Token, parse_token, token_text
+
+FILE_NAME = "join.token"
+TTL_S = 24 * 3600
+ANSWER_WITHIN_S = 15.0
+LEAST_S = 3600
+"""A line that ends sooner is hardly worth pasting: a new one is made."""
+
+
+class JoinLine(msgspec.Struct, frozen=True):
+    """What nodes paste."""
+
+    token: str
+    good_for_s: int
+
+
+def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> JoinLine:
+    """The line kept in ``folder``, or a new one that is kept there for its owner alone.
+
+    Args:
+        coordinator: Whom nodes are to join.
+        folder: The coordinator's data folder.
+        named: A token with the addresses and the CA of this start.
+    """
+    path = folder / FILE_NAME
+    kept = _kept_token(path)
+    left_s = _left_s(coordinator, kept) if kept else 0
+    if kept is None or left_s < LEAST_S:
+        made = coordinator.create_token(Role.NODE, ttl_s=TTL_S, uses=0, label="up")
+        kept, left_s = parse_token(made.token), TTL_S
+    standing = msgspec.structs.replace(kept, addresses=named.addresses, authority=named.authority)
+    text = token_text(standing)
+    write_durably(path, f"{text}\n".encode())
+    return JoinLine(text, left_s)
+
+
+def _kept_token(path: Path) -> Token | None:
+    try:
+        return parse_token(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, HyperGPUError):
+        return None
+
+
+def _left_s(coordinator: Coordinator, kept: Token) -> int:
+    for each in coordinator.tokens():
+        if each.id == kept.id and not each.is_revoked:
+            return TTL_S if each.expires_in_s is None else each.expires_in_s
+    return 0
+
+
+def living_owner(token_file: str) -> str:
+    """The address of another coordinator that the profile names and that answers, else empty.
+
+    Args:
+        token_file: The operator's token of the coordinator that asks.
+    """
+    kept = profile()
+    address, owners = kept.get("address", ""), kept.get("token_file", "")
+    if not address or not owners or Path(owners) == Path(token_file):
+        return ""
+    return address if _is_alive(address, Path(owners)) else ""
+
+
+def _is_alive(address: str, token_file: Path) -> bool:
+    try:
+        token = parse_token(token_file.read_text("utf-8"))
+        with Coordinator(ConnectionTarget(address, token, ANSWER_WITHIN_S)) as owner:
+            owner.jobs()
+    except HyperGPUError as refused:
+        return refused.reason is Reason.NOT_READY
+    except (OSError, UnicodeDecodeError, RemoteFailureError):
+        return False
+    return True
+
 
 LOG_NAME = "coordinator.log"
 LOG_BYTES_MAX = 10_000_000
@@ -177,3 +265,106 @@ def _chain_lines(chain: PaymentSummary) -> list[str]:
     ledger = f"by the ledger {chain.ledger}" if chain.ledger else "its ledger is not known yet"
     settled = f"jobs that pay are settled on chain {chain.chain_id} at {chain.rpc_url}, {ledger}"
     return [settled, *(f"note: {each}" for each in chain.notes)]
+
+
+TOKEN_VARIABLE = "HYPERGPU_JOIN_TOKEN"
+NAME_VARIABLE = "HYPERGPU_NODE_NAME"
+CHECK_WITHIN_S = 15.0
+WORTHLESS = frozenset({Reason.TOKEN_INVALID, Reason.TOKEN_REVOKED, Reason.AUTHORITY_MISMATCH})
+SPENT = frozenset({Reason.TOKEN_EXPIRED, Reason.TOKEN_USED_UP})
+LINE = "hypergpu join "
+"""What people copy along with the token when they quote the whole line."""
+
+
+def given_token(word: str | None) -> str:
+    """The join token from the command line, stdin or the environment; empty when there is none.
+
+    Raises:
+        HyperGPUError: It is no token, or one for users.
+    """
+    if word == "-":
+        word = sys.stdin.readline()
+    text = (word or os.environ.get(TOKEN_VARIABLE, "")).strip().removeprefix(LINE).strip()
+    if not text:
+        return ""
+    role = parse_token(text).role
+    if role is not Role.NODE:
+        detail = f"this token is one for a {role.value}; a join line holds one for a node"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
+    return text
+
+
+def become_node(word: str | None, *, state_dir: Path, worker: str, name: str) -> NoReturn:
+    """Replace this process by the node's daemon; its exit status is the command's.
+
+    The token reaches the daemon through a pipe, and with this process goes the argument that held
+    it: other users of the machine can read arguments for as long as a process lives.
+
+    Raises:
+        HyperGPUError: There is no token and this machine has not joined before, or it is not one.
+    """
+    token = given_token(word)
+    if not token and not has_joined(state_dir):
+        raise usage_error(
+            "there is no token, and this machine has not joined before",
+            "paste the whole join line of hypergpu up or token create; or pass - and the token on"
+            f" stdin; or set {TOKEN_VARIABLE}",
+        )
+    shared = ["--state-dir", str(state_dir)]
+    if worker:
+        shared += ["--worker", worker]
+    if name:
+        os.environ[NAME_VARIABLE] = name
+    os.environ.pop(TOKEN_VARIABLE, None)
+    if token:
+        check_token(parse_token(token), is_new=not has_joined(state_dir))
+        _put_on_stdin(token)
+        command = program("gpu_node", "join", "--token-file", "-", *shared)
+    else:
+        note("this machine has joined before: it goes back to its coordinator")
+        command = program("gpu_node", "run", *shared)
+    os.execv(command[0], command)  # noqa: S606 - no shell is what is wanted
+
+
+def check_token(token: Token, *, is_new: bool) -> None:
+    """Ask its coordinator about a token before a worker is started for it.
+
+    A token for nodes lists no jobs: a good one is refused for its role, a bad one for what is wrong
+    with it. Whoever does not answer is left to the daemon, which tries again.
+
+    Args:
+        token: For nodes.
+        is_new: Whether this machine has not joined before. One that has may join again with a
+            token that has expired since.
+
+    Raises:
+        HyperGPUError: The token opens nothing, or another coordinator answers.
+    """
+    from hypergpu.client import Coordinator
+    from hypergpu.client.connection import ConnectionTarget, listening
+
+    try:
+        with Coordinator(
+            ConnectionTarget(listening(token.addresses), token, CHECK_WITHIN_S)
+        ) as coordinator:
+            coordinator.jobs()
+    except HyperGPUError as refused:
+        if refused.reason in WORTHLESS or (is_new and refused.reason in SPENT):
+            raise
+    except RemoteFailureError:
+        pass
+
+
+def _put_on_stdin(secret: str) -> None:
+    """Let whatever runs next read ``secret`` as its only line of input."""
+    reading, writing = os.pipe()
+    # A token is far shorter than what a pipe holds, so this does not wait for a reader.
+    os.write(writing, f"{secret}\n".encode())
+    os.close(writing)
+    os.dup2(reading, sys.stdin.fileno())
+    os.close(reading)
+
+
+def has_joined(state_dir: Path) -> bool:
+    """Whether a daemon has state there."""
+    return state_dir.is_dir() and any(state_dir.iterdir())

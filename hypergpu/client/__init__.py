@@ -42,8 +42,8 @@ from pathlib import Path
 from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import BlockingStream, Coordinator
 from hypergpu.client.connection import ConnectionTarget, find_target
-from hypergpu.client.export import ExportedModel
 from hypergpu.client.history import History, Reached
+from hypergpu.client.transfer import ExportedModel
 from hypergpu.client.values import (
     ENDED,
     JobDetail,
@@ -57,7 +57,7 @@ from hypergpu.client.values import (
     TokenView,
 )
 from hypergpu.errors import HyperGPUError, RemoteFailureError
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
 
 __all__ = [
     "ENDED",

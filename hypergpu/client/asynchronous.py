@@ -1,20 +1,27 @@
-"""The one implementation of every call of JobService and OperatorService, with its deadline."""
+"""The one implementation of every call of JobService and OperatorService, with its deadline.
+
+Also which job, node or token a person means.
+"""
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from hypergpu.client import selection, translation
-from hypergpu.client.calls import CoordinatorCalls
-from hypergpu.client.connection import ConnectionTarget
-from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
-from hypergpu.client.failures import RESTARTING, pause_s
-from hypergpu.client.upload import Report, ignore, send_folder
+from hypergpu.client import values
+from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.transfer import (
+    ExportedModel,
+    ExportOrder,
+    Report,
+    fetch_model,
+    ignore,
+    send_folder,
+)
 from hypergpu.client.values import (
     ENDED,
     JobDetail,
@@ -25,11 +32,64 @@ from hypergpu.client.values import (
     TokenMade,
     TokenView,
 )
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import data_folder, read_job_file, spec_json
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.v1 import job_pb2, payments_pb2
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
+
+
+def job_named(jobs: Sequence[JobView], name: str | None) -> str:
+    """The job with this id, name or beginning of an id; without a name the newest.
+
+    Args:
+        jobs: As listed, oldest first.
+        name: What the person typed.
+
+    Raises:
+        HyperGPUError: JOB_UNKNOWN, no job is meant or several are.
+    """
+    if name is None:
+        if not jobs:
+            raise HyperGPUError(Reason.JOB_UNKNOWN, "there is no job yet")
+        return jobs[-1].id
+    if any(job.id == name for job in jobs):
+        return name
+    called = [job.id for job in jobs if job.name == name]
+    beginning = [job.id for job in jobs if job.id.removeprefix("job-").startswith(name)]
+    beginning += [job.id for job in jobs if name != "" and job.id.startswith(name)]
+    return _only(called or sorted(set(beginning)), f"job {name!r}", Reason.JOB_UNKNOWN)
+
+
+def node_named(nodes: Sequence[NodeView], name: str) -> NodeView:
+    """The node called ``name``, or whose id begins with it, with or without its 0x.
+
+    Raises:
+        HyperGPUError: NODE_UNKNOWN, no node is meant or several are.
+    """
+    bare = name.lower().removeprefix("0x")
+    begin = [each.id for each in nodes if bare and each.id.removeprefix("0x").startswith(bare)]
+    called = [each.id for each in nodes if name and each.name == name]
+    found = _only(called or begin, f"node {name!r}", Reason.NODE_UNKNOWN)
+    return next(each for each in nodes if each.id == found)
+
+
+def token_named(tokens: Sequence[TokenView], name: str) -> str:
+    """The token whose id is or begins with ``name``.
+
+    Raises:
+        HyperGPUError: TOKEN_UNKNOWN, no token is meant or several are.
+    """
+    found = [each.id for each in tokens if each.id.startswith(name)]
+    return _only(found if name else [], f"token {name!r}", Reason.TOKEN_UNKNOWN)
+
+
+def _only(found: Sequence[str], what: str, reason: Reason) -> str:
+    if len(found) == 1:
+        return found[0]
+    detail = f"{what} may be {', '.join(found)}" if found else f"there is no {what}"
+    raise HyperGPUError(reason, detail)
+
 
 WATCH_TIMEOUT_S = 3600.0
 """A watch is opened again after this, from where it was."""
@@ -113,16 +173,16 @@ class AsyncCoordinator:
     async def jobs(self) -> list[JobView]:
         """Every job, oldest first."""
         found = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest())
-        return [translation.job_view(each) for each in found.jobs]
+        return [values.job_view(each) for each in found.jobs]
 
     async def find_job(self, name: str | None = None) -> str:
         """Id of the job with this id, name or beginning of an id; without a name the newest's."""
-        return selection.job_named(await self.jobs(), name)
+        return job_named(await self.jobs(), name)
 
     async def job(self, job_id: str) -> JobDetail:
         """One job with its settings and participants."""
         request = job_pb2.GetJobRequest(job_id=job_id)
-        return translation.job_detail(await self._call(self._jobs.GetJob, request))
+        return values.job_detail(await self._call(self._jobs.GetJob, request))
 
     async def spec(self, job_id: str) -> JobSpec:
         """Settings of a job."""
@@ -155,7 +215,7 @@ class AsyncCoordinator:
         """Events from a sequence number on, then live, until the stream ends or breaks."""
         request = job_pb2.WatchJobRequest(job_id=job_id, from_sequence=from_sequence)
         async for message in self._calls.stream(self._jobs.WatchJob, request, WATCH_TIMEOUT_S):
-            yield translation.job_update(message)
+            yield values.job_update(message)
 
     async def pause(self, job_id: str) -> None:
         """Let the open round finish and open no other."""
@@ -215,11 +275,11 @@ class AsyncCoordinator:
     async def nodes(self) -> list[NodeView]:
         """Every node the coordinator knows."""
         found = await self._call(self._operator.ListNodes, job_pb2.ListNodesRequest())
-        return [translation.node_view(each) for each in found.nodes]
+        return [values.node_view(each) for each in found.nodes]
 
     async def find_node(self, name: str) -> NodeView:
         """The node with this name or beginning of an id."""
-        return selection.node_named(await self.nodes(), name)
+        return node_named(await self.nodes(), name)
 
     async def drain(self, node_id: str) -> None:
         """Let a node finish what it holds and leave."""
@@ -236,18 +296,18 @@ class AsyncCoordinator:
     async def tokens(self) -> list[TokenView]:
         """Every token, without its secret."""
         found = await self._call(self._operator.ListTokens, job_pb2.ListTokensRequest())
-        return [translation.token_view(each) for each in found.tokens]
+        return [values.token_view(each) for each in found.tokens]
 
     async def find_token(self, name: str) -> str:
         """Id of the token whose id begins so."""
-        return selection.token_named(await self.tokens(), name)
+        return token_named(await self.tokens(), name)
 
     async def create_token(
         self, role: Role, *, ttl_s: int = 86_400, uses: int = 0, label: str = ""
     ) -> TokenMade:
         """A new token, whose text is shown this once; without uses it has no limit."""
         request = job_pb2.CreateTokenRequest(
-            role=translation.ROLES[role], ttl_s=ttl_s, uses=uses, label=label
+            role=values.ROLES[role], ttl_s=ttl_s, uses=uses, label=label
         )
         made = await self._call(self._operator.CreateToken, request)
         return TokenMade(made.token_id, role.value, made.token)

@@ -1,4 +1,5 @@
-"""From settings to an open channel: which token, which address, whose CA.
+"""A connection to one coordinator: which token, which address, whose CA; every call's deadline
+and error.
 
 The secret travels only after the CA's digest was checked against the token.
 """
@@ -7,11 +8,14 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any, Self
 
 import grpc
 import msgspec
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.client.settings import (
     ResolvedSetting,
@@ -20,11 +24,74 @@ from hypergpu.client.settings import (
     timeout_s,
     token_setting,
 )
-from hypergpu.digest import digest_of
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.crypto import digest_of
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.wire.authority import TLS_NAME, fetch_authority, split_address
-from hypergpu.wire.token import Role, Token, parse_token
+from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
+from hypergpu.wire.credentials import (
+    TLS_NAME,
+    Role,
+    Token,
+    authorization,
+    fetch_authority,
+    parse_token,
+    split_address,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY})
+"""Reasons that a coordinator gives while it is being restarted: trying again may help."""
+AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+
+
+def explanation(broken: grpc.aio.AioRpcError, address: str) -> Exception:
+    """What a failed call means, as an exception to raise."""
+    if (numbered := _numbered_error(broken)) is not None:
+        return numbered
+    code, details = broken.code(), broken.details() or "no details"
+    if code in AWAY:
+        why = "it did not answer in time" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details
+        return HyperGPUError(Reason.COORDINATOR_UNREACHABLE, f"the coordinator at {address}: {why}")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        detail = (
+            f"the coordinator at {address} does not know this call: it is older than this program,"
+            " or this is its port for nodes"
+        )
+        return HyperGPUError(Reason.VERSION_MISMATCH, detail)
+    return HyperGPUError(
+        Reason.CALL_BROKEN, f"the coordinator at {address}: {code.name}: {details}"
+    )
+
+
+def pause_s(idle_tries: int) -> float:
+    """How long to wait before trying again: doubled each time, at most 5 s."""
+    return float(min(5.0, 0.1 * 2**idle_tries))
+
+
+def _numbered_error(broken: grpc.aio.AioRpcError) -> Exception | None:
+    packed = dict(broken.trailing_metadata() or ()).get(DETAILS_KEY)
+    if not isinstance(packed, bytes):
+        return None
+    found = error_details_pb2.ErrorInfo()
+    try:
+        status = status_pb2.Status.FromString(packed)
+        if not any(detail.Unpack(found) for detail in status.details):
+            return None
+    except DecodeError:
+        return None
+    if found.reason in Reason.__members__:
+        detail, fix = found.metadata["detail"], found.metadata["fix"]
+        return HyperGPUError(Reason[found.reason], detail or status.message, fix=fix)
+    number = found.metadata["number"]
+    if not number.isdecimal():
+        return None
+    return RemoteFailureError(
+        number=int(number),
+        detail=found.metadata["detail"] or status.message,
+        fix=found.metadata["fix"] or "upgrade this program: pip install -U hypergpu",
+    )
+
 
 CONNECT_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 20.0
@@ -180,3 +247,63 @@ def _authority(address: str, expected: Digest) -> bytes:
     except OSError:
         pass  # Only a cache: a read-only home must not keep anybody from working.
     return pem
+
+
+TRANSFER_TIMEOUT_S = 600.0
+"""Deadline of one try of a transfer; the next try goes on from the committed offset."""
+
+
+class CoordinatorCalls:
+    """An open channel. Messages are protobuf here and in the modules that translate them."""
+
+    def __init__(self, to: ConnectionTarget, channel: grpc.aio.Channel) -> None:
+        self.to = to
+        self.jobs = job_pb2_grpc.JobServiceStub(channel)
+        self.operator = job_pb2_grpc.OperatorServiceStub(channel)
+        self._channel = channel
+        self._metadata = (("authorization", authorization(to.token)), PROTOCOL_ENTRY)
+        self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
+
+    @classmethod
+    async def open(cls, to: ConnectionTarget) -> Self:
+        """Connect; the secret travels only after the coordinator's CA was checked."""
+        return cls(to, await open_channel(to))
+
+    async def close(self) -> None:
+        """Close the channel and end what still runs over it."""
+        await self._channel.close()
+
+    async def call(
+        self, method: Callable[..., Any], request: object, timeout_s: float | None = None
+    ) -> Any:
+        """One answer of a stub's method.
+
+        Raises:
+            HyperGPUError: The coordinator's numbered reason, or the meaning of the broken call.
+            RemoteFailureError: A numbered reason that this version does not know.
+        """
+        timeout_s = timeout_s or self.to.timeout_s
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as broken:
+            raise await self._explanation(broken) from broken
+
+    async def stream(
+        self, method: Callable[..., Any], request: object, timeout_s: float = TRANSFER_TIMEOUT_S
+    ) -> AsyncIterator[Any]:
+        """Every answer of a stub's method; raises as `call` does."""
+        try:
+            async for message in method(request, timeout=timeout_s, metadata=self._metadata):
+                yield message
+        except grpc.aio.AioRpcError as broken:
+            raise await self._explanation(broken) from broken
+
+    async def _explanation(self, broken: grpc.aio.AioRpcError) -> Exception:
+        """The error of a failed call; of a connection that fails, whose fault that is."""
+        meant = explanation(broken, self.to.address)
+        if isinstance(meant, HyperGPUError) and meant.reason is Reason.COORDINATOR_UNREACHABLE:
+            try:
+                await asyncio.to_thread(check_who_answers, self.to)
+            except HyperGPUError as refused:
+                return refused
+        return meant

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from hypergpu.crypto import IdentityKey
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.keys.signature import IdentityKey
 
 if TYPE_CHECKING:
-    from hypergpu.statements.domain import Terms
-    from hypergpu.statements.receipt import SignedReceipt
+    from hypergpu.statements import SignedReceipt, Terms
 
 ENTRY_POINT_GROUP = "hypergpu.coordinator"
 ENTRY_POINT_NAME = "payments"

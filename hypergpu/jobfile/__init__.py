@@ -4,21 +4,20 @@ The command line reads files with it and the coordinator judges specs and change
 refuse the same things in the same words. It reads no file itself except in `read_job_file`.
 """
 
-from hypergpu.jobfile.change import parameter_words, with_parameters
-from hypergpu.jobfile.limits import LIMITS, NumberRange
-from hypergpu.jobfile.pay import covering
-from hypergpu.jobfile.problem import JobFileError, Problem
 from hypergpu.jobfile.reading import (
     check_data_folder,
     data_folder,
+    parameter_words,
     parse_job,
     parse_job_table,
     parse_spec_json,
     read_job_file,
     spec_json,
+    with_parameters,
 )
-from hypergpu.jobfile.rules import checked_spec, spec_problems
-from hypergpu.jobfile.strategies import with_strategy
+from hypergpu.jobfile.rules import checked_spec, covering, spec_problems, with_strategy
+from hypergpu.jobfile.spec import LIMITS, NumberRange
+from hypergpu.jobfile.toml import JobFileError, Problem
 
 __all__ = [
     "LIMITS",

@@ -1,19 +1,153 @@
-"""Rules for a whole spec, wherever it came from: ranges, choices, combinations, workload."""
+"""Rules for a whole spec, wherever it came from: ranges, choices, combinations, pay, strategies,
+workload.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
-from hypergpu.jobfile.pay import pay_problems
-from hypergpu.jobfile.problem import JobFileError, Problem, join_words, nearest, suggestion
-from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.strategies import overlap_problems, strategy_problems
+from msgspec.structs import replace
+
+from hypergpu.jobfile.spec import (
+    CHOICES,
+    LIMITS,
+    NAME_LENGTH_MOST,
+    SPARSE_SCHEMES,
+    Aware,
+    JobSpec,
+    Pay,
+    Scalar,
+)
+from hypergpu.jobfile.toml import JobFileError, Problem, join_words, nearest, suggestion
+from hypergpu.statements import AMOUNT_MOST
 from hypergpu.units import several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry, complete_options
-from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
+
+_PLAIN: Mapping[str, Scalar] = {
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+    "codec.up": "fp32",
+    "codec.down": "fp32",
+    "round.deadline_ms": 0,
+    "round.overlap": "none",
+}
+
+FIXED: Mapping[str, Mapping[str, Scalar]] = {
+    "sync": {"training.inner_steps": 1, **_PLAIN},
+    "fedavg": _PLAIN,
+    "diloco": {},
+    "aware": {"round.deadline_ms": 0},
+}
+
+PLANNED = ("codec.up", "codec.down", "round.connections")
+"""Keys that ``aware`` ignores: each node's plan decides them."""
+
+
+def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
+    """Return the same job under another strategy, with the settings that the strategy fixes."""
+    sections = {table: getattr(spec, table) for table in ("training", "outer", "codec", "round")}
+    for key, value in FIXED[strategy].items():
+        table, _, name = key.partition(".")
+        sections[table] = replace(sections[table], **{name: value})
+    aware = spec.aware if strategy == "aware" else Aware()
+    if strategy == "aware" and spec.round.overlap != "none":
+        aware = replace(aware, sparsest="int4")
+    return replace(spec, strategy=strategy, aware=aware, **sections)
+
+
+def strategy_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield settings that contradict the strategy."""
+    for key, value in FIXED.get(spec.strategy, {}).items():
+        table, _, name = key.partition(".")
+        given = getattr(getattr(spec, table), name)
+        if given != value:
+            yield Problem(key, *_contradiction(spec.strategy, value, given))
+    if spec.strategy != "aware" and spec.aware != Aware():
+        yield unused_aware(spec.strategy)
+
+
+def _contradiction(strategy: str, value: Scalar, given: Scalar) -> tuple[str, str]:
+    if strategy == "aware":
+        what = f'strategy "aware" plans the deadline of each round; {given} ms contradicts it'
+        return what, 'remove it, or choose strategy = "diloco"'
+    what = f'strategy "{strategy}" has {value} here, not {given}'
+    return what, 'remove it, or choose strategy = "diloco"'
+
+
+def unused_aware(strategy: str) -> Problem:
+    """Yield a table ``aware`` in a job of another strategy."""
+    what = f'it does nothing with strategy "{strategy}"'
+    return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
+
+
+_MOMENTUM_MOST = 0.5
+"""Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
+
+
+def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Settings beside which rounds that overlap diverge, or take far more samples: sparse codecs,
+    whose errors staleness multiplies (docs/decisions/0016-overlap.md), and much outer momentum.
+    """
+    if spec.round.overlap != "eager" or "round.overlap" in FIXED.get(spec.strategy, {}):
+        return
+    without = 'or remove overlap = "eager"'
+    is_planned = spec.strategy == "aware"
+    codecs = {"aware.sparsest": spec.aware.sparsest} if is_planned else {}
+    codecs |= {} if is_planned else {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
+    for key, codec in codecs.items():
+        if codec in SPARSE_SCHEMES:
+            what = f'rounds that overlap are dense, and this is "{codec}"'
+            yield Problem(key, what, f'set it to "int4", {without}')
+    if spec.outer.momentum > _MOMENTUM_MOST:
+        what = f"rounds that overlap bear at most {_MOMENTUM_MOST}, not {spec.outer.momentum}"
+        yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")
+
+
+def pay_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield settings of ``[pay]`` that contradict each other or the work."""
+    pay, training = spec.pay, spec.training
+    if pay.unit_price <= 0:
+        for name in ("escrow", "judged"):
+            if getattr(pay, name) != getattr(Pay(), name):
+                what = f"{name} does nothing where nothing is paid"
+                yield Problem(f"pay.{name}", what, f"set unit_price in [pay], or remove {name}")
+        return
+    a_round = pay.most_for(training.inner_steps * training.batch_size * training.nodes)
+    if 0 < pay.escrow < a_round:
+        what = f"{pay.escrow} does not cover the first round, which may cost {a_round}"
+        fix = f"set at least {a_round}, or 0 for what the whole job may cost; or lower unit_price"
+        yield Problem("pay.escrow", what, fix)
+    # One that is named has a range of its own.
+    if not pay.escrow and spec.escrow > AMOUNT_MOST:
+        what = (
+            f"the whole job may cost {spec.escrow}, and the ledger holds an escrow of at most"
+            f" {AMOUNT_MOST}"
+        )
+        most = AMOUNT_MOST * 100 // spec.most_samples
+        fix = f"set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
+        yield Problem("pay.unit_price", what, fix)
+
+
+def covering(spec: JobSpec, nodes: int) -> JobSpec:
+    """Return the job with an escrow for all known nodes, where its file names none.
+
+    A plan divides the stated work among all nodes; else each adds as much as the others.
+
+    Args:
+        spec: Of the job.
+        nodes: That could take work as it begins.
+    """
+    stated = spec.training.nodes
+    if not spec.pay.unit_price or spec.pay.escrow or spec.strategy == "aware" or nodes <= stated:
+        return spec
+    most = spec.pay.most_for(spec.stated_samples // stated * nodes)
+    escrow = min(most, int(LIMITS["pay.escrow"].most))
+    return replace(spec, pay=replace(spec.pay, escrow=escrow))
 
 
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield an unknown workload, unknown options, and data that the workload cannot take."""
+    # numpy, which a core that reads specs has no use for.
+    from hypergpu.workloads.workload import UnknownWorkloadError, entries, find
+
     if not spec.workload:
         fix = f"choose one of {join_words(entry.name for entry in entries())}"
         yield Problem("workload", "it is missing", fix)
@@ -21,18 +155,15 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     try:
         entry = find(spec.workload)
     except UnknownWorkloadError:
-        yield _unknown_workload(spec.workload)
+        names = [entry.name for entry in entries()]
+        what = f'there is no workload "{spec.workload}"'
+        yield Problem("workload", what, suggestion(spec.workload, names))
         return
     yield from _option_problems(entry, spec)
     if entry.metric == "accuracy" and spec.evaluation.target > 1:
         what = f"an accuracy is never above 1, so {spec.evaluation.target:g} is never reached"
         yield Problem("evaluation.target", what, "write 0.97 for 97 %")
     yield from _data_problems(entry, spec)
-
-
-def _unknown_workload(workload: str) -> Problem:
-    names = [entry.name for entry in entries()]
-    return Problem("workload", f'there is no workload "{workload}"', suggestion(workload, names))
 
 
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:

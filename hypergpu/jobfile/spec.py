@@ -1,6 +1,9 @@
-"""A job's settings in their validated form. `jobfile` turns a user's TOML into it and explains what
-is wrong.
+"""A job's settings in their validated form, their keys and short names, and the range of every
+number.
 """
+
+import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -176,3 +179,106 @@ SETTABLE = (
     "pay.escrow",
 )
 """Keys that a running job accepts changes of, from its next round on."""
+
+
+Scalar = str | int | float | bool
+
+
+def _sections() -> dict[str, type[msgspec.Struct]]:
+    return {
+        field.name: field.type
+        for field in msgspec.structs.fields(JobSpec)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+    }
+
+
+SECTIONS: Mapping[str, type[msgspec.Struct]] = _sections()
+"""Table name to its struct."""
+
+KEYS: Mapping[str, type[Scalar]] = {
+    f"{table}.{field.name}": field.type
+    for table, struct in SECTIONS.items()
+    for field in msgspec.structs.fields(struct)
+}
+"""Every dotted key and its type. Keys above the first table and the options of workloads are left
+out.
+"""
+
+DURATIONS: Mapping[str, str] = {"round.deadline": "round.deadline_ms"}
+"""Keys that take a duration with its unit, and the millisecond key that they set."""
+
+ALIASES: Mapping[str, str] = {
+    "lr": "inner.learning_rate",
+    "weight_decay": "inner.weight_decay",
+    "outer_lr": "outer.learning_rate",
+    "momentum": "outer.momentum",
+    "rounds": "training.rounds",
+    "inner_steps": "training.inner_steps",
+    "deadline": "round.deadline",
+    "quorum": "round.quorum",
+}
+"""Short names that `hypergpu job set` accepts."""
+
+
+class NumberRange(msgspec.Struct, frozen=True):
+    """A range of numbers; ``least`` and ``most`` are in it unless said otherwise."""
+
+    least: float
+    most: float
+    excludes_least: bool = False
+    excludes_most: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether ``value`` is in the range. Not a number and infinities never are."""
+        if not math.isfinite(value):
+            return False
+        is_above = value > self.least if self.excludes_least else value >= self.least
+        is_below = value < self.most if self.excludes_most else value <= self.most
+        return is_above and is_below
+
+    def __str__(self) -> str:
+        opening = "(" if self.excludes_least else "["
+        closing = ")" if self.excludes_most else "]"
+        return f"{opening}{self.least:.15g}, {self.most:.15g}{closing}"
+
+
+SEED_MOST = 2**63 - 1  # what TOML's integers hold
+
+LIMITS: Mapping[str, NumberRange] = {
+    "training.rounds": NumberRange(1, 1_000_000),
+    "training.inner_steps": NumberRange(1, 100_000),
+    "training.batch_size": NumberRange(1, 65_536),
+    "training.seed": NumberRange(0, SEED_MOST),
+    "training.nodes": NumberRange(1, 10_000),
+    "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
+    "inner.weight_decay": NumberRange(0, 10),
+    "inner.warmup_steps": NumberRange(0, 1_000_000_000),
+    "outer.learning_rate": NumberRange(0, 10, excludes_least=True),
+    "outer.momentum": NumberRange(0, 1, excludes_most=True),
+    "round.deadline_ms": NumberRange(0, 7 * 24 * 3_600_000),
+    "round.quorum": NumberRange(0, 1, excludes_least=True),
+    "round.connections": NumberRange(1, 16),
+    "data.alpha": NumberRange(0, 1e6, excludes_least=True),
+    "data.partitions": NumberRange(0, 100_000),
+    "evaluation.every": NumberRange(1, 1_000_000),
+    "evaluation.target": NumberRange(0, 1e9),
+    "aware.utilisation": NumberRange(0.3, 0.99),
+    "aware.inner_steps_max": NumberRange(1, 100_000),
+    "aware.rounds_min": NumberRange(1, 1_000_000),
+    "pay.unit_price": NumberRange(0, 1e24),
+    "pay.escrow": NumberRange(0, 1e28),
+    "pay.rounds_per_epoch": NumberRange(1, 1_000_000),
+    "pay.judged": NumberRange(0, 16),
+}
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "strategy": STRATEGIES,
+    "inner.schedule": ("constant", "cosine"),
+    "codec.up": SCHEMES,
+    "codec.down": SCHEMES,
+    "round.overlap": ("none", "eager"),
+    "data.sharding": ("iid", "dirichlet"),
+    "aware.sparsest": ("int4", *SPARSE_SCHEMES),
+}
+
+NAME_LENGTH_MOST = 64

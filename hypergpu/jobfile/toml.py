@@ -1,23 +1,113 @@
-"""TOML text into tables and structs, with the line of each key: job files and world files alike."""
+"""TOML text into tables and structs, with the line of each key and every problem with its fix.
+
+Job files and world files alike.
+"""
 
 import copy
+import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from hypergpu.jobfile.problem import (
-    JobFileError,
-    Problem,
-    join_words,
-    nearest,
-    quoted_value,
-    suggestion,
-)
+from hypergpu.errors import HyperGPUError, Reason
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem of a job's settings."""
+
+    key: str
+    """Dotted, for example ``inner.learning_rate``; empty for the file as a whole."""
+    what: str
+    fix: str
+    where: str = ""
+    """The file, its line and the table; empty when the settings came from no file."""
+
+    def __str__(self) -> str:
+        return f"{self.where or self.key}: {self.what}. Fix: {self.fix}"
+
+
+class JobFileError(HyperGPUError):
+    """Settings that no job can have. ``problems`` holds all of them."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(Reason.SPEC_INVALID, "; ".join(str(problem) for problem in self.problems))
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return the known word that was probably meant, or an empty string."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The fix for a word that names nothing: the one that was probably meant, or all of them."""
+    meant = nearest(word, known)
+    return f'did you mean "{meant}"?' if meant else f"choose one of {join_words(known)}"
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join words as a sentence lists them."""
+    return ", ".join(words) or "none"
+
+
+def quoted_value(value: object) -> str:
+    """Return a value as a sentence quotes it."""
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true or false)"
+    if isinstance(value, str):
+        return f'the text "{value}"'
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, dict):
+        return "a table"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
+
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)", re.ASCII)
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+
+class DurationError(ValueError):
+    """A value that is no duration, with the fix. Its text is both, a line each."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}\n{fix}")
+        self.what = what
+        self.fix = fix
+
+
+def duration_ms(value: object) -> int:
+    """Return a duration such as ``"60s"`` in milliseconds.
+
+    Raises:
+        DurationError: It is none.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        fix = f'say the unit, for example "{value}s" or "{value}ms"'
+        raise DurationError(f"{value} has no unit", fix)
+    if not isinstance(value, str):
+        raise DurationError(
+            f"it is {quoted_value(value)}, not a duration", 'write, for example, "60s"'
+        )
+    text = value.strip()
+    if text.isdecimal():
+        raise DurationError(f'"{text}" has no unit', f'say the unit, for example "{text}s"')
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        fix = 'write a number and ms, s, m or h, for example "90s"'
+        raise DurationError(f'"{value}" is not a duration', fix)
+    span_ms = Decimal(found[1]) * _UNIT_MS[found[2]]
+    if span_ms != int(span_ms):
+        raise DurationError(f'"{value}" is not a whole count of milliseconds', "round it")
+    return int(span_ms)
+
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\")\s*(?:\.\s*([A-Za-z0-9_\-]+)\s*)?=")

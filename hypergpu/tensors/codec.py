@@ -1,9 +1,7 @@
-"""Updates and deltas as bytes, with no header.
+"""Updates and deltas as bytes, with no header: ``scheme(large) | small | float32 statistics |
+int64 integers``.
 
-They are ``scheme(large) | small | float32 statistics | int64 integers``.
-
-Small parameters travel as bfloat16, or float32 under the scheme fp32. The size follows from layout
-and scheme alone, so nothing that a sender says is ever believed about it.
+The size follows from layout and scheme alone. A residual keeps what a payload leaves out.
 """
 
 from collections.abc import Iterator
@@ -13,19 +11,55 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from hypergpu.digest import RunningDigest
+from hypergpu.crypto import RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.tensors.compression import (
-    RECORD,
-    Flaw,
-    Scheme,
-    encode_into_residual,
-    groups,
-    scheme_named,
-)
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
+from hypergpu.tensors.quantisation import RECORD, Bf16, Flaw, Fp32, Int4, Int8, Scheme, groups
+from hypergpu.tensors.topk import TOP_K
 from hypergpu.units import Bytes
+
+_SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme for scheme in (Fp32(), Bf16(), Int8(), Int4(), *TOP_K)
+}
+
+
+def scheme_named(name: str) -> Scheme:
+    """The scheme of a name in `hypergpu.jobfile.spec.SCHEMES`.
+
+    Raises:
+        ValueError: There is none.
+    """
+    scheme = _SCHEMES.get(name)
+    if scheme is None:
+        raise ValueError(f"no compression scheme {name!r}: use one of {', '.join(_SCHEMES)}")
+    return scheme
+
+
+def encode_into_residual(
+    scheme: Scheme, values: Float32s, residual: Float32s, payload: Octets
+) -> None:
+    """Encode ``values + decay * residual``; what the payload leaves unsaid is the new residual.
+
+    The decay is the scheme's: 1 but for sparse ones. The difference is exact for fp32 and bf16,
+    and to within one unit in the last place of the sum for the others.
+
+    Args:
+        scheme: How.
+        values: ``float32[n]``, contiguous; unchanged.
+        residual: ``float32[n]``, what earlier payloads left unsaid; becomes the new one.
+        payload: Filled; of the size that the scheme gives.
+    """
+    said = np.empty(min(scheme.group, values.size), np.float32)
+    decay = np.float32(scheme.residual_decay)
+    with np.errstate(invalid="ignore", over="ignore"):  # The receiver refuses what is not finite.
+        for here, there in groups(scheme, values.size):
+            total = residual[here]
+            if decay != 1:
+                np.multiply(total, decay, out=total)
+            np.add(values[here], total, out=total)
+            scheme.encode_leaving_rest(total, payload[there], said[: total.size])
+
 
 _READ_BYTES = 1 << 20
 

@@ -1,13 +1,122 @@
-"""A group of commands whose failures end in one numbered line and an exit status."""
+"""Groups of commands, options that many share, and their end: failures are one numbered line and
+a status.
+"""
 
+import functools
+import inspect
 import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate
 
 import typer
 from typer.core import TyperGroup
 
-from hypergpu.errors import HyperGPUError
-from hypergpu.extras import missing_extra
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError, missing_extra
+
+if TYPE_CHECKING:
+    from hypergpu.client import Coordinator
+
+
+def usage_error(detail: str, fix: str) -> HyperGPUError:
+    """An argument that cannot be meant."""
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+
+
+def report(failure: Exception) -> int:
+    """Tell the person what went wrong; returns the exit status."""
+    from hypergpu.jobfile.toml import JobFileError
+
+    if isinstance(failure, JobFileError):
+        for problem in failure.problems:
+            _line(
+                failure.reason.number,
+                f"{problem.where or problem.key}: {problem.what}",
+                problem.fix,
+            )
+        return failure.reason.exit_code
+    if isinstance(failure, HyperGPUError):
+        _line(failure.reason.number, failure.detail, failure.fix)
+        return failure.reason.exit_code
+    if isinstance(failure, RemoteFailureError):
+        _line(failure.number, failure.detail, failure.fix)
+        return failure.exit_code
+    raise failure
+
+
+def error_line(number: int, what: str, fix: str) -> str:
+    """How every error reads. What ends in a question mark needs no full stop.
+
+    A detail with a fix of its own, as a coordinator's reasons have, gets no second one.
+    """
+    if "Fix: " in what:
+        return f"error {number}: {what}"
+    ended = what.rstrip(".")
+    return f"error {number}: {ended}{'' if ended.endswith('?') else '.'} Fix: {fix}"
+
+
+def _line(number: int, what: str, fix: str) -> None:
+    text = error_line(number, what, fix)
+    if sys.stderr.isatty():
+        from hypergpu.terminal.output import is_rich
+
+        text = f"\x1b[31m{text}\x1b[0m" if is_rich() else text
+    sys.stderr.write(f"{text}\n")
+
+
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="The coordinator; else the token's own."),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Your token; else HYPERGPU_TOKEN, or the one `hypergpu up` left on this machine.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with a stable schema.")]
+JobName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB", help="A job's id or its beginning, or its name; else the newest."
+    ),
+]
+NoConfirmation = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="The coordinator's, which holds its key.")
+]
+OperatorsPassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        envvar="HYPERGPU_COORDINATOR_PASSPHRASE_FILE",
+        help="Opens the key; else the file beside its folder.",
+    ),
+]
+YEAR_S = 31_536_000
+
+
+def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
+    """A parser of lengths of time, such as ``90s`` and ``5m``; a number alone is seconds."""
+
+    def parse(given: str | float) -> float:
+        from hypergpu.jobfile.toml import DurationError, duration_ms
+
+        try:
+            seconds = float(given)
+        except ValueError:
+            try:
+                seconds = duration_ms(given) / 1000
+            except DurationError as wrong:
+                raise typer.BadParameter(f"{wrong.what}; {wrong.fix}") from None
+        if not least <= seconds <= most:
+            raise typer.BadParameter(f"{given} is not in the range from {least:g}s to {most:g}s")
+        return seconds
+
+    return parse
+
 
 # Typer exports no name for what click calls a usage error, only what is derived from it.
 UsageError: Any = typer.BadParameter.__bases__[0]
@@ -43,7 +152,6 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         from hypergpu.errors import RemoteFailureError
-        from hypergpu.terminal.failure import report
 
         try:
             return super().invoke(ctx)
@@ -58,6 +166,8 @@ class Commands(TyperGroup):
 
 
 def _report_usage(wrong: Any) -> int:
+    from hypergpu.errors import Reason
+
     message = wrong.format_message()
     command = wrong.ctx.command_path if wrong.ctx else "hypergpu"
     option = getattr(wrong, "option_name", "")
@@ -67,9 +177,6 @@ def _report_usage(wrong: Any) -> int:
     if message.startswith("Usage:"):  # a group without a command: its help
         typer.echo(message)
     else:
-        from hypergpu.errors import Reason
-        from hypergpu.terminal.failure import error_line
-
         number = Reason.ARGUMENT_INVALID.number
         typer.echo(error_line(number, message, f"see {command} --help"), err=True)
     return USAGE_STATUS
@@ -78,3 +185,30 @@ def _report_usage(wrong: Any) -> int:
 def group(meaning: str) -> typer.Typer:
     """A named group of commands."""
     return typer.Typer(help=meaning, no_args_is_help=True, rich_markup_mode=None)
+
+
+_OPTIONS = {"address": Address, "token_file": TokenFile}
+
+
+def on_coordinator(
+    command: "Callable[Concatenate[Coordinator, ...], None]",
+) -> Callable[..., None]:
+    """Give a command a connection as its first argument, and ``--address`` and ``--token-file``."""
+
+    @functools.wraps(command)
+    def run(*args: Any, address: str | None, token_file: str | None, **options: Any) -> None:
+        # Help must not wait for gRPC to be imported.
+        from hypergpu.client import connect
+
+        with connect(address, token_file=token_file) as coordinator:
+            command(coordinator, *args, **options)
+
+    _, *own = inspect.signature(command).parameters.values()
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        for name, option in _OPTIONS.items()
+    ]
+    vars(run).pop("__wrapped__")
+    run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in [*own, *added]}
+    return run

@@ -1,18 +1,83 @@
-"""What a command writes: plain text, JSON, or rich tables when a person is looking.
+"""What a command writes: plain text, numbers, JSON, tables and progress bars when a person is
+looking.
 
 Results go to stdout and nothing else does; notes and errors go to stderr.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import msgspec
+
+
+def size(count: int) -> str:
+    """Bytes, in the unit that leaves at most four digits."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.5 or unit == "TB":
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+    return f"{count} B"
+
+
+def span(seconds: float) -> str:
+    """A duration."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def milliseconds(value_us: float) -> str:
+    """A short time, to three digits."""
+    return f"{value_us / 1000:.3g} ms" if value_us < 1e6 else span(value_us / 1e6)
+
+
+def mbit_s(bits_per_s: float) -> str:
+    """A rate in Mbit/s, without its unit."""
+    value = bits_per_s / 1e6
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    """A share, small ones to two digits."""
+    return f"{share * 100:.2g} %" if share < 0.1 else f"{share:.0%}"
+
+
+def score(value: float | None) -> str:
+    """A loss or metric; a dash before the first."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def short(name: str) -> str:
+    """A node's id or a digest, cut to what tells it apart."""
+    return name if len(name) <= 14 else f"{name[:10]}..."
+
+
+def short_id(name: str) -> str:
+    """The beginning of a job's or node's id that commands take for the whole."""
+    return name[: (4 if name.startswith("job-") else 2) + 8]
+
+
+def name_or_id(name: str, identifier: str) -> str:
+    """What a person calls it; where nobody named it, its short id."""
+    return name or short_id(identifier)
 
 
 _GAP = "  "
@@ -185,3 +250,42 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     """Rows under their titles in aligned columns, as wide as they are."""
     titled = [column._replace(title=column.title.upper()) for column in columns]
     return _folded_lines(titled, rows, dict(enumerate(_widths(titled, rows))))
+
+
+Report = Callable[[str, int, int], None]
+"""Takes a step's name, what is done of it and what there is of it."""
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Report]:
+    """Show a bar for each step that is reported while the block runs."""
+    if not is_rich(sys.stderr):
+        yield lambda _step, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(step: str, done: int, total: int) -> None:
+            if step not in tasks:
+                tasks[step] = progress.add_task(step, total=None)
+            progress.update(tasks[step], completed=done, total=total)
+
+        yield report

@@ -1,22 +1,385 @@
-"""Follow a job until it ends and show it, a tick at a time."""
+"""A watched job: its state as a fold of its events, and how it is shown, live or in lines, to
+its end.
+"""
 
+import contextlib
 import time
-from typing import Self
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Self
 
+import msgspec
 from msgspec.structs import replace
 
 from hypergpu.client.blocking import Coordinator
-from hypergpu.client.failures import RESTARTING
-from hypergpu.client.values import ENDED, JobEvent
+from hypergpu.client.connection import RESTARTING
+from hypergpu.client.history import History, RoundPoint, metric_after, with_event_recorded
+from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
-from hypergpu.terminal.progress import (
-    JobProgress,
-    with_event,
-    with_job,
-    with_note,
-    with_participants,
+from hypergpu.terminal.output import (
+    Column,
+    Table,
+    is_rich,
+    name_or_id,
+    say,
+    say_json_line,
+    score,
+    short,
+    size,
+    span,
+    table_lines,
 )
-from hypergpu.terminal.views import WatchView
+from hypergpu.units import several
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+NOTES_KEPT = 1000
+
+
+class NodeShare(msgspec.Struct, frozen=True):
+    """A node's part of a round; without inner steps it rests."""
+
+    inner_steps: int = 0
+    codec: str = ""
+    reason: str = ""
+    batch_size: int = 0
+    """The node's own batch; 0: as the job states."""
+
+    @property
+    def work(self) -> tuple[int, int, str]:
+        """What the node is asked for."""
+        return self.inner_steps, self.batch_size, self.codec
+
+
+class PlanView(msgspec.Struct, frozen=True):
+    """A round's plan as its event tells it. ``round`` counts from 0."""
+
+    round: int = 0
+    reason: str = ""
+    nodes: dict[str, NodeShare] = {}
+    resting: dict[str, str] = {}
+    """Why a node rests, by node."""
+
+    @property
+    def shares(self) -> dict[str, NodeShare]:
+        """Every node's part, also of those that rest."""
+        return self.nodes | {node: NodeShare(reason=why) for node, why in self.resting.items()}
+
+
+class JobProgress(msgspec.Struct, frozen=True):
+    """What a watcher knows."""
+
+    job: JobView | None = None
+    participants: tuple[ParticipantView, ...] = ()
+    history: History = History()
+    notes: tuple[str, ...] = ()
+    """What happened to nodes and the job, in people's words; newest last."""
+    next_sequence: int = 0
+    plan: PlanView | None = None
+    """The newest round's, where rounds are planned."""
+    plan_news: tuple[str, ...] = ()
+    """What it changed, a line a node."""
+    names: dict[str, str] = {}
+    """What owners call the machines, by node."""
+
+
+def with_job(
+    progress: JobProgress, job: JobView, participants: tuple[ParticipantView, ...]
+) -> JobProgress:
+    """Add the newest summary, asked for beside the stream."""
+    return with_participants(replace(progress, job=job), participants)
+
+
+def with_note(progress: JobProgress, text: str) -> JobProgress:
+    """Add a line that the journal does not tell."""
+    return replace(progress, notes=(*progress.notes, text)[-NOTES_KEPT:])
+
+
+def with_participants(
+    progress: JobProgress, participants: tuple[ParticipantView, ...]
+) -> JobProgress:
+    """Add conflated progress of the open round; between rounds the last one's stays."""
+    if not participants:
+        return progress
+    named = {each.node: each.name for each in participants if each.name}
+    return replace(progress, participants=participants, names=progress.names | named)
+
+
+def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
+    """Add one journalled event."""
+    if event.kind == "RoundPlanned":
+        plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
+        news = tuple(_plan_news(plan, progress.plan, progress.names))
+        progress = replace(progress, plan=plan, plan_news=news)
+    if text := event_note(event):
+        progress = with_note(progress, text)
+    history = with_event_recorded(progress.history, event)
+    return replace(progress, history=history, next_sequence=event.sequence + 1)
+
+
+def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
+    """A line for each node whose steps, batch, scheme or part changed; a first plan's reason."""
+    number = plan.round + 1
+    if before is None:
+        yield f"round {number}: {plan.reason}"
+        return
+    earlier = before.shares
+    for node, share in plan.shares.items():
+        if node not in earlier or earlier[node].work != share.work:
+            rests = "" if share.inner_steps else "rests: "
+            yield f"round {number}, {names.get(node) or short(node)}: {rests}{share.reason}"
+
+
+_NOTES = {
+    "NodeJoined": "node {node} joined",
+    "NodeLost": "node {node} lost: {reason}",
+    "NodeDraining": "node {node} drains: {reason}",
+    "UpdateRejected": "update of {node} refused: {reason}",
+    "ShardHandedBack": "node {node} handed its shard back: {reason}",
+    "DeadlineReached": "round {round} reached its deadline",
+    "ModelInitialised": "the initial model is ready",
+    "PreparationFailed": "the initial model could not be made",
+    "ModelLost": "the model's bytes were damaged: {reason}",
+    "EvaluationFailed": "evaluation failed: {reason}",
+    "JobPaused": "paused",
+    "JobResumed": "resumed",
+    "JobStopped": "stopped",
+    "ParametersChanged": "parameters changed",
+}
+
+
+def event_note(event: JobEvent) -> str:
+    """An event in a sentence, when it is worth one to a watcher."""
+    fields = event.body
+    number = fields.get("round")
+    return _NOTES.get(event.kind, "").format(
+        node=short(str(fields.get("node", ""))),
+        reason=str(fields.get("reason", "")),
+        round=number + 1 if isinstance(number, int) else 1,
+    )
+
+
+ROUNDS_SHOWN = 8
+NOTES_SHOWN = 4
+_BAR_WIDTH = 18
+_ROUND_COLUMNS = (
+    Column("round", is_number=True),
+    Column("updates", is_number=True),
+    Column("loss", is_number=True),
+    Column("metric", is_number=True),
+    Column("samples/s", is_number=True, is_optional=True),
+    Column("up", is_number=True, is_optional=True),
+    Column("down", is_number=True, is_optional=True),
+    Column("took", is_number=True),
+)
+_NODE_COLUMNS = (
+    Column("node"),
+    Column("state"),
+    Column("inner steps"),
+    Column("loss", is_number=True, is_optional=True),
+    Column("slot", is_number=True, is_optional=True),
+    Column("plan", folds=True),
+)
+
+
+def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
+    """A bar of fixed width."""
+    filled = min(width, done * width // total) if total > 0 else 0
+    return "\u2501" * filled + "\u2500" * (width - filled)
+
+
+def planned_rounds(progress: JobProgress) -> int:
+    """How many rounds there will be; 0: the plans decide."""
+    return progress.job.rounds if progress.job and progress.plan is None else 0
+
+
+def round_text(point: RoundPoint, rounds: int) -> str:
+    """A closed round in one plain line; of 0 rounds the total is left out."""
+    total = f"/{rounds}" if rounds else ""
+    return (
+        f"round {point.number}{total}  loss {score(point.loss)}"
+        f"  {point.updates} of {point.participants} updates"
+        f"  {size(point.bytes_up)} up  {size(point.bytes_down)} down"
+        f"  {span(point.duration_ms / 1000)}"
+    )
+
+
+def headline(progress: JobProgress) -> str:
+    """Where the job is, in one line."""
+    job = progress.job
+    if job is None:
+        return "waiting for the coordinator"
+    name = f" {job.name}" if job.name else ""
+    return f"{job.id}{name}  {job.phase}: {job.reason}"
+
+
+def screen(progress: JobProgress, width: int, *, title: str = "") -> "Group":
+    """The whole live view for a terminal of that width."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [(title, "bold")] if title else []
+    lines.append((headline(progress), ""))
+    if progress.job is not None:
+        lines.append((_figures(progress), "cyan"))
+    for columns, rows in (_nodes_table(progress), (_ROUND_COLUMNS, _round_rows(progress))):
+        if rows:
+            lines.append(("", ""))
+            lines += [(line, "") for line in table_lines(columns, rows, width)]
+    lines.append(("", ""))
+    lines += [(f"  {text}", "yellow") for text in progress.notes[-NOTES_SHOWN:]]
+    return Group(*(Text(line, style, overflow="ellipsis", no_wrap=True) for line, style in lines))
+
+
+def _figures(progress: JobProgress) -> str:
+    job = progress.job
+    if job is None:
+        return ""
+    metric = f"{job.metric_name or 'metric'} {score(job.metric)}"
+    rounds = planned_rounds(progress)
+    done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
+    return (
+        f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
+        f"   held out: loss {score(job.loss)}, {metric}"
+        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down"
+    )
+
+
+def _nodes_table(progress: JobProgress) -> Table:
+    """The nodes; with the plan of each and why, where rounds are planned."""
+    rows = [
+        (
+            name_or_id(each.name, each.node),
+            each.state,
+            f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
+            score(each.loss if each.steps_done else None),
+            str(each.slot),
+            each.reason,
+        )
+        for each in progress.participants
+    ]
+    if any(each.reason for each in progress.participants):
+        return _NODE_COLUMNS, rows
+    return _NODE_COLUMNS[:-1], [row[:-1] for row in rows]
+
+
+def _round_rows(progress: JobProgress) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(point.number),
+            f"{point.updates}/{point.participants}",
+            score(point.loss),
+            score(metric_after(progress.history, point.number)),
+            f"{1000 * point.samples / max(1, point.duration_ms):.0f}",
+            size(point.bytes_up),
+            size(point.bytes_down),
+            span(point.duration_ms / 1000),
+        )
+        for point in progress.history.rounds[-ROUNDS_SHOWN:]
+    ]
+
+
+class WatchView:
+    """Shows one job; this one shows nothing."""
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
+        """Show an event; ``progress`` has it already."""
+
+    def refresh(self, progress: JobProgress) -> None:
+        """Show the newest figures, a few times a second."""
+
+    def say(self, text: str) -> None:
+        """Show a line that is in no journal; ``progress`` has it as a note already."""
+
+
+class JsonView(WatchView):
+    """One line of JSON an event."""
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
+        """Print it as journalled."""
+        say_json_line(event)
+
+
+class PlainView(WatchView):
+    """A line for each round and for what happens to nodes."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+
+    def event(self, event: JobEvent, progress: JobProgress) -> None:
+        """Print the event if it is worth a line."""
+        if event.kind == "RoundRecorded" and progress.history.rounds:
+            say(round_text(progress.history.rounds[-1], planned_rounds(progress)))
+        elif event.kind == "EvaluationReady":
+            say(evaluation_text(event))
+        elif event.kind == "RoundPlanned":
+            for line in progress.plan_news:
+                say(f"  {line}")
+        elif text := event_note(event):
+            say(f"  {text}")
+
+    def say(self, text: str) -> None:
+        """Print the line."""
+        say(f"  {text}")
+
+    def refresh(self, progress: JobProgress) -> None:
+        """Print the job's phase whenever it changes."""
+        job = progress.job
+        phase = job.phase if job else ""
+        # A round's own line says that it is being aggregated, the command's error that it failed.
+        if phase not in (self._phase, "aggregating", "failed"):
+            self._phase = phase
+            say(headline(progress))
+
+
+def evaluation_text(event: JobEvent) -> str:
+    """An evaluation in one plain line."""
+    fields = event.body
+    name = fields.get("metric_name") or "metric"
+    metric, loss = (score(_number(fields.get(key))) for key in ("metric", "loss"))
+    rounds = several(int(_number(fields.get("round")) or 0), "round")
+    return f"  after {rounds}: {name} {metric}, held-out loss {loss}"
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+class LiveView(WatchView):
+    """The whole screen, redrawn in place."""
+
+    def __init__(self, title: str = "") -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._title = title
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4)
+
+    def __enter__(self) -> "LiveView":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def refresh(self, progress: JobProgress) -> None:
+        """Draw."""
+        self._live.update(screen(progress, self._console.width, title=self._title))
+
+
+@contextlib.contextmanager
+def open_view(*, as_json: bool = False, title: str = "") -> Iterator[WatchView]:
+    """The view that fits where stdout goes."""
+    if as_json:
+        yield JsonView()
+    elif is_rich():
+        with LiveView(title) as live:
+            yield live
+    else:
+        yield PlainView()
+
 
 TICK_S = 0.5
 _DRAIN_S = 0.01

@@ -1,13 +1,22 @@
-"""Protocols of what builders return; worker and evaluator know workloads only through them."""
+"""Protocols of what builders return, the registry that builds them by name, and the workloads
+that need no torch. Worker and evaluator know workloads only through them.
+"""
 
+import gzip
+import importlib
 import math
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.resources import files
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hypergpu.dataset import permutation
 from hypergpu.tensors.layout import Flat, Layout, TensorSpec, layout_of, pack
+from hypergpu.workloads.entry import BUILT_IN, Options, WorkloadEntry, complete_options
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -104,3 +113,194 @@ def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:
     flat = Flat.empty(layout)
     pack(layout, workload.initial(seed), flat)
     return flat
+
+
+GROUP = "hypergpu.workloads"
+
+
+class UnknownWorkloadError(LookupError):
+    """No entry has the name. The text lists those there are."""
+
+
+class BuilderMissingError(RuntimeError):
+    """The builder cannot be imported. ``module`` is what is missing, such as ``torch``."""
+
+    def __init__(self, entry: WorkloadEntry, module: str) -> None:
+        super().__init__(
+            f"workload {entry.name} needs the Python module {module}, which is not installed"
+        )
+        self.module = module
+
+
+@cache
+def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
+    """Entries of other packages, and why any of them are left out."""
+    found: list[WorkloadEntry] = []
+    complaints: list[str] = []
+    taken = {entry.name for entry in BUILT_IN}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        where = f"entry point {point.name} = {point.value}"
+        try:
+            entry = point.load()
+        except Exception as error:  # noqa: BLE001 - another package's import may fail in any way
+            complaints.append(f"{where} cannot be imported: {error!r}")
+            continue
+        if not isinstance(entry, WorkloadEntry) or entry.name != point.name:
+            complaints.append(
+                f"{where} must be a hypergpu.workloads.entry.WorkloadEntry named {point.name}"
+            )
+        elif entry.name in taken:
+            complaints.append(f"{where} is left out: the name is taken")
+        else:
+            taken.add(entry.name)
+            found.append(entry)
+    return tuple(found), tuple(complaints)
+
+
+def entries() -> tuple[WorkloadEntry, ...]:
+    """Every entry there is, built-in ones first."""
+    return BUILT_IN + _entries_of_packages()[0]
+
+
+def complaints() -> tuple[str, ...]:
+    """Return complaints about entry points of other packages, for `hypergpu env` and logs."""
+    return _entries_of_packages()[1]
+
+
+def find(name: str) -> WorkloadEntry:
+    """The entry with the name.
+
+    Raises:
+        UnknownWorkloadError: There is none.
+    """
+    for entry in entries():
+        if entry.name == name:
+            return entry
+    names = ", ".join(entry.name for entry in entries())
+    raise UnknownWorkloadError(f"there is no workload {name!r}; there are: {names}")
+
+
+def build(
+    entry: WorkloadEntry, options: Options
+) -> Any:  # Any: the entry's kind says which protocol
+    """The workload, built by importing what the entry names.
+
+    Raises:
+        OptionError: The options do not fit the entry.
+        BuilderMissingError: A Python module is not installed.
+    """
+    complete = complete_options(entry, options)
+    module, _, name = entry.builder.partition(":")
+    try:
+        builder = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as missing:
+        raise BuilderMissingError(entry, missing.name or module) from missing
+    return builder(complete)
+
+
+CLASSES = 10
+PIXELS = 64
+_SPLIT_SEED = 20_261_120
+_TEST_SHARE = 5  # one in five
+
+
+def digits() -> Dataset:
+    """Digits as ``float32[n, 64]`` in [0, 1] with ``int64[n]`` targets.
+
+    The held-out fifth has the same share of each digit, and is the same for every job.
+    """
+    packed = gzip.decompress(files("hypergpu.workloads").joinpath("digits.u8.gz").read_bytes())
+    records = np.frombuffer(packed, dtype=np.uint8).reshape(-1, PIXELS + 1)
+    inputs = records[:, :PIXELS].astype(np.float32) / np.float32(16)
+    labels = records[:, PIXELS].astype(np.int64)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for digit in range(CLASSES):
+        members = np.flatnonzero(labels == digit)
+        order = permutation(_SPLIT_SEED, digit, 0, len(members))
+        is_test[members[order[: len(members) // _TEST_SHARE]]] = True
+    return Dataset(
+        *(ArraySamples(inputs[part], labels[part], labels[part]) for part in (~is_test, is_test))
+    )
+
+
+class DigitsSoftmax:
+    """Logits are a linear function of the 64 grey values. Implements `NumpyWorkload`."""
+
+    def load(self, data_dir: str) -> Dataset:
+        """The built-in digits."""
+        return digits()
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Zeros, whatever the seed: the loss is convex."""
+        return {
+            "bias": np.zeros(CLASSES, dtype=np.float32),
+            "weight": np.zeros((PIXELS, CLASSES), dtype=np.float32),
+        }
+
+    def gradient(
+        self, parameters: Parameters, inputs: Array, targets: Array
+    ) -> tuple[float, dict[str, NDArray[np.float32]]]:
+        """Mean cross-entropy and its gradient."""
+        logs = _log_softmax(parameters, inputs)  # [b, classes]
+        rows = np.arange(len(targets))
+        loss = -float(logs[rows, targets].mean())
+        slope = np.exp(logs)
+        slope[rows, targets] -= np.float32(1)
+        slope /= np.float32(len(targets))
+        # einsum's plain loop, and not BLAS, whose threads may add in another order.
+        return loss, {"bias": slope.sum(axis=0), "weight": np.einsum("bi,bo->io", inputs, slope)}
+
+    def evaluate(self, parameters: Parameters, inputs: Array, targets: Array) -> Sums:
+        """Cross-entropy and correct predictions."""
+        logs = _log_softmax(parameters, inputs)
+        loss = -float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
+        return Sums(loss, float((logs.argmax(axis=1) == targets).sum()), len(targets))
+
+
+def _log_softmax(parameters: Parameters, inputs: Array) -> NDArray[np.float32]:
+    logits = np.einsum("bi,io->bo", inputs, parameters["weight"]) + parameters["bias"]
+    logits -= logits.max(axis=1, keepdims=True)
+    result: NDArray[np.float32] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return result
+
+
+def digits_softmax(_options: Options) -> DigitsSoftmax:
+    """Builder of ``digits-softmax``."""
+    return DigitsSoftmax()
+
+
+SAMPLES = 1 << 16
+
+
+class Null:
+    """One tensor of a wanted size, zeros at first. Implements `NumpyWorkload`."""
+
+    def __init__(self, parameters: int) -> None:
+        self.parameters = parameters
+
+    def load(self, data_dir: str) -> Dataset:
+        """Samples that hold nothing."""
+        return Dataset(_nothing(SAMPLES), _nothing(1))
+
+    def initial(self, seed: int) -> dict[str, NDArray[np.float32]]:
+        """Zeros."""
+        return {"weight": np.zeros(self.parameters, dtype=np.float32)}
+
+    def gradient(
+        self, parameters: Parameters, inputs: Array, targets: Array
+    ) -> tuple[float, dict[str, NDArray[np.float32]]]:
+        """Zero."""
+        return 0.0, self.initial(0)
+
+    def evaluate(self, parameters: Parameters, inputs: Array, targets: Array) -> Sums:
+        """Return no loss and no score."""
+        return Sums(0.0, 0.0, len(targets))
+
+
+def _nothing(count: int) -> ArraySamples:
+    return ArraySamples(np.empty((count, 0)), np.empty((count, 0)), np.zeros(count, dtype=np.int64))
+
+
+def null(options: Options) -> Null:
+    """Builder of ``null``."""
+    return Null(int(options["parameters"]))

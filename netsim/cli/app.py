@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hypergpu.terminal.commands import Commands
-from hypergpu.terminal.options import YEAR_S, seconds_within
+from hypergpu.terminal.commands import YEAR_S, Commands, seconds_within
 from netsim.network.options import Backend, Fallback
 
 app = typer.Typer(

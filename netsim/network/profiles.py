@@ -12,9 +12,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from hypergpu.jobfile.duration import DurationError, duration_ms
-from hypergpu.jobfile.problem import JobFileError, Problem
-from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
+from hypergpu.jobfile.toml import (
+    DurationError,
+    JobFileError,
+    KeyLines,
+    Problem,
+    duration_ms,
+    load_toml,
+    read_struct,
+)
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
     CongestionControl,

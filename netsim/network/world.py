@@ -14,8 +14,8 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.toml import join_words, nearest
 from hypergpu.units import Bytes, Milliseconds
 from netsim.link import NEVER_US, Link, Shape
 from netsim.link.link import NetsimError

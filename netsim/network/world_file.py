@@ -8,9 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hypergpu.jobfile import JobFileError, parse_job, parse_job_table
-from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.toml import KeyLines, load_toml, read_struct
+from hypergpu.jobfile.toml import KeyLines, join_words, load_toml, nearest, read_struct
 from hypergpu.units import Bytes, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,

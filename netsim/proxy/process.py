@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from hypergpu.units import Bytes
-from hypergpu.wire.ports import free_ports
+from hypergpu.wire.network import free_ports
 from netsim.emulation.requests import (
     ANSWER_S,
     START_S,

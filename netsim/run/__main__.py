@@ -9,9 +9,9 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError
 from hypergpu.sites import told_sites
-from hypergpu.terminal.failure import report as report_error
+from hypergpu.terminal.commands import report as report_error
 from hypergpu.terminal.output import note
-from hypergpu.terminal.views import WatchView, open_view
+from hypergpu.terminal.watch import WatchView, open_view
 from hypergpu.units import several
 from netsim.link.link import NetsimError
 from netsim.run.choices import RunOrder, chosen_world

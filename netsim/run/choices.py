@@ -16,10 +16,10 @@ from hypergpu.jobfile import (
     read_job_file,
     with_strategy,
 )
-from hypergpu.jobfile.problem import join_words, nearest
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec
+from hypergpu.jobfile.toml import join_words, nearest
 from hypergpu.units import are, several
-from hypergpu.workloads.registry import UnknownWorkloadError, find
+from hypergpu.workloads.workload import UnknownWorkloadError, find
 from netsim.link import UNLIMITED, Shape
 from netsim.link.link import NetsimError
 from netsim.network.profiles import profile

@@ -18,12 +18,9 @@ from hypergpu.jobfile.spec import SCHEMES, JobSpec
 from hypergpu.sites import Sites
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
-from hypergpu.terminal.progress import JobProgress
-from hypergpu.terminal.views import WatchView
-from hypergpu.terminal.watch import Watched
+from hypergpu.terminal.watch import JobProgress, Watched, WatchView
 from hypergpu.units import Milliseconds
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import numpy_layout
+from hypergpu.workloads.workload import build, find, numpy_layout
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link.link import NetsimError
 from netsim.measure.lateness import ALWAYS_VALID, LatenessVerdict
@@ -292,6 +289,6 @@ def _layout(spec: JobSpec) -> Layout:
     if find_spec("torch") is None:
         what = f"the size of {spec.workload}'s model is not known without torch"
         raise NetsimError(what, "pip install 'hypergpu[torch]'")
-    from hypergpu.workloads.networks.tensors import module_layout
+    from hypergpu.workloads.networks.task import module_layout
 
     return module_layout(build(entry, spec.options).model())

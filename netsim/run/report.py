@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from hypergpu.client.history import EvaluationPoint, Reached, RoundPoint
-from hypergpu.terminal.figures import size
-from hypergpu.terminal.output import say, say_json
+from hypergpu.terminal.output import say, say_json, size
 from hypergpu.units import several
 from netsim.measure.lateness import LatenessVerdict
 

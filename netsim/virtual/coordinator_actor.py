@@ -17,11 +17,11 @@ from coordinator.core.round.assignment import nodes_needed
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
-from gpu_node.core.update import TrainedUpdate
+from gpu_node.core.events import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements.assignment import BlobRef, Lease
+from hypergpu.statements import BlobRef, Lease
+from hypergpu.streams import OUT_OF_MEMORY
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.wire.protocol import OUT_OF_MEMORY
 from netsim.virtual.node_actor import NodeActor, job_released
 from netsim.virtual.node_link import Gauges, made_up_evaluation, made_up_judgement
 from netsim.virtual.sharing import Agenda

@@ -14,15 +14,12 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
-from gpu_node.core import commands, events
-from gpu_node.core.commands import NodeCommand
-from gpu_node.core.end_states import TrainingStart
-from gpu_node.core.events import NodeEvent
+from gpu_node.core import events, state
+from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.session import transition
-from gpu_node.core.state import NodeSession
-from gpu_node.core.update import TrainedUpdate
+from gpu_node.core.state import NodeCommand, NodeSession, TrainingStart
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements.assignment import Assignment, Lease, Prefetch
+from hypergpu.statements import Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda
@@ -203,29 +200,29 @@ class NodeActor:
 
     def _perform(self, command: NodeCommand) -> None:
         match command:
-            case commands.OpenLink():
+            case state.OpenLink():
                 self._later(self.link.dial_ms(), self._dial)
-            case commands.HandBack(lease=lease, reason=reason):
+            case state.HandBack(lease=lease, reason=reason):
                 self._say(lambda: self._upstream.take_back(self.node, lease, reason))
-            case commands.AnnounceDraining(reason=reason):
+            case state.AnnounceDraining(reason=reason):
                 self._say(lambda: self._upstream.drain_node(self.node, reason))
-            case commands.SetTimer(timer=timer, at_ms=at_ms):
+            case state.SetTimer(timer=timer, at_ms=at_ms):
                 wait_ms = at_ms - self._agenda.now_ms
                 self._later(wait_ms, lambda: self.apply(self._timer_event(timer)))
-            case commands.Leave():
+            case state.Leave():
                 self._leave()
             case _:
                 self._work(command)
 
     def _work(self, command: NodeCommand) -> None:
         match command:
-            case commands.FetchInputs(assignment=assignment):
+            case state.FetchInputs(assignment=assignment):
                 self._fetch(assignment)
-            case commands.StartTraining(assignment=assignment, start=start):
+            case state.StartTraining(assignment=assignment, start=start):
                 self._train(assignment, start)
-            case commands.AbortTraining(lease=lease):
+            case state.AbortTraining(lease=lease):
                 self._later(1, lambda: self._abort_training(lease))
-            case commands.SendUpdate(assignment=assignment, update=update):
+            case state.SendUpdate(assignment=assignment, update=update):
                 self._upload(assignment.lease, update)
             case _:
                 pass

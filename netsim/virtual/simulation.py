@@ -16,7 +16,7 @@ from coordinator.core.job import events
 from coordinator.core.job.state import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
-from hypergpu.statements.domain import Domain, terms_of
+from hypergpu.statements import Domain, terms_of
 from hypergpu.units import Milliseconds
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import (

@@ -22,7 +22,7 @@ from hypergpu.jobfile.spec import (
     RoundRule,
     TrainingSettings,
 )
-from hypergpu.statements.assignment import BlobRef, Delta
+from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, Shape
 from netsim.link.link import NetsimError

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.terminal.commands import group
-from hypergpu.terminal.options import (
+from hypergpu.terminal.commands import (
     Address,
     AsJson,
     DataDir,
@@ -14,6 +13,7 @@ from hypergpu.terminal.options import (
     NoConfirmation,
     OperatorsPassphraseFile,
     TokenFile,
+    group,
 )
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ def verify(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
 ) -> None:
     """Check every receipt of a job, and that the ledger's records follow from them."""
-    from payments.cli.service import JobAt
-    from payments.cli.verifying import verify_job
+    from payments.cli.service import JobAt, verify_job
 
     if file is not None and job is not None:
         raise typer.BadParameter("a file names its job itself")
@@ -108,7 +107,7 @@ def export(
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
     from payments.cli.service import JobAt, run
-    from payments.core.receipt_file import encode_file
+    from payments.core.verify import encode_file
 
     file = run(JobAt(job, address, token_file).receipts)
     try:
@@ -133,11 +132,17 @@ def claim(
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
     from hypergpu.terminal.output import say_json
-    from payments.cli.account import account_address, open_account
-    from payments.cli.accounts import NODE_KEY, folder_named, held_jobs, open_key
-    from payments.cli.node_acts import claim as claim_job
-    from payments.cli.outcome import Claimed, say_act
+    from payments.cli.account import (
+        NODE_KEY,
+        account_address,
+        folder_named,
+        held_jobs,
+        open_account,
+        open_key,
+    )
+    from payments.cli.acts import claim as claim_job
     from payments.cli.service import run
+    from payments.cli.show import Claimed, say_act
 
     payee = account_address(to, "--to") if to else None
     folder = folder_named("state_dir", state_dir)
@@ -172,8 +177,8 @@ def register(
     as_json: AsJson = False,
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with stake if it is named."""
-    from payments.cli.accounts import folder_named
-    from payments.cli.node_acts import register as register_node
+    from payments.cli.account import folder_named
+    from payments.cli.acts import register as register_node
 
     folder = folder_named("state_dir", state_dir)
     _act_as_node(
@@ -195,7 +200,7 @@ def stake(
     as_json: AsJson = False,
 ) -> None:
     """Add to the stake of this machine's node: shares up to it are paid at once."""
-    from payments.cli.node_acts import stake as add_stake
+    from payments.cli.acts import stake as add_stake
 
     _act_as_node(
         lambda account: add_stake(account, amount),
@@ -218,7 +223,7 @@ def unstake(
     as_json: AsJson = False,
 ) -> None:
     """Ask for stake back; run it again once its wait is over to take it."""
-    from payments.cli.node_acts import unstake as ask_back
+    from payments.cli.acts import unstake as ask_back
 
     if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
         raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
@@ -268,8 +273,8 @@ def void(  # noqa: PLR0913 - each is an option
 ) -> None:
     """As arbiters, void a node's share inside its challenge window and slash its stake."""
     from payments.cli.account import account_address
+    from payments.cli.acts import VoidOrder, void_share
     from payments.cli.service import JobAt
-    from payments.cli.voiding import VoidOrder, void_share
 
     if not key or key_passphrase_file is None:
         raise typer.BadParameter(
@@ -299,8 +304,7 @@ def reclaim(
     token_file: TokenFile = None,
 ) -> None:
     """Announce a job's end on its ledger; run it again after the wait to take its free escrow."""
-    from payments.cli.reclaiming import reclaim_job
-    from payments.cli.service import JobAt
+    from payments.cli.service import JobAt, reclaim_job
 
     reclaim_job(JobAt(job, address, token_file), yes=yes, as_json=as_json)
 
@@ -376,10 +380,16 @@ def _act_as_node(
     as_json: bool,
 ) -> None:
     """Open the node's account on the one ledger of its jobs, act, and print what was done."""
-    from payments.cli.account import open_account
-    from payments.cli.accounts import NODE_KEY, folder_named, held_jobs, one_ledger, open_key
-    from payments.cli.outcome import say_act
+    from payments.cli.account import (
+        NODE_KEY,
+        folder_named,
+        held_jobs,
+        one_ledger,
+        open_account,
+        open_key,
+    )
     from payments.cli.service import run
+    from payments.cli.show import say_act
 
     job, chain_url = ledger
     folder = folder_named("state_dir", whose[0])

@@ -1,24 +1,34 @@
-"""PaymentsService of a coordinator, for commands."""
+"""PaymentsService of a coordinator, and the commands that need no key: verify and reclaim."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import grpc.aio
+import msgspec
 
 from hypergpu.client.asynchronous import AsyncCoordinator
-from hypergpu.client.calls import CoordinatorCalls
-from hypergpu.client.connection import ConnectionTarget, find_target
+from hypergpu.client.connection import ConnectionTarget, CoordinatorCalls, find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.terminal.output import Column, confirm, say, say_json, say_table
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
-from hypergpu.wire.statements import receipt_value, terms_value
-from payments.core.receipt_file import FILE_BYTES_MAX, ReceiptFile, decode_file
-from payments.shell.chain_errors import CallRefusedError, ChainUnreachableError
+from hypergpu.wire.messages import receipt_value, terms_value
+from payments.cli.show import amount_text, time_text
+from payments.core.verify import (
+    FILE_BYTES_MAX,
+    NodeFinding,
+    ReceiptFile,
+    Verification,
+    decode_file,
+    verify,
+)
+from payments.shell.chains import CallRefusedError, ChainUnreachableError
 
 Result = TypeVar("Result")
 
@@ -128,3 +138,168 @@ async def open_payments_client(at: JobAt) -> AsyncIterator[PaymentsClient]:
         yield PaymentsClient(calls, JobId(await AsyncCoordinator(calls).find_job(at.job)))
     finally:
         await calls.close()
+
+
+class Verified(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/verified/2"
+):
+    """Result of a check."""
+
+    job: str
+    chain_id: int
+    ledger: str
+    block: int | None
+    """None: no chain was asked."""
+    is_sound: bool
+    faults: list[str]
+    open: list[str]
+    nodes: list[NodeFinding]
+    decimals: int
+
+
+def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) -> None:
+    """Check a job and print the result; a fault is an error."""
+    found = run(lambda: _check_job(at, chain_url, is_offline=is_offline))
+    if as_json:
+        say_json(found)
+    else:
+        _say(found)
+    if not found.is_sound:
+        detail = f"{found.job}: {len(found.faults)} faults in its receipts or its pay"
+        fix = "show them to its nodes; arbiters void what was paid wrongly: hypergpu ledger void"
+        raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
+
+
+async def _check_job(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified:
+    receipts = await at.receipts()
+    domain = receipts.terms.domain
+    if is_offline or not domain.chain_id:
+        return _result(receipts, verify(receipts), decimals=0)
+    # Receipts alone are checked without the extra [chain].
+    from payments.cli.account import open_ledger, read_records
+
+    if at.file is None and not chain_url:
+        async with open_payments_client(at) as payments:
+            chain_url = (await payments.ledger()).on_chain.url
+    async with open_ledger(domain, chain_url) as ledger:
+        records = await read_records(ledger, receipts.terms)
+        return _result(receipts, verify(receipts, records), decimals=ledger.decimals)
+
+
+def _result(receipts: ReceiptFile, found: Verification, *, decimals: int) -> Verified:
+    domain = receipts.terms.domain
+    return Verified(
+        job=found.job_id,
+        chain_id=domain.chain_id,
+        ledger=domain.contract,
+        block=found.block,
+        is_sound=not found.faults,
+        faults=list(found.faults),
+        open=list(found.open),
+        nodes=list(found.nodes),
+        decimals=decimals,
+    )
+
+
+def _say(found: Verified) -> None:
+    figures = ("receipts", "score", "worth", "recorded", "allotted", "paid", "void")
+    columns = (Column("node"), *(Column(title, is_number=True) for title in figures))
+    shown = partial(amount_text, decimals=found.decimals)
+    rows = [
+        [
+            *(node.node, str(node.receipts), str(node.total_score), shown(node.worth)),
+            *(str(node.recorded_score), *map(shown, (node.allotted, node.paid, node.void))),
+        ]
+        for node in found.nodes
+    ]
+    say_table(columns, rows, empty=f"{found.job} has no receipts")
+    for title, texts in (("fault", found.faults), ("open", found.open)):
+        for text in texts:
+            say(f"{title}: {text}")
+    against = "no chain was asked"
+    if found.block is not None:
+        against = f"compared with {found.ledger} on chain {found.chain_id} at block {found.block}"
+    receipts = sum(node.receipts for node in found.nodes)
+    verdict = "sound" if found.is_sound else f"{len(found.faults)} faults"
+    say(f"{found.job}: {receipts} receipts, {verdict}; {against}")
+
+
+_LOOK_EACH_S = 0.5
+_LOOKS = 60
+
+
+class Reclaimed(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/reclaimed/2"
+):
+    """State of a job's end on its ledger."""
+
+    job: str
+    purpose: str
+    """Purpose of the queued transaction; empty: none was queued."""
+    ends_at_unix_s: int
+    """0: the announcement is not in a block yet."""
+    free_escrow: str
+
+
+def reclaim_job(at: JobAt, *, yes: bool, as_json: bool) -> None:
+    """Announce a job's end; once its time has come, take what is free."""
+    state, sentence = run(lambda: _announce_or_take(at, yes=yes))
+    if as_json:
+        say_json(state)
+    else:
+        say(sentence)
+
+
+async def _announce_or_take(at: JobAt, *, yes: bool) -> tuple[Reclaimed, str]:
+    async with open_payments_client(at) as payments:
+        chain = await _chain(payments)
+        free = amount_text(int(chain.free_escrow), chain.decimals)
+        if not chain.ends_at_unix_s:
+            question = (
+                f"end {payments.job_id} on its ledger for good? Receipts that are not recorded"
+                " when the wait is over are not paid"
+            )
+            confirm(question, yes=yes)
+            purpose = await payments.request_reclaim()
+            chain = await _wait(payments, lambda found: found.ends_at_unix_s > 0)
+            when = time_text(chain.ends_at_unix_s) if chain.ends_at_unix_s else "a time to come"
+            said = f"{payments.job_id} ends at {when}; run this again then to take what is free"
+        elif chain.block_time_unix_s < chain.ends_at_unix_s:
+            purpose, when = "", time_text(chain.ends_at_unix_s)
+            said = f"{payments.job_id} ends at {when}; {free} is free now: run this again then"
+        elif not int(chain.free_escrow):
+            purpose, said = "", f"nothing of {payments.job_id} is free"
+        else:
+            purpose = await payments.reclaim()
+            chain = await _wait(payments, lambda found: not int(found.free_escrow))
+            is_back = not int(chain.free_escrow)
+            said = f"{free} of {payments.job_id} " + ("is paid back" if is_back else "is queued")
+        state = Reclaimed(
+            job=payments.job_id,
+            purpose=purpose,
+            ends_at_unix_s=chain.ends_at_unix_s,
+            free_escrow=chain.free_escrow,
+        )
+        return state, said
+
+
+async def _chain(payments: PaymentsClient) -> pb.LedgerOnChain:
+    ledger = await payments.ledger()
+    if ledger.HasField("on_chain") and ledger.on_chain.is_open:
+        return ledger.on_chain
+    detail = f"{payments.job_id} is not open on a ledger: no escrow of it lies there"
+    fix = "see its state: hypergpu ledger show JOB"
+    raise HyperGPUError(Reason.JOB_PHASE, detail, fix=fix)
+
+
+async def _wait(
+    payments: PaymentsClient, is_reached: Callable[[pb.LedgerOnChain], bool]
+) -> pb.LedgerOnChain:
+    """The job on the ledger once a change is in a block, or as it is after half a minute."""
+    chain = await _chain(payments)
+    for _ in range(_LOOKS):
+        if is_reached(chain):
+            break
+        await asyncio.sleep(_LOOK_EACH_S)
+        chain = await _chain(payments)
+    return chain

@@ -1,9 +1,19 @@
-"""Receipts as a pure fold of a job's journal.
+"""Receipts as a pure fold of a job's journal, and the reward rule.
 
 The same rows give the same receipts on every replay, none twice: a round gives a node a receipt
 only if it is after the node's last receipted round. A journal that was cut back, or an older copy
 of one, therefore repeats no receipt: receipts that were signed before and are shown again by their
 nodes are taken over with `adopt`, and the rounds they cover give nothing a second time.
+
+The journal belongs to the coordinator; only the fields that pay folds are repeated here, so the two
+packages share no code. Unknown kinds and unknown fields are skipped. Of a node's receipts in a job,
+
+    score  = samples x quality_bps                      of a receipt
+    worth  = unit_price x total_score // 1,000,000      of all receipts of a node in a job
+    delta  = min(worth - earned, free escrow)           allotted when a score is recorded
+
+Scores only grow, and everything is derived from a node's running total, so rounding never adds up
+and no order of records changes the end. The contract computes the same numbers.
 """
 
 from typing import NamedTuple
@@ -12,19 +22,102 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.ids import Digest, JobId, Keccak, NodeId
-from hypergpu.statements.contribution import Contribution, contribution_hash
-from hypergpu.statements.domain import Terms, keccak_of
-from hypergpu.statements.receipt import Receipt
-from hypergpu.units import Samples, Wei
-from payments.core.facts import (
-    ChangedFact,
-    CreatedFact,
-    EndedFact,
-    Fact,
-    InitialisedFact,
-    MeasuredFact,
-    MeasuredWork,
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements import (
+    WHOLE_BPS,
+    Contribution,
+    Receipt,
+    Terms,
+    contribution_hash,
+    keccak_of,
 )
+from hypergpu.units import BasisPoints, Samples, Wei
+
+
+class BlobName(msgspec.Struct, frozen=True):
+    """A blob of the job."""
+
+    digest: Digest
+
+
+class CreatedFact(msgspec.Struct, frozen=True):
+    """Row ``JobCreated``."""
+
+    job_id: JobId
+    spec: JobSpec
+    terms: Terms
+    manifest: BlobName | None = None
+    """Description of the job's data."""
+
+
+class FirstModel(msgspec.Struct, frozen=True):
+    """The job's first parameters."""
+
+    blob: BlobName
+
+
+class InitialisedFact(msgspec.Struct, frozen=True):
+    """Row ``ModelInitialised``."""
+
+    model: FirstModel
+
+
+class ChangedFact(msgspec.Struct, frozen=True):
+    """Row ``ParametersChanged``; ``spec`` is the whole result."""
+
+    spec: JobSpec
+
+
+class MeasuredWork(msgspec.Struct, frozen=True):
+    """An accepted update whose quality is final."""
+
+    contribution: Contribution
+    signature: bytes
+    """The node's signature of the contribution."""
+    quality_bps: BasisPoints
+    evaluator: str
+    """Short name of the measurement."""
+
+
+class MeasuredFact(msgspec.Struct, frozen=True):
+    """Row ``RoundMeasured``: rounds come in ascending order, each once."""
+
+    round: int
+    updates: tuple[MeasuredWork, ...]
+
+
+class EndedFact(msgspec.Struct, frozen=True):
+    """Row ``JobEnded``: no round is measured after it."""
+
+    phase: str
+    reason: str
+
+
+Fact = CreatedFact | InitialisedFact | ChangedFact | MeasuredFact | EndedFact
+
+_decoders: dict[str, msgspec.json.Decoder[Fact]] = {
+    "JobCreated": msgspec.json.Decoder(CreatedFact),
+    "ModelInitialised": msgspec.json.Decoder(InitialisedFact),
+    "ParametersChanged": msgspec.json.Decoder(ChangedFact),
+    "RoundMeasured": msgspec.json.Decoder(MeasuredFact),
+    "JobEnded": msgspec.json.Decoder(EndedFact),
+}
+
+
+def decode(kind: str, body: bytes) -> Fact | None:
+    """Decode a journal row; None if pay does not depend on its kind.
+
+    Raises:
+        ValueError: The body is not what the kind has.
+    """
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        return None
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeError) as broken:
+        raise ValueError(f"a journal row {kind} cannot be read: {broken}") from broken
+
 
 NO_DIGEST = Digest("0" * 64)
 
@@ -196,3 +289,28 @@ def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
 def _with_ended_epochs(state: LedgerState, ended: int) -> Folded:
     newly = tuple(range(state.ended_epochs, ended))
     return Folded(replace(state, ended_epochs=max(state.ended_epochs, ended)), (), newly)
+
+
+PRICED_SCORE = 1_000_000
+"""The score that a job's unit price is for: a hundred samples of full quality."""
+_SAMPLES_PRICED = PRICED_SCORE // WHOLE_BPS
+
+
+def worth(unit_price: Wei, total_score: int) -> Wei:
+    """Amount that a node has earned with a total score, rounded down."""
+    return Wei(unit_price * total_score // PRICED_SCORE)
+
+
+def funded_samples(
+    escrow: Wei, unit_price: Wei, total_score: int, measured_samples: Samples
+) -> Samples:
+    """Samples since a job's beginning that its escrow covers, the rest at full quality.
+
+    Args:
+        escrow: All that was ever set aside for the job.
+        unit_price: Above 0.
+        total_score: Of all nodes, by the receipts so far.
+        measured_samples: Samples whose quality is known.
+    """
+    left = max(0, escrow - worth(unit_price, total_score))
+    return Samples(measured_samples + left * _SAMPLES_PRICED // unit_price)

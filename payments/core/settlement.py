@@ -8,17 +8,24 @@ are paid when the challenge window is over. Whatever else adds to shares (receip
 in, receipts that came back after a loss, escrow that arrived late) shows as a share that is due in
 an epoch that is over, and is paid when it is seen.
 
-Each call has a purpose. A purpose that is queued is not planned again, so planning is idempotent.
+Each call has a purpose. A purpose that is queued is not planned again, so planning is idempotent. A
+batch is a Merkle tree as OpenZeppelin lays it out, so that its tools check one: a node is the
+Keccak-256 of its two children, the smaller first. The tree is one array: node ``i`` has the
+children ``2i + 1`` and ``2i + 2``, and the leaves fill its end backwards, in ascending order.
+Leaves are hashed twice (`leaf`), so that no inner node passes for a leaf.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from hypergpu.crypto import keccak, struct_hash
 from hypergpu.ids import NodeId
+from hypergpu.statements import Receipt
 from hypergpu.units import Samples, Wei
-from payments.core.calls import (
+from payments.core.ledger import NO_DIGEST, LedgerState, funded_samples, worth
+from payments.core.transactions import (
     Approve,
     Call,
     Distribute,
@@ -32,9 +39,39 @@ from payments.core.calls import (
     RequestReclaim,
     TotalsEntry,
 )
-from payments.core.ledger import NO_DIGEST, LedgerState
-from payments.core.merkle import HASH_BYTES, merkle_root
-from payments.core.rewards import funded_samples, worth
+
+HASH_BYTES = 32
+
+
+def leaf(receipt: Receipt) -> bytes:
+    """Leaf of a receipt in the tree of its batch, the same in every domain.
+
+    Raises:
+        ValueError: A number does not fit its field.
+    """
+    return keccak(struct_hash(receipt))
+
+
+def merkle_root(leaves: Iterable[bytes]) -> bytes:
+    """Root over leaves in any order: n - 1 hashes.
+
+    Raises:
+        ValueError: There is no leaf, one comes twice, or one is not 32 bytes.
+    """
+    ordered = sorted(leaves)
+    count = len(ordered)
+    if not count:
+        raise ValueError("a tree without leaves has no root")
+    if any(len(each) != HASH_BYTES for each in ordered):
+        raise ValueError(f"a leaf is {HASH_BYTES} bytes")
+    if len(set(ordered)) < count:
+        raise ValueError("a leaf comes twice: a receipt is counted once")
+    nodes = [b""] * (count - 1) + ordered[::-1]
+    for place in range(count - 2, -1, -1):
+        one, other = nodes[2 * place + 1], nodes[2 * place + 2]
+        nodes[place] = keccak(one + other if one < other else other + one)
+    return nodes[0]
+
 
 NODES_PER_CALL = 100
 """Nodes in one batch or payment: a new node costs 90,000 gas, a transaction has 16.7 million."""
@@ -50,7 +87,7 @@ class ReceiptLine(NamedTuple):
     sequence: int
     total_score: int
     leaf: bytes
-    """See `payments.core.merkle.leaf`."""
+    """See `payments.core.settlement.leaf`."""
 
 
 class ReclaimOrder(Enum):

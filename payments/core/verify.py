@@ -1,23 +1,116 @@
 """Recompute a job's pay from its receipts and compare it with the ledger's records.
 
 Anyone can run this: it needs the receipts and any RPC. A *fault* contradicts the receipts or the
-rule; something *open* is not done yet or cannot be told from the receipts at hand.
+rule; something *open* is not done yet or cannot be told from the receipts at hand. Files of
+receipts, as ``ledger export`` writes them, are JSON lines: a header, then one signed receipt a
+line, ordered by node and sequence. The encoding leaves no choice, so the same receipts give the
+same bytes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.ids import JobId, NodeId
-from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
+from hypergpu.crypto import keccak
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, JobId, JobKey, NodeId
+from hypergpu.statements import (
+    Receipt,
+    SignedReceipt,
+    Terms,
+    address_bytes,
+    receipt_fault,
+    word_bytes,
+)
 from hypergpu.units import Wei
-from payments.core.calls import AccountView, JobOnLedger, ShareState, TotalsEntry
-from payments.core.merkle import leaf, merkle_root
-from payments.core.receipt_file import ReceiptFile
-from payments.core.rewards import worth
-from payments.core.settlement import NO_RECEIPTS
+from payments.core.ledger import worth
+from payments.core.settlement import NO_RECEIPTS, leaf, merkle_root
+from payments.core.transactions import AccountView, JobOnLedger, ShareState, TotalsEntry
+
+FORMAT = "hypergpu-receipts/2"
+FILE_BYTES_MAX = 256 << 20
+LINE_BYTES_MAX = 4096
+
+
+class ReceiptFile(msgspec.Struct, frozen=True):
+    """All receipts of one job with what is needed to check them."""
+
+    job_id: JobId
+    terms: Terms
+    unit_price: Wei
+    receipts: tuple[SignedReceipt, ...]
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    job_id: JobId
+    terms: Terms
+    unit_price: Wei
+    count: int
+
+
+_headers = msgspec.json.Decoder(_Header)
+_lines = msgspec.json.Decoder(SignedReceipt)
+
+
+def receipt_order(signed: SignedReceipt) -> tuple[str, int]:
+    """Sort key of a file's receipts."""
+    return signed.receipt.node, signed.receipt.sequence
+
+
+def encode_file(file: ReceiptFile) -> bytes:
+    """Encode a file: the same bytes for the same receipts in any order."""
+    ordered = sorted(file.receipts, key=receipt_order)
+    header = _Header(FORMAT, file.job_id, file.terms, file.unit_price, len(ordered))
+    return msgspec.json.Encoder().encode_lines([header, *ordered])
+
+
+def decode_file(content: bytes, *, source: str) -> ReceiptFile:
+    """Read a file back. Signatures are not checked; see `payments.core.verify`.
+
+    Args:
+        content: The whole file.
+        source: Name of the file in errors.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it is too large, or not what `encode_file` writes.
+    """
+    if len(content) > FILE_BYTES_MAX:
+        detail = f"{source} has {len(content)} bytes, at most {FILE_BYTES_MAX} are read"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
+    first, *rest = content.splitlines() or [b""]
+    try:
+        header = _headers.decode(first)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
+        raise _unusable(source, 1, f"no header of receipts: {broken}") from broken
+    if header.format != FORMAT:
+        raise _unusable(source, 1, f"format {header.format[:40]!r} instead of {FORMAT!r}")
+    if not header.terms.match(header.job_id):
+        raise _unusable(source, 1, f"the terms are not those of {header.job_id[:40]!r}")
+    if header.count != len(rest):
+        raise _unusable(source, 1, f"{header.count} receipts announced, {len(rest)} present")
+    receipts = tuple(_decode_lines(rest, source))
+    file = ReceiptFile(header.job_id, header.terms, header.unit_price, receipts)
+    if encode_file(file) != content:
+        raise _unusable(source, 1, "the receipts are in another order or encoding")
+    return file
+
+
+def _decode_lines(lines: list[bytes], source: str) -> Iterable[SignedReceipt]:
+    for number, line in enumerate(lines, start=2):
+        if len(line) > LINE_BYTES_MAX:
+            raise _unusable(source, number, f"{len(line)} bytes are more than a receipt has")
+        try:
+            yield _lines.decode(line)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as broken:
+            raise _unusable(source, number, f"no receipt: {broken}") from broken
+
+
+def _unusable(source: str, line: int, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"{source}, line {line}: {why}")
 
 
 class BatchRecord(NamedTuple):
@@ -246,3 +339,30 @@ def _finding(
         amounts[ShareState.PAID],
         amounts[ShareState.VOID],
     )
+
+
+_TYPE = keccak(b"Verdict(bytes32 job,uint32 epoch,address node,uint128 penalty,bytes32 evidence)")
+_WORDS = Struct(">32s32s28xI12x20s16x16s32s")
+
+
+class VoidVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a node in an epoch is void, and its stake loses a penalty."""
+
+    job: JobKey
+    epoch: int
+    node: NodeId
+    penalty: Wei
+    """Most that is taken from free stake on top of the share."""
+    evidence: Digest
+    """Digest of a document that says why."""
+
+    def encode_data(self) -> bytes:
+        """See `hypergpu.crypto.Statement`."""
+        return _WORDS.pack(
+            _TYPE,
+            word_bytes(self.job),
+            self.epoch,
+            address_bytes(self.node),
+            self.penalty.to_bytes(16, "big"),
+            word_bytes(self.evidence),
+        )

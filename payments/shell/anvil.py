@@ -23,9 +23,9 @@ import structlog
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files import write_durably
-from hypergpu.wire.ports import free_ports
-from payments.shell.chain_errors import ChainError, ChainUnreachableError
+from hypergpu.streams import write_durably
+from hypergpu.wire.network import free_ports
+from payments.shell.chains import ChainError, ChainUnreachableError
 from payments.shell.ethereum import Ethereum
 
 log = structlog.get_logger()

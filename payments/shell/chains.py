@@ -1,16 +1,20 @@
-"""The chains that a coordinator can settle on: their limits, costs and depth of finality.
+"""The chains that a coordinator can settle on: limits, costs, finality, settings and errors.
 
 A chain is given by name (a row of the table), by a TOML file with the fields of `ChainProfile`, or
 by the address of its RPC: an unknown chain gets slow and expensive figures rather than wrong ones.
+Loads without web3. Settings are ``HYPERGPU_COORDINATOR_*`` in the coordinator's environment.
 """
 
+import re
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
+from pydantic import AfterValidator, AliasChoices, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from hypergpu.errors import HyperGPUError, Reason
 
@@ -222,3 +226,70 @@ def display_url(url: str) -> str:
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}"
+
+
+_ADDRESS = re.compile(r"0x[0-9a-f]{40}", re.ASCII)
+
+
+def _address(given: str) -> str:
+    lowered = given.strip().lower()
+    if lowered and not _ADDRESS.fullmatch(lowered):
+        raise ValueError("an address is 0x and 40 hex digits")
+    return lowered
+
+
+class PaymentSettings(BaseSettings):
+    """Choice of the chain and the way that receipts reach it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HYPERGPU_COORDINATOR_",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        populate_by_name=True,
+    )
+
+    chain: str = Field(
+        default=NONE, validation_alias=AliasChoices("HYPERGPU_COORDINATOR_CHAIN", "HYPERGPU_CHAIN")
+    )
+    """Chain that settles paid jobs: a name, the address of its RPC or a profile's file; ``anvil``
+    for one on this machine that is started with the coordinator; ``none``: receipts are signed and
+    kept, and a job may not pay."""
+    chain_url: str = ""
+    """The chain's RPC; empty: its profile's own, and for ``anvil`` the one that is started."""
+    chain_port: int = Field(default=0, ge=0, le=65535)
+    """Port of the Anvil that is started; 0 takes a free one."""
+    ledger_contract: Annotated[str, AfterValidator(_address)] = ""
+    """Address of the ledger; empty: one is deployed on a local chain."""
+    metering: Literal["batched", "each"] = "batched"
+    """``batched``: receipts reach the chain as their totals with the root of their tree;
+    ``each``: every receipt in a transaction of its own."""
+    retry_payments: bool = False
+    """Clear every halt at this start: once its cause is mended, what failed is tried again."""
+
+
+class ChainError(Exception):
+    """The chain could not be asked, or gave no usable answer: it is asked again later."""
+
+
+class ChainUnreachableError(ChainError):
+    """The RPC did not answer, or not as a chain's RPC does."""
+
+
+class CallRefusedError(ChainError):
+    """The RPC or a contract refused a call."""
+
+    def __init__(self, message: str, code: int = 0, revert: bytes = b"") -> None:
+        super().__init__(message)
+        self.code = code
+        self.revert = revert
+        """The contract's error; empty: none, or the RPC does not say."""
+
+    @property
+    def is_revert(self) -> bool:
+        """Whether a contract refused, as opposed to the RPC."""
+        return bool(self.revert) or self.code == _REVERTED or "revert" in str(self).lower()
+
+
+_REVERTED = 3
+"""JSON-RPC's code of a call that a contract refused."""

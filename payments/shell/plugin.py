@@ -17,11 +17,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost, PaymentSummary
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements.domain import Domain, Terms, terms_of
-from hypergpu.statements.receipt import SignedReceipt
-from payments.shell.chain_errors import ChainError
-from payments.shell.chains import NONE, NamedChain
-from payments.shell.config import PaymentSettings
+from hypergpu.statements import Domain, SignedReceipt, Terms, terms_of
+from payments.shell.chains import NONE, ChainError, NamedChain, PaymentSettings
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer
 from payments.shell.store import PaymentStore

@@ -13,15 +13,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of, keccak, signed_digest, struct_hash
 from hypergpu.extension import CoordinatorHost, JournalRow
 from hypergpu.ids import JobId, NodeId
-from hypergpu.keys.keccak import keccak
-from hypergpu.statements.domain import separator_of
-from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
-from hypergpu.statements.signing import signed_digest, struct_hash
-from payments.core.facts import decode
-from payments.core.ledger import LedgerState, adopt, fold
+from hypergpu.statements import Receipt, SignedReceipt, receipt_fault, separator_of
+from payments.core.ledger import LedgerState, adopt, decode, fold
 from payments.core.settlement import ReceiptLine
 from payments.shell.store import JobRecord, PaymentStore
 

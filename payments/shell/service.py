@@ -7,20 +7,25 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
-from hypergpu.wire.statements import receipt_message, terms_message
-from payments.core.calls import AccountView, EpochView, JobOnLedger, ShareState, ShareView
-from payments.core.ledger import LedgerState
-from payments.core.outbox import OutboxRow
-from payments.core.rewards import worth
+from hypergpu.wire.messages import receipt_message, terms_message
+from payments.core.ledger import LedgerState, worth
 from payments.core.settlement import ReclaimOrder
+from payments.core.transactions import (
+    AccountView,
+    EpochView,
+    JobOnLedger,
+    OutboxRow,
+    ShareState,
+    ShareView,
+)
 from payments.shell.projection import Projection
 from payments.shell.store import PaymentStore
 
 if TYPE_CHECKING:
     # It needs web3, of the extra [chain].
     from payments.shell.connection import ChainConnection
-    from payments.shell.outbox import TransactionQueue
-    from payments.shell.settler import Settler
+    from payments.shell.settlement import Settler
+    from payments.shell.transactions import TransactionQueue
 
 _RECEIPTS_AT_ONCE = 100
 _NO_SHARE = ShareView(ShareState.NONE, Wei(0))

@@ -40,8 +40,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.statements.receipt import SignedReceipt
-from payments.core.outbox import OutboxRow
+from hypergpu.statements import SignedReceipt
+from payments.core.transactions import OutboxRow
 
 FILE = "payments.sqlite"
 _BUSY_TIMEOUT_S = 30

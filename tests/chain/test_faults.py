@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ours.metering.host import ENDED, JobPlan, node_key, worth_of
+from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.keys.keccak import keccak
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.domain import Domain, word_bytes
-from payments.core.outbox import HaltKind
+from hypergpu.statements import Domain, word_bytes
+from payments.cli.account import ContractCall
 from payments.core.settlement import ReclaimOrder
+from payments.core.transactions import HaltKind
 from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
-from payments.shell.chain_errors import ChainUnreachableError
-from payments.shell.contracts import ledger_contract
-from payments.shell.deployment import recognise_ledger
-from payments.shell.ethereum import Ethereum
+from payments.shell.chains import ChainUnreachableError
+from payments.shell.connection import recognise_ledger
+from payments.shell.ethereum import Ethereum, ledger_contract
 from payments.shell.transactions import (
     Payload,
     TransactionFee,
@@ -24,7 +23,6 @@ from payments.shell.transactions import (
     record_data,
     sign_transaction,
 )
-from payments.shell.wallet import ContractCall
 from tests.chain.world import WINDOW_S, OnChainPayments, open_payments_on_chain
 
 PLAN = JobPlan(nodes=3, rounds_per_epoch=2, rounds=40)

@@ -10,24 +10,26 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hypergpu.cli.main import app
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of, keccak
 from hypergpu.ids import Address
-from hypergpu.keys.keccak import keccak
-from hypergpu.keys.keystore import encrypt_key
-from hypergpu.keys.passphrase import made_passphrase
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.domain import Domain, Terms, job_salt, terms_of, word_bytes
-from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.keys import encrypt_key, made_passphrase
+from hypergpu.statements import Domain, SignedReceipt, Terms, job_salt, terms_of, word_bytes
 from hypergpu.units import Wei
-from payments.core.calls import TotalsEntry
-from payments.core.merkle import leaf, merkle_root
-from payments.core.receipt_file import ReceiptFile, encode_file
+from payments.cli.account import ContractCall, Wallet
+from payments.core.settlement import leaf, merkle_root
+from payments.core.transactions import TotalsEntry
+from payments.core.verify import ReceiptFile, encode_file
 from payments.shell.anvil import Anvil
 from payments.shell.chains import ChainProfile, profile_of_id
-from payments.shell.contracts import Contract, created_address, ledger_contract, token_contract
-from payments.shell.deployment import LedgerOptions
-from payments.shell.ethereum import ContractView, Ethereum
-from payments.shell.wallet import ContractCall, Wallet
+from payments.shell.connection import LedgerOptions
+from payments.shell.ethereum import (
+    Contract,
+    ContractView,
+    Ethereum,
+    created_address,
+    ledger_contract,
+    token_contract,
+)
 from tests.properties.statements import COORDINATOR, JOB, Work, node_key, signed_receipt
 
 PRICE, SAMPLES, QUALITY = 1_000_000, 320, 9_000

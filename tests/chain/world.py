@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ours.metering.host import JOB, JobPlan, JournalHost
+from hypergpu.crypto import IdentityKey
 from hypergpu.ids import JobId, NodeId
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.domain import Terms, address_bytes, word_bytes
-from payments.core.calls import JobOnLedger
+from hypergpu.statements import Terms, address_bytes, word_bytes
+from payments.cli.account import ContractCall, Wallet
+from payments.core.transactions import JobOnLedger
 from payments.shell.anvil import Anvil
-from payments.shell.chains import profile_of_id
-from payments.shell.config import PaymentSettings
+from payments.shell.chains import PaymentSettings, profile_of_id
 from payments.shell.connection import ChainConnection
-from payments.shell.contracts import ledger_contract, token_contract
-from payments.shell.ethereum import ContractView, Ethereum
+from payments.shell.ethereum import ContractView, Ethereum, ledger_contract, token_contract
 from payments.shell.plugin import CoordinatorPayments
 from payments.shell.projection import Projection
-from payments.shell.settler import Settler
-from payments.shell.wallet import ContractCall, Wallet
+from payments.shell.settlement import Settler
 
 STEPS_MOST = 60
 STAKE = 10**12

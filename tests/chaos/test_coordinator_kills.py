@@ -13,7 +13,7 @@ import pytest
 
 from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import run
-from hypergpu.client.upload import ignore, send_folder
+from hypergpu.client.transfer import ignore, send_folder
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings

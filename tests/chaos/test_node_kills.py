@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.digest import digest_of, digest_to_wire
+from hypergpu.crypto import digest_of, digest_to_wire
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.statements import terms_message
-from hypergpu.wire.token import token_text
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import numpy_layout
+from hypergpu.wire.credentials import token_text
+from hypergpu.wire.messages import terms_message
+from hypergpu.workloads.workload import build, find, numpy_layout
 from tests.integration.node.fake_coordinator import FakeCoordinator, Served, serve, terms_for
 from tests.integration.node.test_node_command import node
 

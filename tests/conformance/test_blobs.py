@@ -9,11 +9,11 @@ import pytest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import StripeUpload, UploadStore
 from coordinator.shell.blobs.writing import Space
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
+from hypergpu.streams import Stripe
 from hypergpu.units import Bytes
-from hypergpu.wire.bulk import Stripe
 
 QUOTA_BYTES = 1000
 CONTENT = bytes(range(200))

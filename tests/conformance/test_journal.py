@@ -16,9 +16,9 @@ from coordinator.shell.journal.records import (
     TokenRecord,
     UpdateCount,
 )
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
 from tests.conformance.journal_stores import JournalStore
 
 JOB = JobId("job-00000000000a")

@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from benchmarks.ours.metering.host import COORDINATOR, JobPlan
-from hypergpu.statements.domain import Domain, terms_of
-from hypergpu.statements.receipt import SignedReceipt
-from payments.core.outbox import Inclusion, OutboxRow, Variant
+from hypergpu.statements import Domain, SignedReceipt, terms_of
+from payments.core.transactions import Inclusion, OutboxRow, Variant
 from payments.shell.store import AccountName, JobRecord, PaymentStore
 from tests.conformance.journal_stores import POSTGRES_URL, postgres_schema
 

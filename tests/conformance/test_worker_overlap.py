@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_node.shell.worker.messages import AbortShard, ShardAborted, TrainShard
+from gpu_node.shell.worker.protocol import AbortShard, ShardAborted, TrainShard
 from hypergpu.ids import JobId
-from hypergpu.statements.assignment import Lease, Prefetch, SampleRange
+from hypergpu.statements import Lease, Prefetch, SampleRange
 from hypergpu.units import Samples
 from tests.conformance.worker_process import ShardKit, Subject, Worker, change, spawn_worker
 

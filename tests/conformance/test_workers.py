@@ -11,12 +11,11 @@ from safetensors.numpy import load_file
 
 from coordinator.shell.evaluator.answer import Evaluator
 from coordinator.shell.evaluator.process import Initialise, Initialised
-from gpu_node.shell.worker import messages
-from hypergpu.digest import digest_of
+from gpu_node.shell.worker import protocol
+from hypergpu.crypto import digest_of
 from hypergpu.ids import Digest
-from hypergpu.statements.assignment import SampleRange
-from hypergpu.tensors.codec import IncrementalCheck
-from hypergpu.tensors.compression import scheme_named
+from hypergpu.statements import SampleRange
+from hypergpu.tensors.codec import IncrementalCheck, scheme_named
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
@@ -181,16 +180,16 @@ def test_an_abort_is_answered_and_leaves_nothing(worker: Worker, kit: ShardKit) 
     long = change(kit.request(0), ranges=(SampleRange(0, Samples(400_000)),), batch_size=1)
     worker.send(kit.request(1, state="first"))
     worker.send(long)
-    worker.send(messages.AbortShard(long.lease))
-    assert not isinstance(worker.answer(), messages.ShardAborted)
-    assert worker.answer() == messages.ShardAborted(long.lease)
+    worker.send(protocol.AbortShard(long.lease))
+    assert not isinstance(worker.answer(), protocol.ShardAborted)
+    assert worker.answer() == protocol.ShardAborted(long.lease)
     assert not Path(long.update_path).exists()
 
 
 @every_subject
 def test_an_abort_of_another_lease_changes_nothing(worker: Worker, kit: ShardKit) -> None:
     request = kit.request(0)
-    worker.send(messages.AbortShard(request.lease))
+    worker.send(protocol.AbortShard(request.lease))
     worker.train(request)
 
 
@@ -210,7 +209,7 @@ def test_a_request_that_does_not_fit_fails_and_the_worker_lives(
 ) -> None:
     worker.send(change(kit.request(0), **fields))
     reply = worker.answer()
-    assert isinstance(reply, messages.ShardFailed)
+    assert isinstance(reply, protocol.ShardFailed)
     assert reason in reply.reason
     assert not reply.is_fatal
     worker.train(kit.request(0))
@@ -234,7 +233,7 @@ def test_a_bad_shard_fails_with_its_reason(
 ) -> None:
     worker.send(change(kit.request(0), **fields))
     reply = worker.answer()
-    assert isinstance(reply, messages.ShardFailed)
+    assert isinstance(reply, protocol.ShardFailed)
     assert reason in reply.reason
     assert not reply.is_fatal
 
@@ -300,7 +299,7 @@ def test_what_cannot_be_drawn_is_said_and_the_worker_lives(
 ) -> None:
     worker.send(msgspec.structs.replace(kit.initial_request(3), **fields))
     reply = worker.answer()
-    assert isinstance(reply, messages.InitialModelFailed)
+    assert isinstance(reply, protocol.InitialModelFailed)
     assert (reply.number, reply.is_fatal) == (3, False)
     assert reason in reply.reason
     worker.train(kit.request(0))
@@ -344,7 +343,7 @@ def test_partitions_of_a_skewed_split_train_different_samples(
 @pytest.mark.parametrize("kind", ["torch", "numpy", "null"])
 def test_stop_ends_the_process(kind: str) -> None:
     with spawn_worker(kind) as worker:
-        worker.send(messages.StopWorker())
+        worker.send(protocol.StopWorker())
         assert worker.process.wait(timeout=240) == 0
 
 
@@ -391,7 +390,7 @@ def test_a_first_model_too_large_to_draw_is_fatal_to_the_worker(
     with spawn_worker(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
         worker.send(msgspec.structs.replace(kit.initial_request(0), **wanted))
         reply = worker.answer()
-        assert isinstance(reply, messages.InitialModelFailed)
+        assert isinstance(reply, protocol.InitialModelFailed)
         assert reply.is_fatal
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1
@@ -406,7 +405,7 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
     with spawn_worker(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
         worker.send(request)
         reply = worker.answer()
-        assert isinstance(reply, messages.ShardFailed)
+        assert isinstance(reply, protocol.ShardFailed)
         assert reply.is_fatal
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1

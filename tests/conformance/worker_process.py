@@ -11,17 +11,16 @@ from typing import BinaryIO, NamedTuple, cast
 import numpy as np
 from msgspec.structs import replace
 
-from gpu_node.core.end_states import TrainingStart
-from gpu_node.core.update import TrainedUpdate
-from gpu_node.shell.worker import messages
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.state import TrainingStart
+from gpu_node.shell.worker import protocol
 from hypergpu.ids import Digest, JobId, Slot
-from hypergpu.statements.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.streams import frame, read_frame
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Bytes, Samples
-from hypergpu.wire.frames import frame, read_frame
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import numpy_layout
+from hypergpu.workloads.workload import build, find, numpy_layout
 
 JOB = JobId("job-000000000001")
 
@@ -47,35 +46,35 @@ class Worker:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.progress: list[messages.ShardProgress] = []
+        self.progress: list[protocol.ShardProgress] = []
         first = self.next_reply()
-        assert isinstance(first, messages.WorkerCapabilities)
+        assert isinstance(first, protocol.WorkerCapabilities)
         self.capabilities = first
 
-    def send(self, request: messages.Request) -> None:
+    def send(self, request: protocol.Request) -> None:
         """Send one request."""
         assert self.process.stdin is not None
-        self.process.stdin.write(frame(messages.encode(request)))
+        self.process.stdin.write(frame(protocol.encode(request)))
         self.process.stdin.flush()
 
-    def next_reply(self) -> messages.Reply:
+    def next_reply(self) -> protocol.Reply:
         """Wait for the next reply, progress included."""
         assert self.process.stdout is not None
         payload = read_frame(cast(BinaryIO, self.process.stdout))
         assert payload is not None, "the worker closed its pipe"
-        return messages.decode_reply(payload)
+        return protocol.decode_reply(payload)
 
-    def answer(self) -> messages.Reply:
+    def answer(self) -> protocol.Reply:
         """Wait for the reply that ends a request; progress is kept aside."""
-        while isinstance(reply := self.next_reply(), messages.ShardProgress):
+        while isinstance(reply := self.next_reply(), protocol.ShardProgress):
             self.progress.append(reply)
         return reply
 
-    def train(self, request: messages.TrainShard) -> TrainedUpdate:
+    def train(self, request: protocol.TrainShard) -> TrainedUpdate:
         """Train a shard that must succeed."""
         self.send(request)
         reply = self.answer()
-        assert isinstance(reply, messages.ShardTrained), reply
+        assert isinstance(reply, protocol.ShardTrained), reply
         return reply.update
 
 
@@ -103,7 +102,7 @@ class ShardKit:
         self.subject = subject
         self.layout = _write_model(folder / "model", subject)
 
-    def request(self, round: int, *, state: str = "state") -> messages.TrainShard:
+    def request(self, round: int, *, state: str = "state") -> protocol.TrainShard:
         """Round ``round`` of a job: four inner steps on the positions after the round before."""
         task = Task(
             workload=self.subject.workload,
@@ -119,7 +118,7 @@ class ShardKit:
             model=BlobRef(Digest(f"{round:064}"), Bytes(0)),
             layout=self.layout.digest,
         )
-        return messages.TrainShard(
+        return protocol.TrainShard(
             assignment=Assignment(lease=Lease(JOB, round, round + 1), slot=Slot(0), task=task),
             start=TrainingStart(round - 1 if round else None),
             model_path=str(self.folder / "model"),
@@ -127,9 +126,9 @@ class ShardKit:
             update_path=str(self.folder / f"update-{round}"),
         )
 
-    def initial_request(self, seed: int) -> messages.WriteInitialModel:
+    def initial_request(self, seed: int) -> protocol.WriteInitialModel:
         """A request for the first model of a job with this seed."""
-        return messages.WriteInitialModel(
+        return protocol.WriteInitialModel(
             number=seed,
             workload=self.subject.workload,
             workload_version=find(self.subject.workload).version,
@@ -142,16 +141,16 @@ class ShardKit:
         """The first model of a job, which must succeed."""
         request = self.initial_request(seed)
         worker.send(request)
-        assert worker.answer() == messages.InitialModelWritten(seed)
+        assert worker.answer() == protocol.InitialModelWritten(seed)
         return Path(request.model_path).read_bytes()
 
-    def update(self, worker: Worker, request: messages.TrainShard) -> bytes:
+    def update(self, worker: Worker, request: protocol.TrainShard) -> bytes:
         """Train and give the update's bytes."""
         worker.train(request)
         return Path(request.update_path).read_bytes()
 
 
-def change(request: messages.TrainShard, **fields: object) -> messages.TrainShard:
+def change(request: protocol.TrainShard, **fields: object) -> protocol.TrainShard:
     """The request with fields replaced: its own or those of its task, assignment or start."""
 
     def take(kind: type) -> dict[str, object]:
@@ -170,7 +169,7 @@ def _write_model(path: Path, subject: Subject) -> Layout:
     if entry.kind == "torch":
         import torch
 
-        from hypergpu.workloads.networks.tensors import module_layout, store_module
+        from hypergpu.workloads.networks.task import module_layout, store_module
 
         torch.manual_seed(0)
         module = workload.model()

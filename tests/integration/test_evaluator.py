@@ -20,12 +20,12 @@ from coordinator.shell.evaluator.process import (
     UpdateFile,
     UpdatesMeasured,
 )
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import layout_from_json
-from hypergpu.workloads.registry import build, find
+from hypergpu.workloads.workload import build, find
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,22 +10,25 @@ import pytest
 
 from coordinator.shell.probe_echo import LIFE_MS, RATE, ProbeEcho, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
-from gpu_node.shell.link.access import Access
-from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.probing.intervals import ProbeIntervals
-from gpu_node.shell.probing.prober import Prober
-from gpu_node.shell.probing.trains import PACKETS, ProbeTarget, send_train
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.state.receipts import ReceiptKeeper
+from gpu_node.shell.access import Access
+from gpu_node.shell.control import ControlLink, EventQueue
+from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
+from gpu_node.shell.receipts import ReceiptKeeper
+from gpu_node.shell.state import identity_key
 from hypergpu.client import NodeView
 from hypergpu.ids import NodeId
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
-from hypergpu.wire.probing import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
-from hypergpu.wire.tcp_connections import connections_on
+from hypergpu.wire.network import (
+    DATAGRAM_BYTES,
+    TOKEN_BYTES,
+    Numbers,
+    connections_on,
+    datagram,
+    numbers_of,
+)
 from tests.integration.node.fake_coordinator import (
     TIMEOUT_MS,
     WELCOME,

@@ -4,14 +4,17 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of, keccak, sign, struct_hash
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
-from hypergpu.keys.keccak import keccak
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.contribution import Contribution
-from hypergpu.statements.domain import Domain, Terms, keccak_of, terms_of
-from hypergpu.statements.receipt import Receipt, SignedReceipt
-from hypergpu.statements.signing import sign, struct_hash
+from hypergpu.statements import (
+    Contribution,
+    Domain,
+    Receipt,
+    SignedReceipt,
+    Terms,
+    keccak_of,
+    terms_of,
+)
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 words = st.binary(min_size=32, max_size=32).map(bytes.hex)

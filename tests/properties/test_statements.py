@@ -9,21 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
+from hypergpu.crypto import (
+    IdentityKey,
+    chain_form,
+    keccak,
+    sign,
+    signed_digest,
+    signer,
+    struct_hash,
+)
 from hypergpu.ids import Address, Digest, JobId, Keccak, NodeId
-from hypergpu.keys.keccak import keccak
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.contribution import (
+from hypergpu.statements import (
     Contribution,
+    Domain,
+    Receipt,
+    SignedReceipt,
+    Terms,
     contribution_hash,
     is_signed_by,
+    receipt_fault,
     shard_digest,
+    terms_of,
 )
-from hypergpu.statements.domain import Domain, Terms, terms_of
-from hypergpu.statements.receipt import Receipt, SignedReceipt, receipt_fault
-from hypergpu.statements.signing import chain_form, sign, signed_digest, signer, struct_hash
+from hypergpu.streams import PROTOCOL
 from hypergpu.units import BasisPoints, Samples
-from hypergpu.wire.protocol import PROTOCOL
-from hypergpu.wire.statements import receipt_message, receipt_value, terms_message, terms_value
+from hypergpu.wire.messages import receipt_message, receipt_value, terms_message, terms_value
 from tests.properties.statements import (
     COORDINATOR,
     JOB,

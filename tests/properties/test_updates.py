@@ -25,14 +25,8 @@ from hypergpu.jobfile.spec import SCHEMES, Outer
 from hypergpu.tensors.codec import (
     IncrementalCheck,
     decode_parameters,
-    encode_update,
-)
-from hypergpu.tensors.compression import (
-    GROUP,
-    RECORD,
-    Flaw,
-    TopK,
     encode_into_residual,
+    encode_update,
     scheme_named,
 )
 from hypergpu.tensors.layout import (
@@ -44,7 +38,8 @@ from hypergpu.tensors.layout import (
     TensorSpec,
     layout_of,
 )
-from hypergpu.tensors.topk import pack_places, unpack_places
+from hypergpu.tensors.quantisation import GROUP, RECORD, Flaw
+from hypergpu.tensors.topk import TopK, pack_places, unpack_places
 from tests.unit.aggregation.fold_files import (
     LAYOUT,
     FoldSetting,

@@ -1,22 +1,5 @@
 from msgspec.structs import replace
 
-from gpu_node.core.backoff import CAP_MS, backoff_ms
-from gpu_node.core.commands import (
-    AbortTraining,
-    AnnounceDraining,
-    DeleteJobState,
-    Departure,
-    EndWorker,
-    FetchInputs,
-    HandBack,
-    Leave,
-    OpenLink,
-    SendUpdate,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-)
-from gpu_node.core.end_states import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.events import (
     Connected,
     InputsFetched,
@@ -37,9 +20,32 @@ from gpu_node.core.events import (
     WorkerReady,
 )
 from gpu_node.core.session import transition
-from gpu_node.core.state import Idle, NodeSession, Training, Uploading
+from gpu_node.core.state import (
+    CAP_MS,
+    FRESH,
+    JOBS_MAX,
+    AbortTraining,
+    AnnounceDraining,
+    DeleteJobState,
+    Departure,
+    EndWorker,
+    FetchInputs,
+    HandBack,
+    Idle,
+    Leave,
+    NodeSession,
+    OpenLink,
+    SendUpdate,
+    SetTimer,
+    StartTraining,
+    StartWorker,
+    Training,
+    TrainingStart,
+    Uploading,
+    backoff_ms,
+)
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements.assignment import Lease
+from hypergpu.statements import Lease
 from tests.unit.node.node_states import (
     ASSIGN,
     CANCEL,

@@ -18,7 +18,7 @@ from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
-from hypergpu.statements.assignment import SampleRange
+from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,

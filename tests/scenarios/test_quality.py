@@ -13,7 +13,7 @@ from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.statements.domain import Domain, terms_of
+from hypergpu.statements import Domain, terms_of
 from tests.unit.job_states import (
     ALICE,
     AWARE,

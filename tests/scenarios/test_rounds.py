@@ -17,7 +17,7 @@ from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Outer
-from hypergpu.statements.assignment import Assignment, Prefetch, SampleRange
+from hypergpu.statements import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

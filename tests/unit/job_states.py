@@ -10,8 +10,7 @@ from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.round.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
-from hypergpu.statements.assignment import BlobRef
-from hypergpu.statements.domain import Terms
+from hypergpu.statements import BlobRef, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 CommandKind = TypeVar("CommandKind", bound=Command)

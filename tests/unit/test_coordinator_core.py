@@ -17,9 +17,9 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements.assignment import BlobRef, Delta
+from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes
-from hypergpu.wire.assignment import blob_value, model_message
+from hypergpu.wire.messages import blob_value, model_message
 from tests.unit.job_states import all_events, states, training
 
 TABLE = Path(__file__).with_name("pair_table.txt")

@@ -11,14 +11,13 @@ import msgspec
 import pytest
 
 from coordinator.shell.app import listeners
-from gpu_node.shell.link import channels
+from gpu_node.shell import access
 from hypergpu.client import connection
-from hypergpu.dataset.manifest import ENTRIES_MAX, checked_paths
-from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.extras import missing_extra
+from hypergpu.dataset import ENTRIES_MAX, checked_paths
+from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites
+from hypergpu.streams import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.units import are, several
-from hypergpu.wire.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 
 
 def stream_of(octets: bytes) -> asyncio.StreamReader:
@@ -192,7 +191,7 @@ def test_missing_module_of_no_extra_is_a_defect() -> None:
 Options = dict[str, str | int]
 SERVED: Options = dict(listeners.OPTIONS)
 DIALLED: dict[str, Options] = {
-    "a node": dict(channels.OPTIONS),
+    "a node": dict(access.OPTIONS),
     "a user": dict(connection.OPTIONS),
 }
 

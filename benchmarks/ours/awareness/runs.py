@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.warm import warm_starts
+from hypergpu.cli.compare.compare import NetsimRun, execute_run, kept_report, prospect
 from hypergpu.cli.compare.outcome import step_time_us
-from hypergpu.cli.compare.runs import NetsimRun, execute_run, kept_report, prospect
 from hypergpu.client.history import Reached
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, RemoteFailureError
 from hypergpu.ids import Digest
 from netsim.link.link import NetsimError

@@ -29,12 +29,11 @@ from benchmarks.ours.metering.host import (
     worth_of,
 )
 from benchmarks.ours.metering.process import KEPT, STAKED
-from hypergpu.keys.keccak import keccak
-from hypergpu.statements.contribution import is_signed_by
-from hypergpu.statements.domain import Terms, job_key, separator_of
-from payments.core.facts import MeasuredFact
+from hypergpu.crypto import keccak
+from hypergpu.statements import Terms, is_signed_by, job_key, separator_of
+from payments.core.ledger import MeasuredFact
 from payments.shell.anvil import AnvilOptions, running_anvil
-from payments.shell.contracts import created_address
+from payments.shell.ethereum import created_address
 
 ROOT = Path(__file__).parents[3]
 DEPTHS = (3, 12)

@@ -20,10 +20,9 @@ from benchmarks.ours.metering.host import (
     worth_of,
 )
 from contracts.compile import ARTIFACTS
+from hypergpu.crypto import IdentityKey, chain_form
 from hypergpu.ids import Address
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.domain import Domain, job_salt, terms_of, word_bytes
-from hypergpu.statements.signing import chain_form
+from hypergpu.statements import Domain, job_salt, terms_of, word_bytes
 from payments.shell.anvil import AnvilOptions, running_anvil
 
 STAKE = 10**13

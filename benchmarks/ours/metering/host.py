@@ -12,19 +12,22 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.keys.keccak import keccak
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.contribution import Contribution, contribution_hash
-from hypergpu.statements.domain import Terms, keccak_of, separator_of
-from hypergpu.statements.receipt import Receipt, SignedReceipt
-from hypergpu.statements.signing import sign
+from hypergpu.statements import (
+    Contribution,
+    Receipt,
+    SignedReceipt,
+    Terms,
+    contribution_hash,
+    keccak_of,
+    separator_of,
+)
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
-from payments.core.facts import (
+from payments.core.ledger import (
     BlobName,
     ChangedFact,
     CreatedFact,
@@ -34,7 +37,7 @@ from payments.core.facts import (
     MeasuredFact,
     MeasuredWork,
 )
-from payments.shell.config import PaymentSettings
+from payments.shell.chains import PaymentSettings
 from payments.shell.plugin import CoordinatorPayments
 
 JOB = JobId("job-00000000000a")

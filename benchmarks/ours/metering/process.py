@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.ours.metering.host import SettlementRun, run_payments
-from hypergpu.process.logs import configure_logs
+from hypergpu.process import configure_logs
 
 STAKED = "staked"
 """A file in the plan's folder: the nodes have their stakes."""

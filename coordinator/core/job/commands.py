@@ -7,7 +7,7 @@ from coordinator.core.job.state import JudgedUpdate, Model
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import Assignment, BlobRef
+from hypergpu.statements import Assignment, BlobRef
 from hypergpu.units import Milliseconds
 
 

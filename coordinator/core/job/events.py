@@ -6,9 +6,7 @@ from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import BlobRef
-from hypergpu.statements.contribution import Contribution
-from hypergpu.statements.domain import Terms
+from hypergpu.statements import BlobRef, Contribution, Terms
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 

@@ -11,9 +11,7 @@ import msgspec
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import BlobRef, Delta, Prefetch, SampleRange
-from hypergpu.statements.contribution import Contribution
-from hypergpu.statements.domain import Terms
+from hypergpu.statements import BlobRef, Contribution, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

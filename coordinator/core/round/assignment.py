@@ -27,14 +27,7 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
 from hypergpu.ids import NodeId
-from hypergpu.statements.assignment import (
-    Assignment,
-    InitialModel,
-    Lease,
-    Prefetch,
-    SampleRange,
-    Task,
-)
+from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, SampleRange, Task
 from hypergpu.units import Milliseconds, Samples
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hypergpu.jobfile.spec import Outer
-from hypergpu.tensors.compression import GROUP, RECORD, Scheme, TopK, groups
 from hypergpu.tensors.layout import Float32s, Octets
+from hypergpu.tensors.quantisation import GROUP, RECORD, Scheme, groups
+from hypergpu.tensors.topk import TopK
 from hypergpu.units import Samples
 
 _LONE_SHARE = np.float32(0.5)

@@ -35,8 +35,8 @@ from coordinator.shell.aggregation.fold_files import (
     Reuse,
 )
 from hypergpu.tensors.codec import Section, sections_of
-from hypergpu.tensors.compression import GROUP, RECORD, groups
 from hypergpu.tensors.layout import Float32s
+from hypergpu.tensors.quantisation import GROUP, RECORD, groups
 
 
 class _Span(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from hypergpu.digest import RunningDigest
+from hypergpu.crypto import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import update_bytes

@@ -62,7 +62,8 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.crypto import IdentityKey
+from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.extension import (
     ENTRY_POINT_GROUP,
     ENTRY_POINT_NAME,
@@ -72,16 +73,13 @@ from hypergpu.extension import (
     PaymentsPlugin,
     PaymentSummary,
 )
-from hypergpu.extras import missing_extra
-from hypergpu.files import write_durably
 from hypergpu.ids import Address, Digest, JobId, NodeId
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.process.clock import unix_s
-from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.statements import SignedReceipt
+from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.statements import receipt_message, terms_message
-from hypergpu.wire.token import Role, Token, parse_token, token_text
+from hypergpu.wire.credentials import Role, Token, parse_token, token_text
+from hypergpu.wire.messages import receipt_message, terms_message
 
 _RECEIPTS_IN_A_MESSAGE = 100
 """About 50 KB."""

@@ -25,10 +25,10 @@ from coordinator.shell.blobs.writing import (
     sync_folder,
     write_whole,
 )
-from hypergpu.digest import digest_of, digest_of_file, is_digest
+from hypergpu.crypto import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 SPARE_BYTES_MIN = 1 << 20

@@ -22,11 +22,11 @@ from coordinator.shell.blobs.writing import (
     reject_when_full,
     write_over,
 )
-from hypergpu.digest import FILE_STEP_BYTES, RunningDigest, digest_of
+from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
+from hypergpu.streams import Stripe
 from hypergpu.units import Bytes
-from hypergpu.wire.bulk import Stripe
 
 _COUNT_BYTES = 8
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from hypergpu.digest import FILE_STEP_BYTES, RunningDigest
+from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 KEEP_S = 60

@@ -27,7 +27,7 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import finite
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements.assignment import BlobRef, Delta
+from hypergpu.statements import BlobRef, Delta
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -29,13 +29,13 @@ from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.dataset.manifest import checked_paths
-from hypergpu.digest import digest_from_wire
+from hypergpu.crypto import digest_from_wire
+from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files import write_durably
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
+from hypergpu.streams import write_durably
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2

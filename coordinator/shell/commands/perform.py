@@ -50,7 +50,7 @@ from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.assignment import assignment_message
+from hypergpu.wire.messages import assignment_message
 
 
 async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from hypergpu.wire.frames import frame, read_frame
+from hypergpu.streams import frame, read_frame
 
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

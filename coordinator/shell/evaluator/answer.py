@@ -22,15 +22,20 @@ from coordinator.shell.evaluator.process import (
     UpdateFile,
     UpdatesMeasured,
 )
-from hypergpu.dataset.sampling import Sharding, partition_indices
+from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import decode_update
 from hypergpu.tensors.layout import Flat, LayoutError, Octets
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import OptionError, Options, WorkloadEntry
-from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find
-from hypergpu.workloads.workload import DatasetError
+from hypergpu.workloads.workload import (
+    BuilderMissingError,
+    DatasetError,
+    UnknownWorkloadError,
+    build,
+    find,
+)
 
 _KEPT = 2
 """A round's model is the base of the next one."""

@@ -1,5 +1,5 @@
 """The evaluator's process as the coordinator holds it, and the messages between the two: msgpack in
-`hypergpu.wire.frames`, on stdin and stdout of `python -m coordinator.shell.evaluator`.
+`hypergpu.streams`, on stdin and stdout of `python -m coordinator.shell.evaluator`.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
-from hypergpu.wire.frames import FrameError, frame, next_frame
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):

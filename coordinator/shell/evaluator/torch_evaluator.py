@@ -4,9 +4,13 @@ import torch
 
 from coordinator.shell.evaluator.model_evaluator import batches
 from hypergpu.tensors.layout import Flat
-from hypergpu.workloads.networks.device import chosen_device
-from hypergpu.workloads.networks.task import TorchWorkload
-from hypergpu.workloads.networks.tensors import load_module, module_initial, module_layout
+from hypergpu.workloads.networks.task import (
+    TorchWorkload,
+    chosen_device,
+    load_module,
+    module_initial,
+    module_layout,
+)
 from hypergpu.workloads.workload import Sums
 
 

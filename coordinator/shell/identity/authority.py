@@ -16,13 +16,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files import write_durably
 from hypergpu.ids import Digest, NodeId
-from hypergpu.keys.keyfile import passphrase_beside, stored_secret
-from hypergpu.keys.passphrase import passphrase_of_file
-from hypergpu.keys.signature import IdentityKey
+from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
+from hypergpu.streams import write_durably
 
 MAX_REQUEST_BYTES = 8192
 

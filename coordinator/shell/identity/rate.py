@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 
 

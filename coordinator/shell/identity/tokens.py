@@ -15,7 +15,7 @@ from coordinator.shell.journal.journal import Registry
 from coordinator.shell.journal.records import TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.wire.token import Credential, Role, Token
+from hypergpu.wire.credentials import Credential, Role, Token
 
 _HASH_CONTEXT = "hypergpu 2025 token secret"
 _ID_BYTES = 6

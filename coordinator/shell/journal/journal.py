@@ -37,7 +37,7 @@ from coordinator.shell.journal.schema import (
     TOKENS,
 )
 from hypergpu.ids import JobId, NodeId, TokenId
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
 
 CHAIN_BYTES = 32
 _GENESIS = b"hypergpu/v1/journal\0"

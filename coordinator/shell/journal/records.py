@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
 
 
 class UpdateCount(NamedTuple):

@@ -30,10 +30,10 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.workloads.registry import UnknownWorkloadError, find
+from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 _RECENT_ENTRIES = 512
 

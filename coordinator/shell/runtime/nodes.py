@@ -29,11 +29,10 @@ from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.translate import Capabilities, NodeProgress, observations
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.process.clock import monotonic_ms, monotonic_us
+from hypergpu.streams import GoodputMeter, monotonic_ms, monotonic_us
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.bulk import GoodputMeter
-from hypergpu.wire.tcp_connections import congestion_control_on
+from hypergpu.wire.network import congestion_control_on
 
 
 class KnownNodes:

@@ -30,9 +30,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.statements import Domain, Terms, terms_of
+from hypergpu.streams import Stripe
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.wire.bulk import Stripe
 
 log = structlog.get_logger()
 

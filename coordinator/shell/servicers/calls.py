@@ -18,15 +18,14 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.rate import GuessLimiter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.runtime.nodes import KnownNodes
+from hypergpu import streams
+from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.keys.signature import is_node_id
-from hypergpu.process.clock import monotonic_ms, unix_s
+from hypergpu.streams import PROTOCOL, PROTOCOL_KEY, SOFTWARE, monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire import protocol
-from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_KEY, SOFTWARE
-from hypergpu.wire.token import Role, parse_authorization
+from hypergpu.wire.credentials import Role, parse_authorization
 
 DOMAIN = "hypergpu"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -262,7 +261,7 @@ def reject_other_version(theirs: node_pb2.Version) -> None:
 def reject_other_protocol(theirs: int, who: str) -> None:
     """As `reject_other_version`, for a bare number."""
     there, here = "on that machine", "where the coordinator runs"
-    protocol.refuse_other_protocol(theirs, who, there=there, here=here)
+    streams.refuse_other_protocol(theirs, who, there=there, here=here)
 
 
 NODE_KEY = "hypergpu-node"

@@ -35,15 +35,15 @@ from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.transfer import BlobRange, blob_chunks
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.assignment import blob_message, blob_value, digest_value, model_message
+from hypergpu.wire.messages import blob_message, blob_value, digest_value, model_message
 
 _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25

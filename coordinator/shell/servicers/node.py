@@ -33,15 +33,13 @@ from coordinator.shell.servicers.transfer import (
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import SCHEMES
-from hypergpu.statements.assignment import BlobRef
-from hypergpu.statements.contribution import is_signed_by
-from hypergpu.statements.domain import separator_of
+from hypergpu.statements import BlobRef, is_signed_by, separator_of
+from hypergpu.streams import PIECE_BYTES, StallTimeout, stripe_from_wire
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.assignment import digest_value
-from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout, stripe_from_wire
+from hypergpu.wire.messages import digest_value
 
 log = structlog.get_logger()
 

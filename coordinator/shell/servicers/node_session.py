@@ -30,16 +30,14 @@ from coordinator.shell.servicers.calls import (
     reject_other_version,
     version_message,
 )
-from hypergpu.digest import digest_of
+from hypergpu.crypto import JoinClaim, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
-from hypergpu.keys.signature import JoinClaim, node_id_of, verify
-from hypergpu.process.clock import monotonic_ms, unix_s
+from hypergpu.streams import OUT_OF_MEMORY, SOFTWARE, monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.protocol import OUT_OF_MEMORY, SOFTWARE
-from hypergpu.wire.statements import receipt_value
-from hypergpu.wire.token import Credential
+from hypergpu.wire.credentials import Credential
+from hypergpu.wire.messages import receipt_value
 
 log = structlog.get_logger()
 

@@ -15,9 +15,9 @@ from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.translate import Capabilities, reading_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.process.clock import monotonic_ms, unix_s
+from hypergpu.streams import monotonic_ms, unix_s
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.token import token_text
+from hypergpu.wire.credentials import token_text
 
 log = structlog.get_logger()
 

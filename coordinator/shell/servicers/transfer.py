@@ -18,16 +18,15 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.nodes import AddBytes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Parser, Requests, parser
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.process.clock import monotonic_ms
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
+from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.assignment import blob_value
-from hypergpu.wire.bulk import PIECE_BYTES, StallTimeout
+from hypergpu.wire.messages import blob_value
 
 CHUNK_BYTES = 512 << 10
 _FIELD_1_VARINT = 0x08

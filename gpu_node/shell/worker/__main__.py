@@ -6,13 +6,13 @@ import signal
 import sys
 from typing import BinaryIO
 
-from gpu_node.shell.worker.limits import (
+from gpu_node.shell.worker.protocol import (
+    KINDS,
     LimitError,
     cap_memory,
     cap_threads,
     limits_from_environment,
 )
-from gpu_node.shell.worker.messages import KINDS
 
 
 def _own_stdout() -> BinaryIO:
@@ -43,7 +43,7 @@ def main() -> int:
 
     from gpu_node.shell.worker.loop import WorkerLoop
     from gpu_node.shell.worker.trainers import Trainers
-    from hypergpu.workloads.registry import complaints
+    from hypergpu.workloads.workload import complaints
 
     loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer)
     for complaint in complaints():

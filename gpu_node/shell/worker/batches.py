@@ -7,10 +7,9 @@ wrong index: nodes join late, die and take different numbers of steps.
 import math
 from typing import NamedTuple
 
-from gpu_node.shell.worker.callbacks import ShardError
-from gpu_node.shell.worker.trainer import Trainer
-from hypergpu.dataset.sampling import Indices, Sharding, partition_indices, stream_indices
-from hypergpu.statements.assignment import Task
+from gpu_node.shell.worker.trainer import ShardError, Trainer
+from hypergpu.dataset import Indices, Sharding, partition_indices, stream_indices
+from hypergpu.statements import Task
 from hypergpu.units import Samples
 
 

@@ -7,12 +7,11 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from gpu_node.shell.worker import messages
-from gpu_node.shell.worker.callbacks import ShardAbortedError, ShardCallbacks, ShardError
+from gpu_node.shell.worker import protocol
+from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.statements.assignment import Lease
-from hypergpu.wire.frames import FrameError, frame, read_frame
-from hypergpu.wire.protocol import OUT_OF_MEMORY
+from hypergpu.statements import Lease
+from hypergpu.streams import OUT_OF_MEMORY, FrameError, frame, read_frame
 
 Outcome = TypeVar("Outcome")
 
@@ -25,7 +24,7 @@ class WorkerLoop:
         self._replies = replies
         self._log = log
         self._waiting: queue.SimpleQueue[
-            messages.TrainShard | messages.WriteInitialModel | messages.StopWorker
+            protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
         ]
         self._waiting = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -37,13 +36,13 @@ class WorkerLoop:
         """Serve until told to stop; gives the process's exit status."""
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         self._send(trainers.capabilities())
-        while not isinstance(request := self._next(trainers), messages.StopWorker):
+        while not isinstance(request := self._next(trainers), protocol.StopWorker):
             reply = self._answer(trainers, request)
             if self._is_stopped.is_set():
                 break
             self._send(reply)
             if (
-                isinstance(reply, messages.ShardFailed | messages.InitialModelFailed)
+                isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed)
                 and reply.is_fatal
             ):
                 return 1
@@ -51,7 +50,7 @@ class WorkerLoop:
 
     def _next(
         self, trainers: Trainers
-    ) -> messages.TrainShard | messages.WriteInitialModel | messages.StopWorker:
+    ) -> protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker:
         """The next request. Until it comes, steps of the next round are taken, if it has some."""
         while self._waiting.empty() and trainers.advance_prefetch(self.log):
             pass
@@ -60,29 +59,29 @@ class WorkerLoop:
     def _listen(self) -> None:
         try:
             while (payload := read_frame(self._requests)) is not None:
-                request = messages.decode_request(payload)
-                if isinstance(request, messages.StopWorker):
+                request = protocol.decode_request(payload)
+                if isinstance(request, protocol.StopWorker):
                     break
                 self._accept(request)
         except (FrameError, ValueError) as error:
             self.log(f"the daemon is not understood: {error}")
         self._is_stopped.set()
-        self._waiting.put(messages.StopWorker())
+        self._waiting.put(protocol.StopWorker())
 
-    def _accept(self, request: messages.Request) -> None:
+    def _accept(self, request: protocol.Request) -> None:
         with self._lock:
-            if isinstance(request, messages.AbortShard):
+            if isinstance(request, protocol.AbortShard):
                 if request.lease in self._open_leases:
                     self._aborted_leases.add(request.lease)
                 return
-            if isinstance(request, messages.TrainShard):
+            if isinstance(request, protocol.TrainShard):
                 self._open_leases.add(request.lease)
             self._waiting.put(request)
 
     def _answer(
-        self, trainers: Trainers, request: messages.TrainShard | messages.WriteInitialModel
-    ) -> messages.Reply:
-        if isinstance(request, messages.WriteInitialModel):
+        self, trainers: Trainers, request: protocol.TrainShard | protocol.WriteInitialModel
+    ) -> protocol.Reply:
+        if isinstance(request, protocol.WriteInitialModel):
             return self._write_initial_model(trainers, request)
         reply = self._train(trainers, request)
         with self._lock:
@@ -91,29 +90,29 @@ class WorkerLoop:
         return reply
 
     def _write_initial_model(
-        self, trainers: Trainers, request: messages.WriteInitialModel
-    ) -> messages.Reply:
+        self, trainers: Trainers, request: protocol.WriteInitialModel
+    ) -> protocol.Reply:
         outcome = self._catch_failure(lambda: trainers.write_initial_model(request))
         if isinstance(outcome, WorkFailure):
             reason, is_fatal = outcome
-            return messages.InitialModelFailed(
+            return protocol.InitialModelFailed(
                 number=request.number, reason=reason, is_fatal=is_fatal
             )
-        return messages.InitialModelWritten(request.number)
+        return protocol.InitialModelWritten(request.number)
 
-    def _train(self, trainers: Trainers, request: messages.TrainShard) -> messages.Reply:
+    def _train(self, trainers: Trainers, request: protocol.TrainShard) -> protocol.Reply:
         lease = request.lease
         callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
         try:
             callbacks.raise_if_aborted()
             outcome = self._catch_failure(lambda: trainers.train(request, callbacks))
         except ShardAbortedError:
-            return messages.ShardAborted(lease)
+            return protocol.ShardAborted(lease)
         if isinstance(outcome, WorkFailure):
-            return messages.ShardFailed(
+            return protocol.ShardFailed(
                 lease=lease, reason=outcome.reason, is_fatal=outcome.is_fatal
             )
-        return messages.ShardTrained(lease, outcome)
+        return protocol.ShardTrained(lease, outcome)
 
     def _catch_failure(self, work: Callable[[], Outcome]) -> "Outcome | WorkFailure":
         try:
@@ -132,10 +131,10 @@ class WorkerLoop:
         if is_aborted or self._is_stopped.is_set():
             raise ShardAbortedError
 
-    def _send(self, reply: messages.Reply) -> None:
-        if isinstance(reply, messages.ShardProgress) and not math.isfinite(reply.loss):
+    def _send(self, reply: protocol.Reply) -> None:
+        if isinstance(reply, protocol.ShardProgress) and not math.isfinite(reply.loss):
             return
-        self._replies.write(frame(messages.encode(reply)))
+        self._replies.write(frame(protocol.encode(reply)))
         self._replies.flush()
 
     def log(self, line: str) -> None:

@@ -1,11 +1,14 @@
-"""The interface of a trainer, whatever its workload is written in."""
+"""The interface of a trainer, whatever its workload is written in, and of the loop that it reports
+to.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_node.shell.worker.protocol import ShardProgress
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.workloads.workload import Samples
 
@@ -45,3 +48,20 @@ class Trainer(Protocol):
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """The AdamW's state, for `InitialState.optimizer` of a later round."""
         ...
+
+
+class ShardError(Exception):
+    """The shard cannot be trained; the worker itself is well. The text says why."""
+
+
+class ShardAbortedError(Exception):
+    """The daemon does not want the shard any more."""
+
+
+class ShardCallbacks(NamedTuple):
+    """Functions that a training calls between inner steps."""
+
+    raise_if_aborted: Callable[[], None]
+    """Raises `ShardAbortedError` when the shard is not wanted any more."""
+    report: Callable[[ShardProgress], None]
+    log: Callable[[str], None]

@@ -1,29 +1,257 @@
-"""The trainers of a worker: what each kind can train, and the newest job's trainer."""
+"""The trainers of a worker: what each kind can train, and the newest job's trainer.
+
+Here are those that need no torch: numpy's with AdamW as in Loshchilov and Hutter 2019
+(arXiv:1711.05101), the null workload's, which only lets time pass, and the one that plays a slower
+device.
+"""
 
 import json
+import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, cast
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
-from gpu_node.core.update import TrainedUpdate
-from gpu_node.shell.worker.callbacks import ShardCallbacks, ShardError
-from gpu_node.shell.worker.limits import Limits
-from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities, WriteInitialModel
-from gpu_node.shell.worker.null import NullPrefetch, NullShards
-from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
-from gpu_node.shell.worker.prefetch import PrefetchRun, own_prefetch
-from gpu_node.shell.worker.slow_device import SlowedTrainer, StepFloor
-from gpu_node.shell.worker.trainer import Trainer
-from gpu_node.shell.worker.training import begin_prefetch, train_shard
-from hypergpu.units import Bytes, several
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.shell.worker.protocol import Limits, TrainShard, WorkerCapabilities, WriteInitialModel
+from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
+from gpu_node.shell.worker.training import (
+    PrefetchRun,
+    PrefetchWork,
+    begin_prefetch,
+    next_prefetch,
+    own_prefetch,
+    train_shard,
+)
+from hypergpu.crypto import digest_of
+from hypergpu.statements import Task
+from hypergpu.tensors.codec import encode_update, sections_of
+from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
+from hypergpu.tensors.quantisation import RECORD
+from hypergpu.units import Bytes, Milliseconds, several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry
-from hypergpu.workloads.registry import BuilderMissingError, build, entries
-from hypergpu.workloads.workload import DatasetError, numpy_initial, numpy_layout
+from hypergpu.workloads.workload import (
+    BuilderMissingError,
+    DatasetError,
+    NumpyWorkload,
+    Parameters,
+    Samples,
+    build,
+    entries,
+    numpy_initial,
+    numpy_layout,
+)
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.torch_engine import TorchEngine
+
+
+_BETA1 = 0.9
+_BETA2 = 0.999
+_EPSILON = 1e-8
+
+
+class NumpyTrainer:
+    """One flat parameter vector with its two moments. Implements `Trainer`."""
+
+    def __init__(self, workload: NumpyWorkload, samples: Samples) -> None:
+        self._workload = workload
+        self.samples = samples
+        self.layout = numpy_layout(workload)
+        self._flat = Flat.empty(self.layout)
+        self._gradient = Flat.empty(self.layout)
+        self._mean = np.zeros(self.layout.parameters_count, np.float32)
+        self._square = np.zeros(self.layout.parameters_count, np.float32)
+        self._steps = 0
+        self._weight_decay = 0.0
+
+    def begin(self, start: InitialState) -> None:
+        """See `Trainer`."""
+        self._flat.parameters[:] = start.model.parameters
+        self._weight_decay = start.weight_decay
+        kept = start.optimizer
+        self._mean[:] = 0 if kept is None else kept["mean"]
+        self._square[:] = 0 if kept is None else kept["square"]
+        self._steps = 0 if kept is None else int(kept["steps"][0])
+
+    def step(self, indices: NDArray[np.int64], learning_rate: float) -> float:
+        """See `Trainer`."""
+        inputs, targets = self.samples.batch(indices)
+        named = cast(Parameters, unpack(self.layout, self._flat))
+        loss, gradients = self._workload.gradient(named, inputs, targets)
+        flat = unpack(self.layout, self._gradient)
+        for name, gradient in gradients.items():
+            flat[name][...] = gradient
+        self._descend(self._gradient.parameters, learning_rate)
+        return loss
+
+    def store(self, out: Flat) -> None:
+        """See `Trainer`."""
+        out.parameters[:] = self._flat.parameters
+
+    def optimizer(self) -> dict[str, NDArray[np.float32]]:
+        """See `Trainer`."""
+        steps = np.array([self._steps], np.float32)  # exact up to 16 million
+        return {"mean": self._mean, "square": self._square, "steps": steps}
+
+    def _descend(self, gradient: NDArray[np.float32], learning_rate: float) -> None:
+        self._steps += 1
+        self._mean += np.float32(1 - _BETA1) * (gradient - self._mean)
+        self._square += np.float32(1 - _BETA2) * (gradient * gradient - self._square)
+        mean = self._mean / np.float32(1 - _BETA1**self._steps)
+        root = np.sqrt(self._square / np.float32(1 - _BETA2**self._steps))
+        parameters = self._flat.parameters
+        parameters *= np.float32(1 - learning_rate * self._weight_decay)
+        parameters -= np.float32(learning_rate) * mean / (root + np.float32(_EPSILON))
+
+
+class StepFloor(NamedTuple):
+    """The least time of an inner step with a full batch."""
+
+    floor_s: float
+    slowness_path: str = ""
+    """File with a factor by which steps take longer at the moment; none, or no number in it: 1."""
+
+    @property
+    def step_s(self) -> float:
+        """The least time at the moment."""
+        if not self.slowness_path:
+            return self.floor_s
+        try:
+            return self.floor_s * float(Path(self.slowness_path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return self.floor_s
+
+
+class SlowedTrainer:
+    """A trainer whose inner steps take a least time; their results are the same.
+
+    Args:
+        trainer: Does the work.
+        floor: Least time of a step with a full batch; one with fewer samples takes less.
+        full_batch: Samples in a full batch.
+    """
+
+    def __init__(self, trainer: Trainer, floor: StepFloor, full_batch: int) -> None:
+        self._trainer = trainer
+        self._floor = floor
+        self._full_batch = full_batch
+        self.layout, self.samples = trainer.layout, trainer.samples
+
+    def begin(self, start: InitialState) -> None:
+        """See `Trainer`."""
+        self._trainer.begin(start)
+
+    def step(self, indices: NDArray[np.int64], learning_rate: float) -> SupportsFloat:
+        """See `Trainer`. Waits for the device: its work is part of the step's time."""
+        due_s = time.monotonic() + self._floor.step_s * len(indices) / self._full_batch
+        loss = float(self._trainer.step(indices, learning_rate))
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        return loss
+
+    def store(self, out: Flat) -> None:
+        """See `Trainer`."""
+        self._trainer.store(out)
+
+    def optimizer(self) -> dict[str, NDArray[np.float32]]:
+        """See `Trainer`."""
+        return self._trainer.optimizer()
+
+
+_TILE = 1 << 18
+
+
+class NullPrefetch:
+    """A prefetch that lets the time of its steps pass."""
+
+    def __init__(self, work: PrefetchWork, floor: StepFloor) -> None:
+        self.work = work
+        self._floor = floor
+        self.steps_taken = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no step is left to take."""
+        return self.steps_taken == self.work.task.inner_steps
+
+    def advance(self) -> None:
+        """Let the time of one step pass."""
+        time.sleep(_step_s(self._floor, self.work.task))
+        self.steps_taken += 1
+
+
+class NullShards:
+    """Answers the shards of a job without training. Used like `TrainedShards`."""
+
+    def __init__(self, layout: Layout, floor: StepFloor) -> None:
+        self._layout = layout
+        self._floor = floor
+
+    def train(
+        self, request: TrainShard, callbacks: ShardCallbacks, early: NullPrefetch | None
+    ) -> TrainedUpdate:
+        """See `TrainedShards`."""
+        task, started_s = request.task, time.monotonic()
+        taken = 0 if early is None else early.steps_taken
+        if self._floor.floor_s:
+            for _ in range(task.inner_steps - taken):
+                callbacks.raise_if_aborted()
+                time.sleep(_step_s(self._floor, task))
+        compute_s = time.monotonic() - started_s + taken * _step_s(self._floor, task)
+        callbacks.raise_if_aborted()
+        if self._layout.digest != task.layout:
+            raise ShardError("options.parameters is not the job's: the layouts differ")
+        payload = _payload(self._layout, task)
+        Path(request.update_path).parent.mkdir(parents=True, exist_ok=True)
+        payload.tofile(request.update_path)
+        return TrainedUpdate(
+            digest=digest_of(payload.data),
+            size_bytes=Bytes(payload.size),
+            inner_steps=task.inner_steps,
+            samples=task.samples,
+            compute_ms=Milliseconds(round(compute_s * 1000)),
+            loss_first=0.0,
+            loss_last=0.0,
+        )
+
+    def begin_prefetch(self, request: TrainShard) -> NullPrefetch | None:
+        """See `TrainedShards`."""
+        work = next_prefetch(request)
+        if work is None or not self._floor.floor_s:
+            return None
+        return NullPrefetch(work, self._floor)
+
+
+def _step_s(floor: StepFloor, task: Task) -> float:
+    return floor.step_s * task.batch_size / task.usual_batch_size
+
+
+def _payload(layout: Layout, task: Task) -> Octets:
+    """An update of the right size whose first values depend on the seed."""
+    payload = _pattern(layout, task.codec)
+    sections = sections_of(layout, task.codec)
+    section = sections.large if sections.large.values_count else sections.small
+    values = _noise(min(RECORD, section.values_count), task.seed)
+    section.scheme.encode(values, payload[section.bytes_of(0, values.size)])
+    return payload
+
+
+def _noise(count: int, seed: int) -> Float32s:
+    bits = np.random.Philox(key=seed & (2**64 - 1)).random_raw(count)
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-34) - np.float32(2**-11)
+
+
+@lru_cache(maxsize=1)
+def _pattern(layout: Layout, codec: str) -> Octets:
+    """An encoded pseudo-gradient of repeated noise, made once: later rounds rewrite its start."""
+    flat = Flat.empty(layout)
+    flat.parameters[:] = np.resize(_noise(_TILE, 0), layout.parameters_count)
+    return encode_update(layout, codec, flat).payload
+
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hypergpu import svg
 from hypergpu.cli.compare.outcome import EXTRAPOLATED, Comparison, StrategyRun
 from hypergpu.client.history import EvaluationPoint
-from hypergpu.terminal.figures import size, span
+from hypergpu.terminal.output import size, span
 from hypergpu.units import are, several
 
 PAGE = (1040.0, 470.0)

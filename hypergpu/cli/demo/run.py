@@ -1,26 +1,24 @@
-"""The demo from beginning to end: a program over `hypergpu.client` and a cluster of processes."""
+"""The demo from beginning to end: training, one node's death and return, and the summary."""
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cli.demo.fault import NodeFault, NodeReturn
-from hypergpu.cli.demo.job import DemoPlan
-from hypergpu.cli.demo.race import StrategyTime, race_strategies, sync_ratio
+from hypergpu.cli.demo.job import DemoPlan, StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
     DemoPay,
     settle_demo,
     start_with_chain,
 )
-from hypergpu.cli.demo.summary import FILE_NAME, Summary, say_end
-from hypergpu.client import Coordinator, HyperGPUError, JobView
+from hypergpu.client import Coordinator, HyperGPUError, JobEvent, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
@@ -28,12 +26,179 @@ from hypergpu.cluster.processes import program
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
-from hypergpu.terminal.failure import usage_error
-from hypergpu.terminal.figures import span
-from hypergpu.terminal.output import is_rich, say
-from hypergpu.terminal.progress import JobProgress
-from hypergpu.terminal.views import open_view
-from hypergpu.terminal.watch import Watched
+from hypergpu.terminal.commands import usage_error
+from hypergpu.terminal.output import is_rich, say, size, span
+from hypergpu.terminal.watch import JobProgress, Watched, open_view
+
+AWAY_S = 1.0
+HOLD_PERCENT = 70
+"""Share of the work after which the job waits for the node that is not back yet."""
+
+
+class NodeReturn(NamedTuple):
+    """Return of the killed node."""
+
+    victim: str
+    round: int
+    """Counts from 1."""
+    after_s: float
+    """Time from its death to the first update accepted from it."""
+
+
+class NodeFault:
+    """Kills a node, starts it again, and keeps the job from ending before it has worked again."""
+
+    def __init__(
+        self, cluster: LocalCluster, coordinator: Coordinator, *, job_id: str, victim: str
+    ) -> None:
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._job_id = job_id
+        self._victim = victim
+        self._samples = coordinator.spec(job_id).stated_samples
+        self._node_id = ""
+        self._killed_at_s = 0.0
+        self._is_away = False
+        self.is_paused = False
+        self.back: NodeReturn | None = None
+
+    def _see(self, event: JobEvent) -> None:
+        """Notice the node's return in the job's events."""
+        is_its = bool(self._node_id) and event.body.get("node") == self._node_id
+        if is_its and not self._is_away and event.kind == "UpdateReceived" and not self.back:
+            number = event.body.get("round")
+            after_s = time.monotonic() - self._killed_at_s
+            self.back = NodeReturn(
+                self._victim, number + 1 if isinstance(number, int) else 0, after_s
+            )
+
+    def dead(self) -> list[str]:
+        """Programs that ended though they were not killed here."""
+        gone = {self._victim} if self._is_away else set()
+        return [name for name in self._cluster.dead() if name not in gone]
+
+    def advance(self, events: Sequence[JobEvent], history: History) -> str:
+        """Kill, restart, pause or resume if it is time; returns the action in words, or nothing."""
+        for event in events:
+            self._see(event)
+        done = sum(each.samples for each in history.rounds)
+        if not self._node_id:
+            return self._kill() if 2 * done >= self._samples else ""
+        if self._is_away:
+            return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
+        is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
+        if self.back or not is_late or self.is_paused is not self._is_working():
+            return ""
+        self.is_paused = not self.is_paused
+        if self.is_paused:
+            self._coordinator.pause(self._job_id)
+            return f"the job waits for {self._victim}"
+        self._coordinator.resume(self._job_id)
+        return f"{self._victim} is back: the job goes on"
+
+    def _is_working(self) -> bool:
+        return self._coordinator.find_node(self._victim).state == "working"
+
+    def _kill(self) -> str:
+        self._node_id = self._coordinator.find_node(self._victim).id
+        self._is_away, self._killed_at_s = True, time.monotonic()
+        return f"SIGKILL to {self._victim} (process {self._cluster.kill(self._victim)})"
+
+    def _restart(self) -> str:
+        self._is_away = False
+        return f"{self._victim} started again (process {self._cluster.restart(self._victim)})"
+
+
+FILE_NAME = "summary.json"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The demo's figures."""
+
+    accuracy: float
+    target: float
+    to_target: Reached | None
+    rounds: int
+    wall_s: float
+    bytes_up: int
+    bytes_down: int
+    nodes: int
+    updates_accepted: int
+    updates_refused: int
+    model_bytes: int
+    model_digest: str
+    strategy: str
+    sync_ratio: float | None
+    """How many times as long every-step training would take to the target; None: not known."""
+    runners: tuple[StrategyTime, ...]
+    back: NodeReturn
+    """The killed node's return."""
+    receipts: int
+    """All of them sound, both signatures of each."""
+    earned: int
+    """Pay of all nodes, in the token's smallest unit."""
+    paid: int | None
+    """Pay that the chain moved into their wallets; None where there is no chain."""
+    transactions: int
+    """Transactions that record contributions on the chain."""
+    epochs: int
+    """Epochs with a payment; 0 without a chain."""
+
+
+def say_end(summary: Summary, folder: Path) -> None:
+    """Write the file and print the end of the demo."""
+    text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
+    (folder / FILE_NAME).write_bytes(text + b"\n")
+    files = f"{folder / FILE_NAME}, {folder / ACCOUNTS_NAME}, {folder / 'model'}"
+    say()
+    for name, words in (*_end_rows(summary), ("files", files)):
+        say(f"{name:<10} {words}")
+
+
+def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "accuracy", f"{summary.accuracy:.2%} on held-out digits, wanted {summary.target:.0%}"
+    to_target = ""
+    if summary.to_target:
+        to_target = f"{span(summary.to_target.at_ms / 1000)} to {summary.target:.0%}, "
+    yield "time", f"{to_target}{span(summary.wall_s)} in all with the comparison below"
+    yield "money", _money(summary)
+    for runner in summary.runners[1:]:
+        yield f"  {runner.strategy}", _rival_time(runner, summary.runners[0])
+    moved = summary.bytes_up + summary.bytes_down
+    # One whole float32 model each way, each round, each node, is the plain way of doing this.
+    plain = 2 * summary.model_bytes * summary.rounds * summary.nodes
+    saved = f", {plain / moved:.1f}x less than whole float32 models" if moved and plain else ""
+    yield "traffic", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saved}"
+    yield (
+        "work",
+        (
+            f"{summary.rounds} rounds of {summary.strategy} on {summary.nodes} nodes,"
+            f" {summary.updates_accepted} updates accepted, {summary.updates_refused} refused"
+        ),
+    )
+    back = summary.back
+    yield (
+        "fault",
+        (
+            f"{back.victim} was killed half-way; {span(back.after_s)} later its work was accepted"
+            f" again, in round {back.round}"
+        ),
+    )
+
+
+def _money(summary: Summary) -> str:
+    receipts = f"{summary.receipts} receipts, all sound; {summary.earned} earned"
+    if summary.paid is None:
+        return f"{receipts}, no chain to pay it"
+    return f"{receipts} and {summary.paid} paid, recorded by {summary.transactions} transactions"
+
+
+def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
+    if runner.at_ms is None:
+        return runner.how
+    times = f", {runner.at_ms / first.at_ms:.3g}x as long" if first.at_ms else ""
+    return f"{span(runner.at_ms / 1000)} to the target{times} ({runner.how})"
+
 
 GIVE_UP_AFTER_S = 300.0
 PAUSED_AT_MOST_S = 10.0

@@ -12,12 +12,11 @@ from google.protobuf.json_format import MessageToJson
 
 from hypergpu.cli.demo.job import METERINGS
 from hypergpu.client import Coordinator
-from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.cluster.coordinator import SettlingBy, StartRefusedError
+from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
-from hypergpu.terminal.failure import usage_error
+from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import say
 from hypergpu.units import several
 from hypergpu.v1 import payments_pb2

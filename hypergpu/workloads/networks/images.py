@@ -1,16 +1,238 @@
-"""Networks for photographs and drawings: torchvision's, fitted to small images."""
+"""Image datasets, fetched with torchvision's own code or read from a folder, and torchvision's
+networks fitted to them.
+"""
 
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.error import URLError
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
+from torchvision import datasets
+from torchvision.datasets.utils import download_and_extract_archive
 from torchvision.models import resnet18, vgg11_bn
 
+from hypergpu.dataset import permutation
 from hypergpu.workloads.entry import OptionError, Options
-from hypergpu.workloads.images.cifar import read_cifar10
-from hypergpu.workloads.images.folder import read_folder
-from hypergpu.workloads.images.mnist import read_mnist
 from hypergpu.workloads.networks.task import Classification
+from hypergpu.workloads.workload import Array, ArraySamples, Dataset, DatasetError
+
+
+def datasets_folder() -> Path:
+    """``HYPERGPU_DATASETS``, or a folder in the user's cache."""
+    named = os.environ.get("HYPERGPU_DATASETS")
+    return Path(named) if named else Path.home() / ".cache" / "hypergpu" / "datasets"
+
+
+def stored_dataset(root: Path, name: str, download: Callable[[Path], None]) -> Path:
+    """The folder ``root/name``, downloaded when it is not there.
+
+    The download goes to a folder of its own and is renamed into place when it is complete, so that
+    a broken one leaves nothing behind and of two at once the first wins.
+
+    Raises:
+        DatasetError: The download failed.
+    """
+    final = root / name
+    if final.is_dir():
+        return final
+    root.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
+    try:
+        download(partial)
+        if not final.is_dir():
+            _rename_unless_there(partial, final)
+    except (URLError, RuntimeError, OSError) as error:
+        raise DatasetError(
+            f"the {name} dataset could not be downloaded: {error}."
+            f" Fix: connect to the internet, or copy it from another machine to {final}"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def _rename_unless_there(partial: Path, final: Path) -> None:
+    try:
+        partial.rename(final)
+    except OSError:
+        if not final.is_dir():
+            raise
+
+
+_CIFAR_FOLDER = "cifar-10-batches-bin"
+_CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_CIFAR_TEST = ("test_batch.bin",)
+_IMAGE_BYTES = 3 * 32 * 32
+
+
+class CifarSource(NamedTuple):
+    """Where the archive comes from, with its MD5 sum."""
+
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
+
+
+OFFICIAL_CIFAR10 = CifarSource()
+
+
+def read_cifar10(
+    _data_dir: str, *, source: CifarSource = OFFICIAL_CIFAR10, root: Path | None = None
+) -> Dataset:
+    """Images as ``uint8[n, 3, 32, 32]``, downloaded on first use. Raises `DatasetError`."""
+
+    def download(folder: Path) -> None:
+        download_and_extract_archive(
+            source.url, download_root=str(folder), md5=source.md5, remove_finished=True
+        )
+
+    folder = stored_dataset(root or datasets_folder(), "cifar10", download) / _CIFAR_FOLDER
+    return Dataset(_cifar_samples(folder, _CIFAR_TRAIN), _cifar_samples(folder, _CIFAR_TEST))
+
+
+def _cifar_samples(folder: Path, names: tuple[str, ...]) -> ArraySamples:
+    try:
+        packed = b"".join((folder / name).read_bytes() for name in names)
+    except OSError as error:
+        raise DatasetError(
+            f"{error}. Fix: remove {folder.parent}, it will be downloaded again"
+        ) from error
+    if not packed or len(packed) % (1 + _IMAGE_BYTES):
+        raise DatasetError(f"{folder} holds no whole records. Fix: remove {folder.parent}")
+    records = np.frombuffer(packed, dtype=np.uint8).reshape(-1, 1 + _IMAGE_BYTES)
+    labels = records[:, 0].astype(np.int64)
+    return ArraySamples(records[:, 1:].reshape(-1, 3, 32, 32), labels, labels)
+
+
+class MnistSource(NamedTuple):
+    """Where the four gzipped IDX files come from, with their MD5 sums."""
+
+    mirrors: tuple[str, ...] = tuple(datasets.MNIST.mirrors)
+    files: tuple[tuple[str, str], ...] = tuple(datasets.MNIST.resources)
+
+
+OFFICIAL_MNIST = MnistSource()
+
+
+def read_mnist(
+    _data_dir: str, *, source: MnistSource = OFFICIAL_MNIST, root: Path | None = None
+) -> Dataset:
+    """Images as ``uint8[n, 1, 28, 28]``, downloaded on first use. Raises `DatasetError`."""
+
+    class Mnist(datasets.MNIST):  # type: ignore[misc]  # torchvision has no types
+        mirrors = source.mirrors
+        resources = source.files
+
+        def _check_legacy_exist(self) -> bool:
+            return False  # the format before 0.9 is read with an object serializer
+
+    def download(folder: Path) -> None:
+        Mnist(folder, download=True)
+
+    folder = stored_dataset(root or datasets_folder(), "mnist", download)
+    return Dataset(*(_mnist_samples(Mnist(folder, train=is_train)) for is_train in (True, False)))
+
+
+def _mnist_samples(read: datasets.MNIST) -> ArraySamples:
+    labels = read.targets.numpy().astype(np.int64)
+    return ArraySamples(read.data.numpy()[:, None], labels, labels)
+
+
+_SPLIT_SEED = 20_261_120
+_TEST_SHARE = 10  # one in ten
+
+
+class Pictures:
+    """Image files with their classes. Implements `Samples`."""
+
+    def __init__(self, paths: list[str], labels: NDArray[np.int64], image_size: int) -> None:
+        self._paths = paths
+        self._labels = labels
+        self._image_size = image_size
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Class numbers, in the alphabetical order of the sub-folders."""
+        return self._labels
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        """``uint8[b, 3, size, size]``: the largest middle square of each image, resized."""
+        images = np.stack([self._decode(self._paths[index]) for index in indices])
+        return images, self._labels[indices]
+
+    def _decode(self, path: str) -> NDArray[np.uint8]:
+        try:
+            with Image.open(path) as image:
+                square = min(image.size)
+                left, top = (image.width - square) // 2, (image.height - square) // 2
+                part = image.convert("RGB").crop((left, top, left + square, top + square))
+        except (OSError, Image.DecompressionBombError) as error:
+            raise DatasetError(
+                f"{path} is not an image: {error}. Fix: remove or replace it"
+            ) from error
+        side = self._image_size
+        return np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+
+
+def read_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
+    """Images below ``data_dir``.
+
+    ``train`` and ``val`` (or ``test``) sub-folders are taken as they are; otherwise a tenth of each
+    class is held out, the same on every machine.
+
+    Raises:
+        DatasetError: There are no images, or not the stated number of classes.
+    """
+    if not data_dir:
+        raise DatasetError(
+            "this workload trains on your images. Fix: set data.path to their folder"
+        )
+    root = Path(data_dir)
+    held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
+    if (root / "train").is_dir() and held_out is not None:
+        train, test = _find_images(root / "train", classes), _find_images(held_out, classes)
+    else:
+        train, test = _split(*_find_images(root, classes))
+    return Dataset(Pictures(*train, image_size), Pictures(*test, image_size))
+
+
+_Found = tuple[list[str], NDArray[np.int64]]
+
+
+def _find_images(folder: Path, classes: int) -> _Found:
+    try:
+        listing = datasets.ImageFolder(str(folder))
+    except (FileNotFoundError, OSError) as error:
+        raise DatasetError(f"{error}. Fix: one sub-folder of images a class in {folder}") from error
+    if len(listing.classes) != classes:
+        raise DatasetError(
+            f"{folder} holds {len(listing.classes)} classes and options.classes is {classes}."
+            f" Fix: set options.classes to {len(listing.classes)}"
+        )
+    paths = [path for path, _ in listing.samples]
+    return paths, np.array([label for _, label in listing.samples], dtype=np.int64)
+
+
+def _split(paths: list[str], labels: NDArray[np.int64]) -> tuple[_Found, _Found]:
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        order = permutation(_SPLIT_SEED, int(label), 0, len(members))
+        is_test[members[order[: max(len(members) // _TEST_SHARE, 1)]]] = True
+    if is_test.all():
+        raise DatasetError("a class needs at least two images. Fix: add images")
+    parts = (np.flatnonzero(~is_test), np.flatnonzero(is_test))
+    train, test = ([paths[index] for index in part] for part in parts)
+    return (train, labels[parts[0]]), (test, labels[parts[1]])
+
 
 _IMAGENET_SIDE = 96
 """From this size on, the networks keep the first layers they have for ImageNet."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.jobfile import parse_job
-from hypergpu.terminal.views import WatchView
-from hypergpu.terminal.watch import Watched
+from hypergpu.terminal.watch import Watched, WatchView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'

@@ -10,11 +10,10 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.wire.authority import fetch_authority
-from hypergpu.wire.token import parse_token
+from hypergpu.wire.credentials import fetch_authority, parse_token
 from tests.integration.cli.conftest import JOB_FILE, JOIN, PROGRAM, Run, home
 
 Lines = list[dict[str, Any]]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hypergpu.errors import Reason
-from hypergpu.wire.ports import free_ports
-from hypergpu.wire.token import parse_token
+from hypergpu.wire.credentials import parse_token
+from hypergpu.wire.network import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
 from tests.processes import processes_left
 

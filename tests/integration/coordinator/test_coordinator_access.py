@@ -12,9 +12,9 @@ from coordinator.shell.servicers.calls import Caller
 from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, payments_pb2, payments_pb2_grpc
-from hypergpu.wire.protocol import PROTOCOL_ENTRY
-from hypergpu.wire.token import Role, parse_token
+from hypergpu.wire.credentials import Role, parse_token
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 

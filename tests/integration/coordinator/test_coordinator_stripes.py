@@ -10,8 +10,8 @@ import pytest
 
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.streams import Stripe
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.bulk import Stripe
 from tests.node_client import CHUNK_BYTES, NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 

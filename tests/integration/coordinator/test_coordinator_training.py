@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from hypergpu.client import ENDED
 from hypergpu.cluster.processes import kill_group
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile import with_strategy
 from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, TrainingSettings

@@ -11,28 +11,31 @@ import grpc
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
-from gpu_node.core.commands import Leave
+from gpu_node.core.state import Leave
+from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.channels import open_channel
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.worker.messages import WorkerCapabilities
-from hypergpu.digest import digest_from_wire, digest_of, digest_to_wire
+from gpu_node.shell.calls import Calls
+from gpu_node.shell.state import StatePaths
+from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
-from hypergpu.keys.signature import node_id_of
-from hypergpu.process.clock import unix_ms
-from hypergpu.statements.assignment import Assignment
-from hypergpu.statements.contribution import Contribution, is_signed_by, shard_digest
-from hypergpu.statements.domain import Domain, Terms, terms_of
+from hypergpu.statements import (
+    Assignment,
+    Contribution,
+    Domain,
+    Terms,
+    is_signed_by,
+    shard_digest,
+    terms_of,
+)
+from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY, unix_ms
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
-from hypergpu.wire.protocol import PROTOCOL, PROTOCOL_ENTRY
-from hypergpu.wire.statements import terms_message
-from hypergpu.wire.token import Role, Token
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import numpy_layout
+from hypergpu.wire.credentials import Role, Token
+from hypergpu.wire.messages import terms_message
+from hypergpu.workloads.workload import build, find, numpy_layout
 
 # ruff: noqa: N802 (the methods are named by the schema)
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.wire.token import token_text
+from hypergpu.wire.credentials import token_text
 from tests.integration.node.fake_coordinator import Served, serve
 from tests.processes import ENVIRONMENT
 

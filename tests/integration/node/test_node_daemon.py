@@ -11,24 +11,23 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.events import NodeEvent, WorkerDied
-from gpu_node.shell.state.files import load_memory
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.supervision.supervisor import WorkerSupervisor
-from gpu_node.shell.transfer.cache import BlobCache
-from gpu_node.shell.transfer.initial_models import InitialModels
-from gpu_node.shell.worker.messages import WorkerCapabilities, encode
-from hypergpu.digest import digest_of
+from gpu_node.core.state import Departure, Leave
+from gpu_node.shell.cache import BlobCache
+from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.state import identity_key, load_memory
+from gpu_node.shell.supervision import WorkerSupervisor
+from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
+from hypergpu.crypto import digest_of
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
-from hypergpu.statements.assignment import Assignment, InitialModel
+from hypergpu.statements import Assignment, InitialModel
+from hypergpu.streams import frame
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.assignment import assignment_value, blob_value
-from hypergpu.wire.frames import frame
+from hypergpu.wire.messages import assignment_value, blob_value
 from tests.integration.node.fake_coordinator import (
     JOB,
     OTHER_JOB,

@@ -8,24 +8,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.chunks import BlobPiece
-from gpu_node.shell.link.connections import BulkConnections
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.transfer.cache import BlobCache
-from gpu_node.shell.transfer.datasets import Datasets, manifest_entries
-from gpu_node.shell.transfer.download import Download
-from gpu_node.shell.transfer.models import Models
-from hypergpu.digest import digest_of
+from gpu_node.shell.cache import BlobCache
+from gpu_node.shell.calls import BlobPiece, Calls
+from gpu_node.shell.control import BulkConnections
+from gpu_node.shell.download import Download
+from gpu_node.shell.inputs import Datasets, Models, manifest_entries
+from gpu_node.shell.state import StatePaths
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.statements.assignment import Assignment, BlobRef, Delta
+from hypergpu.statements import Assignment, BlobRef, Delta
+from hypergpu.streams import STRIPE_BYTES_MIN
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.assignment import blob_value
-from hypergpu.wire.bulk import STRIPE_BYTES_MIN
+from hypergpu.wire.messages import blob_value
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
 from tests.integration.node.fake_coordinator import (

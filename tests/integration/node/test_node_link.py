@@ -9,25 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core import events
-from gpu_node.shell.link.access import Access
-from gpu_node.shell.link.channels import reject_distant_plaintext
-from gpu_node.shell.link.control import ControlLink
-from gpu_node.shell.link.event_queue import EventQueue
-from gpu_node.shell.state.files import load_coordinator, save_coordinator
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.state.receipts import ReceiptKeeper
-from hypergpu.digest import digest_of
+from gpu_node.shell.access import Access, reject_distant_plaintext
+from gpu_node.shell.control import ControlLink, EventQueue
+from gpu_node.shell.receipts import ReceiptKeeper
+from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
+from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
-from hypergpu.keys.signature import IdentityKey, JoinClaim, node_id_of, verify
-from hypergpu.statements.domain import Domain, Terms
+from hypergpu.statements import Domain, Terms
+from hypergpu.streams import PROTOCOL
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.assignment import assignment_value, lease_message
-from hypergpu.wire.protocol import PROTOCOL
-from hypergpu.wire.statements import receipt_message, terms_message
-from hypergpu.wire.token import Role
+from hypergpu.wire.credentials import Role
+from hypergpu.wire.messages import assignment_value, lease_message, receipt_message, terms_message
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

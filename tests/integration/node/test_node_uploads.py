@@ -6,20 +6,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpu_node.core.update import TrainedUpdate
-from gpu_node.shell.link.calls import Calls
-from gpu_node.shell.link.chunks import CHUNK_BYTES, encode_chunk
-from gpu_node.shell.link.connections import BulkConnections
-from gpu_node.shell.link.errors import rejection_in
-from gpu_node.shell.state.files import NonceCounter
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.transfer.upload import Uploader
-from hypergpu.digest import digest_of
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.shell.access import rejection_in
+from gpu_node.shell.calls import CHUNK_BYTES, Calls, encode_chunk
+from gpu_node.shell.control import BulkConnections
+from gpu_node.shell.state import NonceCounter, StatePaths
+from gpu_node.shell.transfers import Uploader
+from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.keys.signature import IdentityKey
+from hypergpu.streams import PIECE_BYTES
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.bulk import PIECE_BYTES
 from tests.integration.node.fake_coordinator import (
     Served,
     calls_to,

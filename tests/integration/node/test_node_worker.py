@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ours.warm import warm_starts
-from gpu_node.core.end_states import TrainingStart
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
-from gpu_node.shell.supervision.process import worker_caps, worker_command, worker_kind
-from gpu_node.shell.supervision.supervisor import WorkerSupervisor
-from gpu_node.shell.worker.messages import TrainShard, WorkerCapabilities, encode
+from gpu_node.core.state import TrainingStart
+from gpu_node.shell.supervision import WorkerSupervisor, worker_caps, worker_command, worker_kind
+from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
 from hypergpu.errors import HyperGPUError
+from hypergpu.streams import frame
 from hypergpu.units import Bytes
-from hypergpu.wire.frames import frame
 from tests.unit.node.node_states import assignment
 
 

@@ -4,13 +4,25 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.receipt import Receipt
+from hypergpu.statements import Receipt
 from hypergpu.units import BasisPoints, Wei
-from payments.core.calls import (
+from payments.core.ledger import (
+    BlobName,
+    CreatedFact,
+    EndedFact,
+    Fact,
+    FirstModel,
+    InitialisedFact,
+    LedgerState,
+    MeasuredFact,
+    MeasuredWork,
+    UnsignedReceipt,
+    fold,
+)
+from payments.core.transactions import (
     AccountView,
     Approve,
     Call,
@@ -27,17 +39,6 @@ from payments.core.calls import (
     ShareView,
     TotalsEntry,
 )
-from payments.core.facts import (
-    BlobName,
-    CreatedFact,
-    EndedFact,
-    Fact,
-    FirstModel,
-    InitialisedFact,
-    MeasuredFact,
-    MeasuredWork,
-)
-from payments.core.ledger import LedgerState, UnsignedReceipt, fold
 from tests.properties.statements import JOB, TERMS, Work, contribution_of, node_key
 
 NODES = [node_key(number) for number in range(4)]

@@ -14,12 +14,20 @@ from coordinator.core.job.events import (
     ParametersChanged,
     RoundMeasured,
 )
-from hypergpu.statements.contribution import contribution_hash
-from hypergpu.statements.receipt import WHOLE_BPS
+from hypergpu.statements import WHOLE_BPS, contribution_hash
 from hypergpu.units import Milliseconds, Samples, Wei
-from payments.core.facts import ChangedFact, EndedFact, Fact, MeasuredFact, decode
-from payments.core.ledger import LedgerState, adopt, fold
-from payments.core.rewards import funded_samples, worth
+from payments.core.ledger import (
+    ChangedFact,
+    EndedFact,
+    Fact,
+    LedgerState,
+    MeasuredFact,
+    adopt,
+    decode,
+    fold,
+    funded_samples,
+    worth,
+)
 from tests.properties.payments.paying_jobs import (
     NODES,
     fold_all,

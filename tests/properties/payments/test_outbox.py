@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
 from hypergpu.ids import JobId
-from payments.core.outbox import (
+from payments.core.transactions import (
     Halt,
     HaltKind,
     Inclusion,

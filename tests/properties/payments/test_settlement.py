@@ -10,7 +10,27 @@ from hypothesis import strategies as st
 
 from hypergpu.ids import NodeId
 from hypergpu.units import Wei
-from payments.core.calls import (
+from payments.core.ledger import (
+    ChangedFact,
+    EndedFact,
+    Fact,
+    LedgerState,
+    UnsignedReceipt,
+    adopt,
+    fold,
+    worth,
+)
+from payments.core.settlement import (
+    NODES_PER_CALL,
+    JobWork,
+    ReceiptLine,
+    ReclaimOrder,
+    funding_limit,
+    leaf,
+    merkle_root,
+    plan_calls,
+)
+from payments.core.transactions import (
     AccountView,
     Distribute,
     FundJob,
@@ -19,18 +39,6 @@ from payments.core.calls import (
     RecordReceipt,
     TotalsEntry,
     is_in_effect,
-)
-from payments.core.facts import ChangedFact, EndedFact, Fact
-from payments.core.ledger import LedgerState, UnsignedReceipt, adopt, fold
-from payments.core.merkle import leaf, merkle_root
-from payments.core.rewards import worth
-from payments.core.settlement import (
-    NODES_PER_CALL,
-    JobWork,
-    ReceiptLine,
-    ReclaimOrder,
-    funding_limit,
-    plan_calls,
 )
 from tests.properties.payments.paying_jobs import (
     INITIALISED,

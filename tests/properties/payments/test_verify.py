@@ -11,16 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hypergpu.crypto import keccak, sign, struct_hash
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId
-from hypergpu.keys.keccak import keccak
-from hypergpu.statements.receipt import Receipt, SignedReceipt
-from hypergpu.statements.signing import sign, struct_hash
+from hypergpu.statements import Receipt, SignedReceipt
 from hypergpu.units import Wei
-from payments.core.calls import AccountView, ShareState, ShareView, TotalsEntry
-from payments.core.merkle import leaf, merkle_root
-from payments.core.receipt_file import ReceiptFile, decode_file, encode_file
-from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord, Verification, verify
+from payments.core.settlement import leaf, merkle_root
+from payments.core.transactions import AccountView, ShareState, ShareView, TotalsEntry
+from payments.core.verify import (
+    BatchRecord,
+    LedgerRecords,
+    ReceiptFile,
+    SingleRecord,
+    Verification,
+    decode_file,
+    encode_file,
+    verify,
+)
 from tests.properties.payments.paying_jobs import PRICE, WINDOW_S, LedgerModel
 from tests.properties.statements import (
     COORDINATOR,

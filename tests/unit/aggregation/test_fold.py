@@ -21,9 +21,16 @@ from coordinator.shell.aggregation.fold_files import (
 )
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import SCHEMES, Outer
-from hypergpu.tensors.codec import apply_delta, decode_parameters, encode_update, update_bytes
-from hypergpu.tensors.compression import RECORD, TopK, scheme_named
+from hypergpu.tensors.codec import (
+    apply_delta,
+    decode_parameters,
+    encode_update,
+    scheme_named,
+    update_bytes,
+)
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
+from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.topk import TopK
 from hypergpu.units import Samples
 from tests.unit.aggregation.fold_files import (
     LAYOUT,

@@ -18,7 +18,7 @@ from coordinator.shell.aggregation.fold_files import (
     StoredBlob,
     StoredUpdate,
 )
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of

@@ -12,10 +12,8 @@ from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
 from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.tensors.layout import Flat, unpack
-from hypergpu.terminal.progress import JobProgress
-from hypergpu.terminal.views import PlainView
-from hypergpu.terminal.watch import Watched, follow
-from hypergpu.wire.token import parse_token
+from hypergpu.terminal.watch import JobProgress, PlainView, Watched, follow
+from hypergpu.wire.credentials import parse_token
 from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import (

@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypergpu.cli.compare.chart import comparison_svg, levels, seconds
+from hypergpu.cli.compare.compare import ComparisonOrder, kept_report, planned_runs, seed_runs
 from hypergpu.cli.compare.outcome import (
     EXTRAPOLATED,
     Comparison,
     StrategyRun,
     UnmeasuredError,
+    footnotes,
     outcome,
     standings,
+    standings_table,
 )
-from hypergpu.cli.compare.runs import ComparisonOrder, kept_report, planned_runs, seed_runs
-from hypergpu.cli.compare.table import footnotes, standings_table
 from hypergpu.client.history import EvaluationPoint, RoundPoint, target_reached_at
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.measure.lateness import LatenessVerdict

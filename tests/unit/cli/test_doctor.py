@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.checks import (
+from hypergpu.cli.doctor import (
     FAIL,
     OK,
     WARN,
@@ -21,7 +21,7 @@ from hypergpu.cli.checks import (
     way_of,
 )
 from hypergpu.cli.probe import DeviceFound, TorchFound, probe
-from hypergpu.wire.congestion import Controls, RouteSettings, controls
+from hypergpu.wire.network import Controls, RouteSettings, controls
 from tests.unit.cli.conftest import Hypergpu
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "compute_90")

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import Result
 
 from hypergpu.ids import Address, JobId
-from hypergpu.statements.domain import Domain, terms_of
+from hypergpu.statements import Domain, terms_of
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
-from hypergpu.wire.statements import receipt_message, terms_message
-from payments.core.receipt_file import decode_file
+from hypergpu.wire.messages import receipt_message, terms_message
+from payments.core.verify import decode_file
 from tests.properties.statements import COORDINATOR, Work, node_key, signed_receipt
 from tests.unit.cli.conftest import Hypergpu
 from tests.unit.cli.fake_service import JOB, FakeService, operator_token, serving

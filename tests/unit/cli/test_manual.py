@@ -11,31 +11,29 @@ import typer
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
-from hypergpu.cli import schemas
 from hypergpu.cli.compare.outcome import Comparison
 from hypergpu.cli.doctor import Diagnosis
 from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values
 from hypergpu.client.settings import known_settings
+from hypergpu.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.errors import Reason
+from payments.cli.acts import SignedVerdict
 from payments.cli.deploying import Deployed
-from payments.cli.outcome import Claimed, LedgerAct
-from payments.cli.reclaiming import Reclaimed
-from payments.cli.show import ShownLedger
-from payments.cli.verifying import Verified
-from payments.cli.voiding import SignedVerdict
+from payments.cli.service import Reclaimed, Verified
+from payments.cli.show import Claimed, LedgerAct, ShownLedger
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
-    schemas.Jobs,
+    Jobs,
     values.JobDetail,
-    schemas.Submitted,
+    Submitted,
     values.JobEvent,
-    schemas.Exported,
-    schemas.Nodes,
-    schemas.NodeDetail,
-    schemas.Tokens,
+    Exported,
+    Nodes,
+    NodeDetail,
+    Tokens,
     values.TokenMade,
     Comparison,
     Diagnosis,

@@ -6,21 +6,19 @@ from pathlib import Path
 import pytest
 
 from coordinator.__main__ import main as coordinator
-from hypergpu.cli.demo.job import COUNTED_NODES, plan
-from hypergpu.cli.demo.race import (
+from hypergpu.cli.demo.job import (
+    COUNTED_NODES,
     SYNC_ROUNDS,
     SYNC_ROUNDS_SHORT,
     extrapolated_sync,
+    plan,
     race_strategies,
     sync_ratio,
 )
 from hypergpu.cli.up import settled_by
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
 from hypergpu.client.settings import resolve_settings
-from hypergpu.cluster.coordinator import (
-    SettlingBy,
-    wait_until_ready,
-)
+from hypergpu.cluster.cluster import SettlingBy, wait_until_ready
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cluster.processes import start
 from hypergpu.errors import HyperGPUError

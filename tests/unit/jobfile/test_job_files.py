@@ -18,11 +18,8 @@ from hypergpu.jobfile import (
     spec_json,
     with_parameters,
 )
-from hypergpu.jobfile.limits import CHOICES
-from hypergpu.jobfile.schema import ALIASES, KEYS, SECTIONS
-from hypergpu.jobfile.spec import SETTABLE, JobSpec
-from hypergpu.workloads.entries import BUILT_IN
-from hypergpu.workloads.entry import Option
+from hypergpu.jobfile.spec import ALIASES, CHOICES, KEYS, SECTIONS, SETTABLE, JobSpec
+from hypergpu.workloads.entry import BUILT_IN, Option
 
 HEAD = 'workload = "digits-softmax"\n'
 

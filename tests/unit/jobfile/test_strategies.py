@@ -11,7 +11,7 @@ from hypergpu.jobfile import (
     with_strategy,
 )
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec, Pay, TrainingSettings
-from hypergpu.statements.domain import AMOUNT_MOST
+from hypergpu.statements import AMOUNT_MOST
 from hypergpu.workloads.entry import has_reached
 
 HEAD = 'workload = "digits-softmax"\n'

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError
-from hypergpu.keys.keyfile import (
-    change_passphrase,
-    stored_address,
-    stored_secret,
-)
-from hypergpu.keys.keystore import decrypt_key, encrypt_key, keystore_of
-from hypergpu.keys.passphrase import (
+from hypergpu.keys import (
     TERMINAL,
     Passphrase,
+    change_passphrase,
+    decrypt_key,
+    encrypt_key,
     kept_passphrase,
+    keystore_of,
     made_passphrase,
     passphrase_of_file,
     passphrase_of_text,
+    stored_address,
+    stored_secret,
 )
-from hypergpu.keys.signature import IdentityKey
 
 KEY = IdentityKey(bytes.fromhex("ac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"))
 WORDS = "correct horse battery staple"
@@ -194,7 +194,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 ASK = """
 import sys
 from pathlib import Path
-from hypergpu.keys.passphrase import passphrase_of_file
+from hypergpu.keys import passphrase_of_file
 from hypergpu.errors import HyperGPUError
 try:
     print(len(passphrase_of_file(Path("-")).octets))

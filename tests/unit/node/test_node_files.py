@@ -11,30 +11,22 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
-from gpu_node.core.end_states import Memory, TrainingStart, with_finished
-from gpu_node.shell.link.chunks import decode_chunk, encode_chunk
-from gpu_node.shell.state.files import (
+from gpu_node.core.state import Memory, TrainingStart, with_finished
+from gpu_node.shell.calls import decode_chunk, encode_chunk
+from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
+from gpu_node.shell.state import (
+    StatePaths,
+    identity_key,
     load_capabilities,
     load_coordinator,
     load_memory,
     node_name,
     save_memory,
 )
-from gpu_node.shell.state.keys import identity_key
-from gpu_node.shell.state.paths import StatePaths
-from gpu_node.shell.state.receipts import (
-    NEWEST_FILE,
-    TALLY_FILE,
-    TERMS_FILE,
-    OwnTally,
-    ReceiptKeeper,
-)
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
-from hypergpu.keys.keyfile import place_beside
-from hypergpu.keys.passphrase import Passphrase, passphrase_of_file
-from hypergpu.statements.domain import Domain, Terms
-from hypergpu.statements.receipt import SignedReceipt
+from hypergpu.keys import Passphrase, passphrase_of_file, place_beside
+from hypergpu.statements import Domain, SignedReceipt, Terms
 from hypergpu.v1 import node_pb2, tensor_pb2
 from tests.properties.statements import JOB, TERMS, Work, node_key, signed_receipt
 from tests.unit.node.node_states import SESSION_JOB, assignment, update

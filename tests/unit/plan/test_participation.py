@@ -35,7 +35,7 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.shell.aggregation.arithmetic import Agreement
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Inner
-from hypergpu.tensors.compression import scheme_named
+from hypergpu.tensors.codec import scheme_named
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 

@@ -34,14 +34,14 @@ from coordinator.shell.runtime.driver import (
     upload_owner,
 )
 from coordinator.shell.runtime.services import BlobCollector, Services, collect, store_node_counts
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.assignment import blob_message
+from hypergpu.wire.messages import blob_message
 from tests.journals import FolderJournal
 from tests.unit.shell.whole_shell import (
     JOB,

@@ -21,10 +21,10 @@ from coordinator.shell.translate import Capabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile import spec_json
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.assignment import blob_message
+from hypergpu.wire.messages import blob_message
 from tests.journals import FolderJournal
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan
 from tests.unit.shell.whole_shell import (

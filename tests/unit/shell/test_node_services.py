@@ -23,16 +23,15 @@ from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
 from coordinator.shell.servicers.transfer import BlobRange, fetch_blob
 from coordinator.shell.translate import participant_summary
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.keys.signature import IdentityKey, JoinClaim
-from hypergpu.statements.assignment import Assignment, InitialModel, Prefetch, SampleRange
+from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
+from hypergpu.streams import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
-from hypergpu.wire.assignment import assignment_message, assignment_value
-from hypergpu.wire.protocol import PROTOCOL, SOFTWARE
-from hypergpu.wire.token import Role, Token
+from hypergpu.wire.credentials import Role, Token
+from hypergpu.wire.messages import assignment_message, assignment_value
 from tests.journals import FolderJournal
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, plan_event, planning
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in

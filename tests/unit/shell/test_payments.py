@@ -10,7 +10,7 @@ from coordinator.shell.runtime.services import NewJobTerms, Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements.domain import Domain, terms_of
+from hypergpu.statements import Domain, terms_of
 from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (
     JOB,

@@ -46,7 +46,7 @@ from coordinator.shell.evaluator.process import (
 from coordinator.shell.failpoints import NAMES, arm
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile import with_strategy
@@ -54,7 +54,7 @@ from hypergpu.tensors.codec import encode_update, update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.assignment import blob_message
+from hypergpu.wire.messages import blob_message
 from tests.journals import FolderJournal
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
 from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, prepared_job, services_in

@@ -36,11 +36,10 @@ from coordinator.shell.translate import (
     reading_message,
 )
 from hypergpu.ids import JobId, NodeId
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import SMALLEST_BYTES, monotonic_ms
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.bulk import SMALLEST_BYTES
-from hypergpu.wire.probing import PACKETS_MAX, TOKEN_BYTES
+from hypergpu.wire.network import PACKETS_MAX, TOKEN_BYTES
 from tests.unit.job_states import AWARE
 
 NODE = NodeId("0x" + "a1" * 20)

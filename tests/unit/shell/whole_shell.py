@@ -33,11 +33,10 @@ from coordinator.shell.runtime.services import (
     UploadNonces,
 )
 from coordinator.shell.translate import Capabilities
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.keys.signature import IdentityKey
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.journals import FolderJournal
 from tests.payments_double import RecordingPayments

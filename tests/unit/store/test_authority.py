@@ -16,16 +16,9 @@ from cryptography.x509.oid import NameOID
 from msgspec.structs import replace
 
 from coordinator.shell.identity.authority import NODE_CERTIFICATE_S, Authority, AuthorityError
-from hypergpu.digest import digest_of
+from hypergpu.crypto import IdentityKey, JoinClaim, claim_bytes, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.keys.signature import (
-    IdentityKey,
-    JoinClaim,
-    claim_bytes,
-    node_id_of,
-    verify,
-)
 
 NOW_S = 1_900_000_000
 DAY_S = 24 * 3600

@@ -13,7 +13,7 @@ from benchmarks.house.tree import ROOT, handwritten_files
 from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
-from hypergpu.digest import (
+from hypergpu.crypto import (
     RunningDigest,
     digest_from_wire,
     digest_of,
@@ -23,8 +23,8 @@ from hypergpu.digest import (
     running_digest_of_file,
 )
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.files import SHARED, fill_durably, write_durably
-from hypergpu.statements.assignment import BlobRef
+from hypergpu.statements import BlobRef
+from hypergpu.streams import SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
 
 CONTENT = bytes(range(256)) * 100
@@ -233,7 +233,7 @@ def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: SpareBench) 
     assert store.store_blob() == NEW
 
 
-HOME = Path("hypergpu/files.py")
+HOME = Path("hypergpu/streams.py")
 
 
 def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from coordinator.shell.identity.rate import GUESSES, GuessLimiter, Rate, RateLim
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.nodes import KnownNodes
-from hypergpu.digest import digest_of
+from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.units import Milliseconds
-from hypergpu.wire.token import (
+from hypergpu.wire.credentials import (
     Credential,
     Role,
     Token,

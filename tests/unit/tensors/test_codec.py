@@ -17,11 +17,12 @@ from hypergpu.tensors.codec import (
     apply_delta,
     decode_parameters,
     decode_update,
+    encode_into_residual,
     encode_update,
+    scheme_named,
     sections_of,
     update_bytes,
 )
-from hypergpu.tensors.compression import RECORD, Flaw, encode_into_residual, scheme_named
 from hypergpu.tensors.layout import (
     LARGE_MIN,
     Flat,
@@ -36,6 +37,7 @@ from hypergpu.tensors.layout import (
     pack,
     unpack,
 )
+from hypergpu.tensors.quantisation import RECORD, Flaw
 
 SPECS = (
     TensorSpec("steps", (), TensorKind.INTEGER),

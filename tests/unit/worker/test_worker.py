@@ -12,27 +12,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gpu_node.shell.worker.batches import Schedule, learning_rate
-from gpu_node.shell.worker.callbacks import ShardCallbacks
-from gpu_node.shell.worker.limits import Limits
 from gpu_node.shell.worker.loop import failure_of
-from gpu_node.shell.worker.messages import ShardProgress, TrainShard
-from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
-from gpu_node.shell.worker.prefetch import next_prefetch, own_prefetch
-from gpu_node.shell.worker.slow_device import StepFloor
-from gpu_node.shell.worker.torch_trainer import TorchTrainer
-from gpu_node.shell.worker.trainer import InitialState
-from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.dataset.sampling import stream_indices
-from hypergpu.digest import digest_of
-from hypergpu.statements.assignment import Prefetch, SampleRange
+from gpu_node.shell.worker.protocol import Limits, ShardProgress, TrainShard
+from gpu_node.shell.worker.torch_engine import TorchTrainer
+from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks
+from gpu_node.shell.worker.trainers import NumpyTrainer, StepFloor, Trainers
+from gpu_node.shell.worker.training import next_prefetch, own_prefetch
+from hypergpu.crypto import digest_of
+from hypergpu.dataset import stream_indices
+from hypergpu.statements import Prefetch, SampleRange
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples, several
-from hypergpu.workloads.networks.device import Device, chosen_device
-from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.networks.tensors import store_module
-from hypergpu.workloads.registry import build, find
-from hypergpu.workloads.workload import ArraySamples, Dataset
+from hypergpu.workloads.networks.task import Classification, Device, chosen_device, store_module
+from hypergpu.workloads.workload import ArraySamples, Dataset, build, find
 from tests.conformance.worker_process import ShardKit, Subject, change
 
 CPU = Device("cpu", "CPU", Bytes(0), has_bf16=False)

@@ -15,12 +15,15 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from hypergpu.workloads.digits.load import digits
-from hypergpu.workloads.digits.softmax import DigitsSoftmax
-from hypergpu.workloads.images import cifar, mnist
-from hypergpu.workloads.images.folder import read_folder
-from hypergpu.workloads.text import text_blocks
-from hypergpu.workloads.workload import ArraySamples, DatasetError
+from hypergpu.workloads.networks.images import (
+    CifarSource,
+    MnistSource,
+    read_cifar10,
+    read_folder,
+    read_mnist,
+)
+from hypergpu.workloads.networks.models import text_blocks
+from hypergpu.workloads.workload import ArraySamples, DatasetError, DigitsSoftmax, digits
 
 
 def as_sets() -> tuple[ArraySamples, ArraySamples]:
@@ -100,7 +103,7 @@ def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     return gzip.compress(bytes([0, 0, 8, array.ndim]) + extents + array.tobytes())
 
 
-def write_mnist(folder: Path, address: str) -> mnist.MnistSource:
+def write_mnist(folder: Path, address: str) -> MnistSource:
     files = {
         "train-images-idx3-ubyte.gz": idx(
             (np.arange(6 * 784) % 256).astype(np.uint8).reshape(6, 28, 28)
@@ -112,10 +115,10 @@ def write_mnist(folder: Path, address: str) -> mnist.MnistSource:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     sums = tuple((name, hashlib.md5(content).hexdigest()) for name, content in files.items())  # noqa: S324
-    return mnist.MnistSource((address,), sums)
+    return MnistSource((address,), sums)
 
 
-def write_cifar(folder: Path, address: str) -> cifar.CifarSource:
+def write_cifar(folder: Path, address: str) -> CifarSource:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for number, name in enumerate(
@@ -126,7 +129,7 @@ def write_cifar(folder: Path, address: str) -> cifar.CifarSource:
             entry.size = 2 * len(record)
             archive.addfile(entry, io.BytesIO(record * 2))
     (folder / "cifar.tar.gz").write_bytes(packed.getvalue())
-    return cifar.CifarSource(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
+    return CifarSource(f"{address}cifar.tar.gz", hashlib.md5(packed.getvalue()).hexdigest())  # noqa: S324
 
 
 def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:
@@ -139,7 +142,7 @@ def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:
 
 def test_mnist_is_downloaded_read_and_kept(mirror: tuple[Path, str], tmp_path: Path) -> None:
     source = write_mnist(*mirror)
-    dataset = mnist.read_mnist("", source=source, root=tmp_path / "root")
+    dataset = read_mnist("", source=source, root=tmp_path / "root")
     images, targets = dataset.train.batch(np.arange(6))
     assert images.shape == (6, 1, 28, 28)
     assert list(targets) == [0, 1, 2, 3, 4, 5]
@@ -147,7 +150,7 @@ def test_mnist_is_downloaded_read_and_kept(mirror: tuple[Path, str], tmp_path: P
     assert list(dataset.test.labels) == [8, 9]
     for path in mirror[0].iterdir():
         path.unlink()
-    assert len(mnist.read_mnist("", source=source, root=tmp_path / "root").train.labels) == 6
+    assert len(read_mnist("", source=source, root=tmp_path / "root").train.labels) == 6
 
 
 def test_a_damaged_download_is_refused_and_leaves_nothing(
@@ -156,7 +159,7 @@ def test_a_damaged_download_is_refused_and_leaves_nothing(
     source = write_mnist(*mirror)
     (mirror[0] / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
     with pytest.raises(DatasetError, match="mnist dataset could not be downloaded"):
-        mnist.read_mnist("", source=source, root=tmp_path / "root")
+        read_mnist("", source=source, root=tmp_path / "root")
     assert not list((tmp_path / "root").iterdir())
 
 
@@ -164,7 +167,7 @@ def test_cifar10_is_downloaded_and_read_from_its_binary_version(
     mirror: tuple[Path, str], tmp_path: Path
 ) -> None:
     source = write_cifar(*mirror)
-    dataset = cifar.read_cifar10("", source=source, root=tmp_path / "root")
+    dataset = read_cifar10("", source=source, root=tmp_path / "root")
     images, targets = dataset.train.batch(np.arange(10))
     assert images.shape == (10, 3, 32, 32)
     assert list(targets) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]

@@ -20,7 +20,6 @@ from hypergpu.client.history import (
     target_reached_at,
     with_event_recorded,
 )
-from hypergpu.client.translation import job_view
 from hypergpu.client.values import (
     EstimateView,
     JobDetail,
@@ -29,16 +28,10 @@ from hypergpu.client.values import (
     NodeView,
     ParticipantView,
     ReadingView,
+    job_view,
 )
-from hypergpu.terminal.figures import span
-from hypergpu.terminal.output import Column, Table, table_lines
-from hypergpu.terminal.progress import (
-    JobProgress,
-    with_event,
-    with_job,
-    with_participants,
-)
-from hypergpu.terminal.screen import screen
+from hypergpu.terminal.output import Column, Table, span, table_lines
+from hypergpu.terminal.watch import JobProgress, screen, with_event, with_job, with_participants
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.unit.cli.fake_service import EVENTS, NODE, summary
 

@@ -1,0 +1,491 @@
+"""The calls of NodeService: messages, chunks of bulk bytes, and how fast those move.
+
+Chunks are encoded by hand, exactly as protobuf does: one copy fewer on the path of models.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc
+
+from gpu_node.core.events import (
+    DrainRequested,
+    JobReleased,
+    NodeEvent,
+    ShardCancelled,
+    TrainedUpdate,
+)
+from gpu_node.core.state import AnnounceDraining, HandBack, NodeCommand
+from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
+from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, shard_digest
+from hypergpu.streams import (
+    PROTOCOL,
+    SOFTWARE,
+    WHOLE,
+    GoodputMeter,
+    Stripe,
+    TransferredBytes,
+    moved_whole,
+    refuse_other_protocol,
+)
+from hypergpu.units import Bytes, Microseconds, Milliseconds
+from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2
+from hypergpu.wire.messages import digest_message, lease_message, lease_value, receipt_message
+
+if TYPE_CHECKING:
+    from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
+
+
+CHUNK_BYTES = 512 << 10
+_FIELD_1_VARINT = 0x08
+_FIELD_1_BYTES = 0x0A
+_FIELD_2_BYTES = 0x12
+
+
+class BlobPiece(NamedTuple):
+    """A chunk, as a view into the received message."""
+
+    offset: int
+    payload: memoryview
+
+
+def encode_chunk(offset: int, payload: memoryview) -> bytes:
+    """`SubmitUpdateRequest` with one chunk."""
+    head = b"".join(
+        (
+            bytes((_FIELD_1_VARINT,)) + _varint(offset) if offset else b"",
+            bytes((_FIELD_2_BYTES,)),
+            _varint(payload.nbytes),
+        )
+    )
+    size = _varint(len(head) + payload.nbytes)
+    return b"".join((bytes((_FIELD_2_BYTES,)), size, head, payload))
+
+
+def decode_chunk(raw: bytes) -> BlobPiece:
+    """The chunk in a `FetchBlobResponse`.
+
+    Raises:
+        google.protobuf.message.DecodeError: The bytes are no such message.
+    """
+    piece = _decode_common(raw)
+    if piece is not None:
+        return piece
+    chunk = node_pb2.FetchBlobResponse.FromString(raw).chunk
+    return BlobPiece(chunk.offset, memoryview(chunk.payload))
+
+
+def _decode_common(raw: bytes) -> BlobPiece | None:
+    view = memoryview(raw)
+    try:
+        size, at = _length_after(view, 0, _FIELD_1_BYTES)
+        if at + size != len(view):
+            return None
+        offset = 0
+        if view[at] == _FIELD_1_VARINT:
+            offset, at = _read_varint(view, at + 1)
+        size, at = _length_after(view, at, _FIELD_2_BYTES)
+    except IndexError:
+        return None
+    return BlobPiece(offset, view[at:]) if at + size == len(view) else None
+
+
+def _length_after(view: memoryview, at: int, tag: int) -> tuple[int, int]:
+    if view[at] != tag:
+        raise IndexError
+    return _read_varint(view, at + 1)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 64, 7):
+        byte = view[at]
+        number |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return number, at
+    raise IndexError
+
+
+Metadata = tuple[tuple[str, str], ...]
+ControlCall = grpc.aio.StreamStreamCall[node_pb2.ControlRequest, node_pb2.ControlResponse]
+
+_Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
+_Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
+
+_ADMITTED_KEY = "hypergpu-admitted"
+_WINDOW_BYTES = 32 << 10
+"""Less than the 64 KiB that HTTP/2 lets a stream carry before it is told to go on."""
+_PENDING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+_SERVICE = "/hypergpu.v1.NodeService/"
+
+
+class Calls:
+    """One channel's calls. Each raises `grpc.aio.AioRpcError` when it breaks or is rejected."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, metadata: Metadata, timeout_ms: Milliseconds
+    ) -> None:
+        self._channel = channel
+        self._metadata = metadata
+        self.further: tuple[Calls, ...] = ()
+        """Calls over further connections to the same coordinator, for bulk."""
+        self.timeout_ms = timeout_ms
+        self._timeout_s = timeout_ms / 1000
+        self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
+        self._fetch: _Fetch = channel.unary_stream(
+            f"{_SERVICE}FetchBlob",
+            request_serializer=node_pb2.FetchBlobRequest.SerializeToString,
+            response_deserializer=None,
+        )
+        self._submit: _Submit = channel.stream_unary(
+            f"{_SERVICE}SubmitUpdate",
+            request_serializer=None,
+            response_deserializer=node_pb2.SubmitUpdateResponse.FromString,
+        )
+
+    def with_further(self, further: "tuple[Calls, ...]") -> "Calls":
+        """The same calls, with further connections for bulk."""
+        together = copy(self)
+        together.further = further
+        return together
+
+    @property
+    def connections(self) -> "tuple[Calls, ...]":
+        """The calls over this connection and over each further one."""
+        return (self, *self.further)
+
+    async def connect(self) -> None:
+        """Connect. Returns once that is done or has failed; then the next call fails."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state in _PENDING:
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
+    async def join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
+        """Trade a token for a certificate."""
+        return await self._stub.Join(request, timeout=self._timeout_s, metadata=self._metadata)
+
+    async def renew(
+        self, request: node_pb2.RenewCertificateRequest
+    ) -> node_pb2.RenewCertificateResponse:
+        """Get a fresh certificate."""
+        return await self._stub.RenewCertificate(
+            request, timeout=self._timeout_s, metadata=self._metadata
+        )
+
+    def control(self) -> ControlCall:
+        """Open the control stream. It has no deadline of its own: heartbeats watch over it."""
+        return self._stub.Control(metadata=self._metadata)
+
+    async def fetch(
+        self, digest: Digest, offset: int, timeout_s: float, *, end: int = 0
+    ) -> AsyncGenerator[BlobPiece]:
+        """A blob's pieces from ``offset`` on, up to ``end`` or, with 0, to its last."""
+        request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset, end=end)
+        call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for raw in call:
+                yield decode_chunk(raw)
+        finally:
+            call.cancel()
+
+    async def query_upload(
+        self, lease: Lease, digest: Digest, stripe: Stripe = WHOLE
+    ) -> node_pb2.QueryUploadResponse:
+        """Ask how much of an update, or of one of its stripes, the coordinator holds."""
+        request = node_pb2.QueryUploadRequest(
+            lease=lease_message(lease),
+            digest=digest_message(digest),
+            stripe=stripe.index,
+            stripes=stripe.count,
+        )
+        return await self._stub.QueryUpload(
+            request, timeout=self._timeout_s, metadata=self._metadata
+        )
+
+    async def submit(
+        self, messages: AsyncIterator[bytes], timeout_s: float, bulk_bytes: int
+    ) -> node_pb2.SubmitUpdateResponse:
+        """Send an update: `SubmitUpdateRequest` messages, already serialized, the header first.
+
+        The coordinator tells in initial metadata that it admits the header. Bulk written before
+        could meet a closed stream; gRPC would report the failed write, not the rejection. Bulk that
+        fits into the first window of a stream is sent at once, before any answer can come.
+
+        Args:
+            messages: The header, then chunks.
+            timeout_s: Deadline of the call.
+            bulk_bytes: Bytes of all chunks.
+        """
+
+        async def admitted_messages() -> AsyncIterator[bytes]:
+            yield await anext(messages)
+            if bulk_bytes > _WINDOW_BYTES and _ADMITTED_KEY not in dict(
+                await call.initial_metadata()
+            ):
+                await call.code()  # Rejected: the iterator must not end before the call has.
+                return
+            async for message in messages:
+                yield message
+
+        call = self._submit(admitted_messages(), timeout=timeout_s, metadata=self._metadata)
+        return await call
+
+    async def close(self) -> None:
+        """Close the channel; calls under way break."""
+        await self._channel.close()
+
+
+def version_message() -> node_pb2.Version:
+    """The protocol and the software of this node."""
+    return node_pb2.Version(protocol=PROTOCOL, software=SOFTWARE)
+
+
+def reject_other_version(theirs: node_pb2.Version) -> None:
+    """Reject a coordinator of another protocol.
+
+    Raises:
+        HyperGPUError: VERSION_MISMATCH, with the command that upgrades the older side.
+    """
+    who = f"the coordinator ({theirs.software})"
+    refuse_other_protocol(theirs.protocol, who, there="where the coordinator runs", here="here")
+
+
+def capabilities_message(capabilities: WorkerCapabilities, name: str) -> node_pb2.Capabilities:
+    """The worker's capabilities, and the machine's name."""
+    return node_pb2.Capabilities(
+        device=capabilities.device,
+        device_name=capabilities.device_name,
+        memory_bytes=capabilities.memory_bytes,
+        worker=capabilities.kind,
+        workloads=[
+            node_pb2.WorkloadVersion(name=workload, version=number)
+            for workload, number in sorted(capabilities.workloads.items())
+        ],
+        name=name,
+    )
+
+
+def hello_message(
+    capabilities: node_pb2.Capabilities,
+    working: Iterable[Lease],
+    receipts: Iterable[tuple[JobId, SignedReceipt]],
+) -> node_pb2.Hello:
+    """The greeting, with the newest receipt of each job."""
+    return node_pb2.Hello(
+        version=version_message(),
+        capabilities=capabilities,
+        working=[lease_message(lease) for lease in working],
+        newest_receipts=[
+            receipt_pb2.NewestReceipt(job_id=job_id, receipt=receipt_message(signed))
+            for job_id, signed in receipts
+        ],
+    )
+
+
+def event_in(message: node_pb2.ControlResponse, at_ms: Milliseconds) -> NodeEvent | None:
+    """The event that a message of the coordinator is; None for other messages."""
+    match message.WhichOneof("message"):
+        case "cancel":
+            lease, reason = lease_value(message.cancel.lease), message.cancel.reason
+            return ShardCancelled(at_ms=at_ms, lease=lease, reason=reason)
+        case "release":
+            job_id, reason = JobId(message.release.job_id), message.release.reason
+            return JobReleased(at_ms=at_ms, job_id=job_id, reason=reason)
+        case "drain":
+            reason = message.drain.reason or "the coordinator asked it to leave"
+            return DrainRequested(at_ms=at_ms, reason=reason)
+        case _:
+            return None
+
+
+def command_message(command: NodeCommand) -> node_pb2.ControlRequest | None:
+    """The message that a command is; None for other commands."""
+    match command:
+        case HandBack(lease=lease, reason=reason):
+            back = node_pb2.HandBack(lease=lease_message(lease), reason=reason)
+            return node_pb2.ControlRequest(hand_back=back)
+        case AnnounceDraining(reason=reason):
+            return node_pb2.ControlRequest(draining=node_pb2.Draining(reason=reason))
+        case _:
+            return None
+
+
+def progress_message(progress: ShardProgress) -> node_pb2.ControlRequest:
+    """Progress of a training."""
+    message = node_pb2.Progress(
+        lease=lease_message(progress.lease),
+        steps_done=progress.steps_done,
+        steps_total=progress.steps_total,
+        loss=progress.loss,
+    )
+    return node_pb2.ControlRequest(progress=message)
+
+
+def contribution(
+    node: NodeId, assignment: Assignment, update: TrainedUpdate, nonce: int
+) -> Contribution:
+    """The statement that the node signs with an update."""
+    task = assignment.task
+    return Contribution(
+        job=assignment.terms.job,
+        epoch=assignment.epoch,
+        round=assignment.lease.round,
+        node=node,
+        shard=shard_digest(task.partition, ((run.start, run.count) for run in task.ranges)),
+        model=task.model.digest,
+        update=update.digest,
+        samples=task.samples,
+        inner_steps=task.inner_steps,
+        compute_ms=update.compute_ms,
+        update_bytes=update.size_bytes,
+        lease=assignment.lease.number,
+        nonce=nonce,
+    )
+
+
+def update_header(
+    lease: Lease, update: TrainedUpdate, *, nonce: int, signature: bytes
+) -> node_pb2.UpdateHeader:
+    """The header that goes before an update's bytes."""
+    return node_pb2.UpdateHeader(
+        lease=lease_message(lease),
+        digest=digest_message(update.digest),
+        size_bytes=update.size_bytes,
+        nonce=nonce,
+        signature=signature,
+        report=node_pb2.TrainingReport(
+            inner_steps=update.inner_steps,
+            samples=update.samples,
+            compute_ms=update.compute_ms,
+            loss_first=math.nan if update.loss_first is None else update.loss_first,
+            loss_last=math.nan if update.loss_last is None else update.loss_last,
+        ),
+    )
+
+
+ROUND_TRIPS_MAX = 32
+TRAINS_MAX = 8
+TRANSFERS_MAX = 16
+_NEWEST_ROUND_TRIPS = 10
+"""The least of these round trips is that of the line without queues."""
+
+
+class Measurements:
+    """Filled by each measurement, emptied by each report."""
+
+    def __init__(self, on_transfer: Callable[[], None] = lambda: None) -> None:
+        """``on_transfer`` is called after each transfer."""
+        self._on_transfer = on_transfer
+        self._round_trips: deque[int] = deque(maxlen=ROUND_TRIPS_MAX)
+        self._newest: deque[int] = deque(maxlen=_NEWEST_ROUND_TRIPS)
+        self._trains: deque[node_pb2.ProbeTrain] = deque(maxlen=TRAINS_MAX)
+        self._transfers: deque[node_pb2.MeasuredTransfer] = deque(maxlen=TRANSFERS_MAX)
+
+    @property
+    def least_round_trip_us(self) -> Microseconds:
+        """Least of the newest round trips; 0: none is known."""
+        return Microseconds(min(self._newest, default=0))
+
+    @property
+    def longest_round_trip_us(self) -> Microseconds:
+        """Longest of the newest round trips; 0: none is known."""
+        return Microseconds(max(self._newest, default=0))
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether a transfer waits to be reported."""
+        return bool(self._transfers)
+
+    def add_round_trip(self, took_us: int) -> None:
+        """Add the time that an echo took."""
+        self._round_trips.append(max(1, took_us))
+        self._newest.append(max(1, took_us))
+
+    def add_train(self, train: node_pb2.ProbeTrain) -> None:
+        """Add a counted train of packets."""
+        self._trains.append(train)
+
+    def add_transfer(self, transfer: node_pb2.MeasuredTransfer) -> None:
+        """Add bytes that got through."""
+        self._transfers.append(transfer)
+        self._on_transfer()
+
+    def take_report(
+        self, *, congestion_control: str, is_probing_blocked: bool
+    ) -> node_pb2.Measured:
+        """The next report; its measurements are forgotten here."""
+        report = node_pb2.Measured(
+            round_trips_us=self._round_trips,
+            trains=self._trains,
+            transfers=self._transfers,
+            congestion_control=congestion_control,
+            is_probing_blocked=is_probing_blocked,
+        )
+        for reported in (self._round_trips, self._trains, self._transfers):
+            reported.clear()
+        return report
+
+
+class TransferTimer:
+    """Times one transfer, over one connection or several at once. Starts when it is made."""
+
+    def __init__(
+        self,
+        measurements: Measurements,
+        direction: node_pb2.Direction.ValueType,
+        *,
+        connections: int = 1,
+    ) -> None:
+        self._measurements = measurements
+        self._direction = direction
+        self._connections = connections
+        self._meter = GoodputMeter()
+        self._start_us = self._last_us = _now_us()
+        self._bytes = 0
+
+    def for_connection(self, connection: int) -> Callable[[int], None]:
+        """`add_bytes` for one connection of several."""
+        return partial(self.add_bytes, connection=connection)
+
+    def add_bytes(self, size_bytes: int, *, connection: int = 0) -> None:
+        """Add bytes that arrived, here or as the other side confirms."""
+        self._last_us = _now_us()
+        self._meter.add_piece(connection, size_bytes, self._last_us)
+        self._bytes += size_bytes
+
+    def stop(self) -> None:
+        """Add the transfer to the measurements, if it was large enough to measure a line."""
+        took_us = self._last_us - self._start_us
+        waited_us = self._measurements.least_round_trip_us
+        measured = self._meter.transfer() or moved_whole(self._bytes, took_us, waited_us)
+        if measured is not None:
+            self._measurements.add_transfer(self._message(measured))
+
+    def _message(self, measured: TransferredBytes) -> node_pb2.MeasuredTransfer:
+        return node_pb2.MeasuredTransfer(
+            direction=self._direction,
+            size_bytes=Bytes(measured.size_bytes),
+            took_us=measured.took_us,
+            connections=self._connections,
+        )
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1_000

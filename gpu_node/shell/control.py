@@ -1,0 +1,439 @@
+"""The control stream: opens it when told, keeps it alive, and turns its messages into events.
+
+A line may be dead without a word, so several connections are dialled and the first one is taken.
+Losses hold back each TCP connection by itself, so bulk bytes may go over several at once.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
+from gpu_node.shell.access import Access, describe_error, rejection_in
+from gpu_node.shell.calls import Calls, ControlCall, event_in, hello_message, reject_other_version
+from gpu_node.shell.probing import Prober
+from gpu_node.shell.receipts import ReceiptKeeper
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
+from hypergpu.statements import Lease
+from hypergpu.streams import monotonic_ms
+from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
+
+IDLE_S = 120.0
+"""Unused for so long, further connections are closed: a round is seldom further from the next."""
+
+
+class BulkConnections:
+    """Channels besides the control stream's, a connection each, kept for a while."""
+
+    def __init__(self, open_calls: Callable[[], Calls]) -> None:
+        self._open_calls = open_calls
+        self._further: list[Calls] = []
+        self._users = 0
+        self._end: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def count(self) -> int:
+        """Number of connections besides the first."""
+        return len(self._further)
+
+    @asynccontextmanager
+    async def open(self, calls: Calls, connections: int) -> AsyncIterator[Calls]:
+        """The calls, with further connections for bulk up to ``connections`` in all.
+
+        Raises:
+            HyperGPUError: As `Access.calls`.
+        """
+        self._users += 1
+        if self._end is not None:
+            self._end.cancel()
+        try:
+            while len(self._further) < connections - 1:
+                self._further.append(self._open_calls())
+            yield calls.with_further(tuple(self._further[: connections - 1]))
+        finally:
+            self._users -= 1
+            if self._further and not self._users:
+                self._end = asyncio.get_running_loop().call_later(IDLE_S, self._close_further)
+
+    async def close(self) -> None:
+        """Close all of them; transfers over them break."""
+        self._close_further()
+        # Shielded: a cancelled caller leaves none of them open.
+        await asyncio.shield(asyncio.gather(*self._closing))
+
+    def _close_further(self) -> None:
+        """Close in the background; nobody is given these connections any more."""
+        if self._end is not None:
+            self._end.cancel()
+        further, self._further = self._further, []
+        for calls in further:
+            task = asyncio.get_running_loop().create_task(calls.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+AGAIN_MIN_S = 1.0
+AGAIN_TRIPS = 6
+"""Round trips until another connection is tried beside the pending ones: TCP and TLS take three or
+four.
+"""
+
+
+async def dial_first(open_calls: Callable[[], Calls], *, again_s: float, timeout_s: float) -> Calls:
+    """Calls over the first channel that is connected, or that knows that it cannot be.
+
+    Args:
+        open_calls: Opens a channel.
+        again_s: Time until another channel is tried beside those before it.
+        timeout_s: Time until all are given up.
+
+    Raises:
+        TimeoutError: None was connected.
+        HyperGPUError: As ``open_calls``.
+    """
+    pending: dict[asyncio.Task[None], Calls] = {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                calls = open_calls()
+                pending[asyncio.create_task(calls.connect(), name="dial")] = calls
+                settled, _ = await asyncio.wait(
+                    pending, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if settled:
+                    return pending.pop(settled.pop())
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for calls in pending.values():
+            await calls.close()
+
+
+class EventQueue:
+    """Every task of a daemon puts its events here."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[NodeEvent | BaseException] = asyncio.Queue()
+
+    def put(self, event: NodeEvent) -> None:
+        """Append an event."""
+        self._queue.put_nowait(event)
+
+    def check_task(self, task: "asyncio.Task[None]") -> None:
+        """Pass on the error that ended a task, if any: it ends the daemon, to be started again."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._queue.put_nowait(error)
+
+    async def next(self) -> NodeEvent:
+        """The next event. Raises the error that ended a task."""
+        found = await self._queue.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+@contextlib.asynccontextmanager
+async def run_alongside(*coroutines: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run coroutines alongside the body and end them with it. An error of one ends the body too."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            yield
+            for task in tasks:
+                task.cancel()
+    except BaseExceptionGroup as broken:
+        # The caller expects the error, not a group of it.
+        raise broken.exceptions[0] from None
+
+
+log = structlog.get_logger()
+
+SILENT_INTERVALS = 3
+"""A coordinator that echoes none of so many heartbeats is gone."""
+ROUND_TRIP = "a heartbeat came back"
+"""Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
+_FAREWELL_S = 2.0
+_WELCOME_MIN_S = 4.5
+_WELCOME_TRIPS = 30
+"""A welcome takes one or two; lines change while a node is away."""
+RENEWAL_RETRY_S = 60.0
+_LASTING = frozenset(
+    {
+        Reason.VERSION_MISMATCH,
+        Reason.NODE_REVOKED,
+        Reason.NODE_UNKNOWN,
+        Reason.ROLE_FORBIDDEN,
+        Reason.SIGNATURE_INVALID,
+        Reason.NODE_NOT_JOINED,
+        Reason.FILE_UNUSABLE,
+        Reason.AUTHORITY_MISMATCH,
+    }
+)
+
+
+class ControlLink:
+    """At most one control stream at a time, and the channel that bulk calls share with it."""
+
+    def __init__(
+        self,
+        access: Access,
+        receipts: ReceiptKeeper,
+        event_queue: EventQueue,
+        *,
+        prober: Prober | None = None,
+        renewal_retry_s: float = RENEWAL_RETRY_S,
+    ) -> None:
+        self._access = access
+        self._is_starting = False
+        self._report = event_queue.put
+        self._check_task = event_queue.check_task
+        self._renewal_retry_s = renewal_retry_s
+        self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._beat_at_s: dict[int, float] = {}
+        self.capabilities = node_pb2.Capabilities()
+        """Capabilities that the next hello names."""
+        self.prober = prober or Prober()
+        """Measures the line; transfers are measured too."""
+        self.receipts = receipts
+        """Receipts that the coordinator signed for this node."""
+        self.calls: Calls | None = None
+        """Bulk calls; None while there is no link."""
+        self.connections = BulkConnections(access.open_calls)
+        """Further connections, for as long as there is a link."""
+
+    def open(self, working: tuple[Lease, ...]) -> None:
+        """Dial; the outcome is reported. An earlier stream ends."""
+        before, self._outbox = self._task, asyncio.Queue()
+        self._task = asyncio.create_task(self._serve(before, working), name="control")
+        self._task.add_done_callback(self._check_task)
+
+    def send(self, message: node_pb2.ControlRequest) -> None:
+        """Send a message, if there is a link."""
+        if message.HasField("progress"):
+            self.prober.note_work()
+        if self.calls is not None:
+            self._outbox.put_nowait(message)
+
+    def offer(self, capabilities: node_pb2.Capabilities) -> None:
+        """Change the capabilities: a fresh stream's hello names them."""
+        self.capabilities, self._is_starting = capabilities, False
+        self._outbox.put_nowait(None)
+
+    def note_worker_starting(self) -> None:
+        """Note that work would wait for the worker: a hello says so until it is ready."""
+        self._is_starting = True
+
+    def note_worker_ready(self) -> None:
+        """Note that work would no longer wait."""
+        self._is_starting = False
+        self.send(node_pb2.ControlRequest(worker_ready=node_pb2.WorkerReady()))
+
+    async def close(self) -> None:
+        """Send the remaining messages, end the stream in good order and close the channel."""
+        if self._task is None:
+            return
+        self._outbox.put_nowait(None)
+        if self.calls is not None:
+            await asyncio.wait([self._task], timeout=_FAREWELL_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _serve(self, before: "asyncio.Task[None] | None", working: tuple[Lease, ...]) -> None:
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        try:
+            await asyncio.to_thread(self._access.prepare_route)
+            calls = await self._dial()
+        except HyperGPUError as error:
+            self._report(LinkRejected(at_ms=monotonic_ms(), reason=describe_error(error)))
+            return
+        except TimeoutError as broken:
+            self._report(self._end_event(broken))
+            return
+        try:
+            event = await self._run_stream(calls, working)
+        finally:
+            self.calls = None
+            await self.connections.close()
+            await calls.close()
+        self._report(event)
+
+    async def _run_stream(self, calls: Calls, working: tuple[Lease, ...]) -> NodeEvent:
+        """Run the stream until it ends; gives the event of its end."""
+        try:
+            call = calls.control()
+            was_starting = self._is_starting
+            interval_ms = await self._greet(call, working)
+            self.calls = calls
+            if was_starting and not self._is_starting:
+                self.note_worker_ready()
+            self.receipts.note_answer()
+            self._report(Connected(at_ms=monotonic_ms()))
+            async with run_alongside(
+                self._write(call),
+                self._beat(interval_ms),
+                self._renew_certificate(calls),
+                *self.prober.begin(self.send),
+            ):
+                await self._listen(call, interval_ms)
+        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
+            return self._end_event(broken)
+        return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
+
+    def _end_event(self, broken: Exception) -> NodeEvent:
+        at_ms = monotonic_ms()
+        if self.calls is None:
+            self.receipts.warn_of_silence()
+        rejection = rejection_in(broken)
+        if rejection is not None and rejection.reason in _LASTING:
+            return LinkRejected(at_ms=at_ms, reason=describe_error(rejection))
+        if rejection is None and (reason := self._access.expiry_reason()):
+            return LinkRejected(at_ms=at_ms, reason=reason)
+        is_silent = isinstance(broken, TimeoutError)
+        reason = "the coordinator is silent" if is_silent else describe_error(broken)
+        return LinkLost(at_ms=at_ms, reason=reason)
+
+    async def _greet(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
+        hello = hello_message(self.capabilities, working, self.receipts.newest())
+        hello.is_starting = self._is_starting
+        async with asyncio.timeout(self._welcome_timeout_s()):
+            await call.write(node_pb2.ControlRequest(hello=hello))
+            answer = await call.read()
+        if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
+            raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
+        reject_other_version(answer.welcome.version)
+        self.prober.set_target(answer.welcome, self._access.coordinator_address)
+        return max(1, answer.welcome.heartbeat_interval_ms)
+
+    async def _dial(self) -> Calls:
+        """Calls over a channel that is connected, or knows that it cannot be."""
+        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
+        again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
+        return await dial_first(self._access.open_calls, again_s=again_s, timeout_s=timeout_s)
+
+    @property
+    def _longest_trip_s(self) -> float:
+        """Longest of the newest round trips; 0: none is known."""
+        return self.prober.measurements.longest_round_trip_us / 1e6
+
+    def _welcome_timeout_s(self) -> float:
+        """Time limit of a welcome over an open connection."""
+        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
+        if not longest_s:
+            return timeout_s
+        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
+
+    async def _listen(self, call: ControlCall, interval_ms: int) -> None:
+        while True:
+            async with asyncio.timeout(SILENT_INTERVALS * interval_ms / 1000):
+                message = await call.read()
+            if not isinstance(message, node_pb2.ControlResponse):
+                return
+            if message.HasField("receipts"):
+                await self._keep_receipts(message.receipts)
+            else:
+                self._dispatch(message)
+
+    async def _keep_receipts(self, message: receipt_pb2.Receipts) -> None:
+        """Keep receipts; one that is wrong is reported, and stops no work."""
+        try:
+            found = [receipt_value(each, self.receipts.node) for each in message.receipts]
+            terms = terms_value(message.terms) if message.HasField("terms") else None
+            await asyncio.to_thread(self.receipts.take, JobId(message.job_id), found, terms)
+        except (HyperGPUError, OSError, ValueError) as broken:
+            log.warning("receipts were not kept", job_id=message.job_id[:80], reason=str(broken))
+
+    def _dispatch(self, message: node_pb2.ControlResponse) -> None:
+        match message.WhichOneof("message"):
+            case "assignment":
+                self._take_assignment(message.assignment)
+            case "heartbeat_echo":
+                self._note_echo(message.heartbeat_echo.sequence)
+            case "round_trip_echo":
+                self.prober.note_echo(message.round_trip_echo.sequence)
+            case "welcome":
+                # The stream lasts longer than the token that came with its greeting.
+                self.prober.set_target(message.welcome, self._access.coordinator_address)
+            case _:
+                if (event := event_in(message, monotonic_ms())) is not None:
+                    self._report(event)
+
+    def _note_echo(self, sequence: int) -> None:
+        sent_at_s = self._beat_at_s.pop(sequence, None)
+        if sent_at_s is not None:
+            taken_us = round((asyncio.get_running_loop().time() - sent_at_s) * 1e6)
+            self.prober.measurements.add_round_trip(taken_us)
+            log.debug(ROUND_TRIP, sequence=sequence, taken_us=taken_us)
+
+    def _take_assignment(self, message: node_pb2.Assignment) -> None:
+        self.prober.note_work()
+        try:
+            assignment = assignment_value(message)
+        except HyperGPUError as error:
+            self._hand_back(message.lease, error.detail)
+            return
+        lease, terms = assignment.lease, assignment.terms
+        if reason := self.receipts.changed_terms(lease.job_id, terms):
+            self._hand_back(message.lease, reason)
+        else:
+            self._report(ShardAssigned(at_ms=monotonic_ms(), assignment=assignment))
+
+    def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:
+        log.warning("an assignment is not taken", reason=reason)
+        back = node_pb2.HandBack(lease=lease, reason=reason)
+        self.send(node_pb2.ControlRequest(hand_back=back))
+
+    async def _write(self, call: ControlCall) -> None:
+        outbox = self._outbox
+        try:
+            while (message := await outbox.get()) is not None:
+                await call.write(message)
+            await call.done_writing()
+        except asyncio.InvalidStateError:
+            return  # the call is over, and its reader learns why
+
+    async def _beat(self, interval_ms: int) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            self._beat_at_s = {sequence: asyncio.get_running_loop().time()}
+            beat = node_pb2.Heartbeat(sequence=sequence)
+            self.send(node_pb2.ControlRequest(heartbeat=beat))
+            await asyncio.sleep(interval_ms / 1000)
+
+    async def _renew_certificate(self, calls: Calls) -> None:
+        while True:
+            try:
+                if (due_s := self._access.renewal_due_s()) is None:
+                    return
+                await asyncio.sleep(due_s)
+                await self._access.renew(calls)
+            except (grpc.aio.AioRpcError, OSError, HyperGPUError) as broken:
+                # There is a third of its life left for a full disk to be noticed in.
+                log.warning("the certificate was not renewed", reason=describe_error(broken))
+                await asyncio.sleep(self._renewal_retry_s)
+
+
+Answer = TypeVar("Answer")
+
+
+async def gather_or_cancel(calls: Sequence[Awaitable[Answer]]) -> list[Answer]:
+    """All answers; the first failure ends the calls that are still under way."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,1 +1,0 @@
-"""Measures the line to the coordinator: round trips, losses and goodput."""

@@ -1,1 +1,0 @@
-"""The node's state on disk: keys, certificate, memory, receipts and nonces."""

@@ -1,1 +1,0 @@
-"""The daemon's side of its worker: the process, and the trainings it is given."""

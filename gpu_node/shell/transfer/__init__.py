@@ -1,1 +1,0 @@
-"""Transfers of a shard: its model, its dataset and its update."""

@@ -1,0 +1,212 @@
+"""What the daemon and its worker agree on: messages between them, and caps in the environment.
+
+The worker is `python -m gpu_node.shell.worker --kind torch|numpy|null`. It sends
+`WorkerCapabilities` once, then answers every `TrainShard` with exactly one of `ShardTrained`,
+`ShardFailed` or `ShardAborted`, and every `WriteInitialModel` with `InitialModelWritten` or
+`InitialModelFailed`. It does one thing at a time; requests that arrive meanwhile wait. Closing its
+stdin stops it like `StopWorker`. Caps are in the environment, since numerical libraries read their
+thread counts when they are imported.
+"""
+
+import os
+import resource
+from typing import NamedTuple
+
+import msgspec
+
+from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.state import TrainingStart
+from hypergpu.statements import Assignment, Lease, Task
+from hypergpu.units import Bytes, Milliseconds
+
+KINDS = ("torch", "numpy", "null")
+
+
+class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Train one shard. The same request gives the same update bytes on a CPU."""
+
+    assignment: Assignment
+    start: TrainingStart
+    model_path: str
+    """The model as nodes hold it (no header, layout order); its digest was checked."""
+    data_dir: str = ""
+    """The folder of the user's files, checked as well; empty for the workload's own data."""
+    state_dir: str
+    """Folder of this node's end states of this job; made when missing."""
+    update_path: str
+    """Path to write the update to, replacing an older file."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the shard."""
+        return self.assignment.lease
+
+    @property
+    def task(self) -> Task:
+        """Everything that decides the update's bytes, besides the start."""
+        return self.assignment.task
+
+
+class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Write a job's first model. The same request gives the same bytes with the same libraries."""
+
+    number: int
+    """Number of the request, by which it is answered."""
+    workload: str
+    workload_version: int
+    options: dict[str, str | int | float | bool] = {}
+    seed: int
+    """The job's seed."""
+    model_path: str
+    """Path to write the model to, as nodes hold it."""
+
+
+class AbortShard(msgspec.Struct, frozen=True, tag=True):
+    """Drop a shard; answered by `ShardAborted` unless its answer is already out."""
+
+    lease: Lease
+
+
+class StopWorker(msgspec.Struct, frozen=True, tag=True):
+    """Leave, dropping the work at hand."""
+
+
+class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Device and workloads of a worker, which has proved the device with a real kernel."""
+
+    device: str
+    """``cpu``, ``cuda`` or ``mps``."""
+    device_name: str
+    memory_bytes: Bytes
+    kind: str
+    workloads: dict[str, int]
+    """Workloads this worker can train, with their versions."""
+
+
+class ShardProgress(msgspec.Struct, frozen=True, tag=True):
+    """Progress of a shard, at most four times a second."""
+
+    lease: Lease
+    steps_done: int
+    steps_total: int
+    loss: float
+
+
+class ShardTrained(msgspec.Struct, frozen=True, tag=True):
+    """The update and the end state are durable."""
+
+    lease: Lease
+    update: TrainedUpdate
+
+
+class ShardFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The shard cannot be trained. After a fatal failure the worker leaves, to be restarted."""
+
+    lease: Lease
+    reason: str
+    is_fatal: bool = False
+
+
+class ShardAborted(msgspec.Struct, frozen=True, tag=True):
+    """The shard was dropped; nothing of it is left behind."""
+
+    lease: Lease
+
+
+class InitialModelWritten(msgspec.Struct, frozen=True, tag=True):
+    """The model is at its path, not synced."""
+
+    number: int
+
+
+class InitialModelFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The model cannot be made here. ``is_fatal`` as in `ShardFailed`."""
+
+    number: int
+    reason: str
+    is_fatal: bool = False
+
+
+Request = TrainShard | WriteInitialModel | AbortShard | StopWorker
+ShardReply = ShardProgress | ShardTrained | ShardFailed | ShardAborted
+InitialModelReply = InitialModelWritten | InitialModelFailed
+Reply = WorkerCapabilities | ShardReply | InitialModelReply
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The payload of one frame."""
+    return _encoder.encode(message)
+
+
+def decode_request(payload: bytes) -> Request:
+    """A message of the daemon. Raises `MsgspecError` or `UnicodeError` for anything else."""
+    return _requests.decode(payload)
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """A message of the worker. Raises `MsgspecError` or `UnicodeError` for anything else."""
+    return _replies.decode(payload)
+
+
+THREADS = "HYPERGPU_WORKER_THREADS"
+MEMORY_BYTES = "HYPERGPU_WORKER_MEMORY_BYTES"
+STEP_FLOOR_MS = "HYPERGPU_WORKER_STEP_FLOOR_MS"
+SLOWNESS_FILE = "HYPERGPU_WORKER_SLOWNESS_FILE"
+_LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class LimitError(ValueError):
+    """A cap is not a number."""
+
+
+class Limits(NamedTuple):
+    """``threads`` is 1 unless set: CPU results then do not depend on how many cores there are."""
+
+    threads: int
+    memory_bytes: int
+    """0: no cap. On a CPU it caps the process's data, of which torch itself takes up to 1 GB; on a
+    GPU it caps what torch allocates there.
+    """
+    step_floor_ms: Milliseconds = Milliseconds(0)
+    """No inner step takes less, so that this machine may play a slower one."""
+    slowness_path: str = ""
+    """A file by which others stretch that time while the worker runs; empty: nobody does."""
+
+
+def limits_from_environment() -> Limits:
+    """Read the caps.
+
+    Raises:
+        LimitError: Says which one is no number.
+    """
+    return Limits(
+        _number(THREADS, 1, minimum=1),
+        _number(MEMORY_BYTES, 0, minimum=0),
+        Milliseconds(_number(STEP_FLOOR_MS, 0, minimum=0)),
+        os.environ.get(SLOWNESS_FILE, ""),
+    )
+
+
+def cap_threads(limits: Limits) -> None:
+    """Cap library threads; call it before numpy or torch is imported."""
+    for name in _LIBRARY_THREADS:
+        os.environ[name] = str(limits.threads)
+
+
+def cap_memory(limits: Limits) -> None:
+    """Make allocations beyond the cap fail. Address space stays free, as drivers map much of it."""
+    if limits.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
+
+
+def _number(name: str, default: int, *, minimum: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) < minimum:
+        raise LimitError(f"{name} is {text!r}; it must be a whole number of at least {minimum}")
+    return int(text)

@@ -1,0 +1,203 @@
+"""Datasets as all processes see them: checks of their files, and the samples of each
+participant.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from hypergpu.errors import HyperGPUError, Reason
+
+ENTRIES_MAX = 100_000
+PATH_BYTES_MAX = 1024
+_NAME_BYTES_MAX = 255
+"""Longest name of a file or folder that file systems accept."""
+
+
+def checked_paths(texts: Iterable[str]) -> tuple[PurePosixPath, ...]:
+    """Return the paths of a manifest's entries in order, safe to create in any folder.
+
+    Raises:
+        HyperGPUError: MANIFEST_INVALID, a path is none, leads elsewhere, occurs twice or lies below
+            another one's file; or there are too many.
+    """
+    paths = tuple(_checked_path(text) for text in texts)
+    if len(paths) > ENTRIES_MAX:
+        detail = f"{len(paths)} files are over the limit of {ENTRIES_MAX}"
+        raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
+    files: set[PurePosixPath] = set()
+    for path in paths:
+        if path in files:
+            raise _invalid(str(path), "occurs twice")
+        files.add(path)
+    folders: set[PurePosixPath] = set()
+    for path in paths:
+        for folder in path.parents:
+            if folder in folders:
+                break
+            if folder in files:
+                raise _invalid(str(path), "lies below another file")
+            folders.add(folder)
+    return paths
+
+
+def _checked_path(text: str) -> PurePosixPath:
+    parts = text.split("/")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise _invalid(text, "is not relative with forward slashes and no '.' or '..'")
+    if any(letter == "\\" or ord(letter) < 0x20 or ord(letter) == 0x7F for letter in text):
+        raise _invalid(text, "holds a backslash or a control character")
+    try:
+        sizes = [len(part.encode()) for part in parts]
+    except UnicodeEncodeError:
+        raise _invalid(text, "is not Unicode") from None
+    if max(sizes) > _NAME_BYTES_MAX or sum(sizes) + len(sizes) > PATH_BYTES_MAX:
+        raise _invalid(text, "is too long")
+    return PurePosixPath(text)
+
+
+def _invalid(path: str, why: str) -> HyperGPUError:
+    return HyperGPUError(Reason.MANIFEST_INVALID, f"path {path[:80]!r} {why}")
+
+
+Indices = NDArray[np.int64]
+
+
+class Range(Protocol):
+    """Positions [start, start + count) of a stream."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+class Sharding(NamedTuple):
+    """How a dataset is divided. ``alpha`` 0 is IID: one partition of everything, whatever
+    ``partitions`` says.
+    """
+
+    partitions: int
+    alpha: float
+    seed: int
+
+
+def _bits(count: int, *key: int | str) -> NDArray[np.uint64]:
+    """``uint64[count]``, keyed by the meaning of the draw."""
+    name = "\0".join(["hypergpu.sampling", *map(str, key)])
+    return np.random.Philox(
+        key=int.from_bytes(blake3(name.encode()).digest(16), "little")
+    ).random_raw(count)
+
+
+@lru_cache(maxsize=8)
+def permutation(seed: int, partition: int, number: int, size: int) -> Indices:
+    """``int64[size]``: the order in which pass ``number`` visits a partition. Read-only. O(n log
+    n).
+    """
+    order = np.argsort(_bits(size, "pass", seed, partition, number), kind="stable").astype(np.int64)
+    order.flags.writeable = False
+    return order
+
+
+def stream_indices(members: Indices, partition: int, seed: int, ranges: Sequence[Range]) -> Indices:
+    """Dataset indices at positions of a partition's endless stream, in the order of ``ranges``.
+
+    Args:
+        members: ``int64[n]``, the partition's dataset indices; n is at least 1.
+        partition: The partition's number.
+        seed: The job's data seed.
+        ranges: Runs of positions; position p is in pass ``p // n``.
+    """
+    pieces: list[Indices] = []
+    size = len(members)
+    for run in ranges:
+        position, end = run.start, run.start + run.count
+        while position < end:
+            number, offset = divmod(position, size)
+            taken = min(end - position, size - offset)
+            pieces.append(
+                members[permutation(seed, partition, number, size)[offset : offset + taken]]
+            )
+            position += taken
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+
+def partition_indices(labels: NDArray[np.int64], sharding: Sharding) -> list[Indices]:
+    """Divide a dataset: every sample in exactly one partition, none of them empty.
+
+    Dirichlet label skew: each label's samples are dealt out in proportions drawn from a symmetric
+    Dirichlet distribution (Hsu et al. 2019, arXiv:1909.06335), then empty partitions take one
+    sample from the largest.
+
+    Args:
+        labels: ``int64[n]``.
+        sharding: Partitions, concentration and seed.
+
+    Raises:
+        ValueError: There are fewer samples than partitions, or the numbers make no sense.
+    """
+    if len(labels) == 0:
+        raise ValueError("the dataset is empty")
+    if sharding.alpha == 0:
+        return [np.arange(len(labels), dtype=np.int64)]
+    if sharding.alpha < 0 or not math.isfinite(sharding.alpha):
+        raise ValueError(f"the Dirichlet concentration is {sharding.alpha}; it must be above 0")
+    if not 1 <= sharding.partitions <= len(labels):
+        raise ValueError(f"{len(labels)} samples cannot make {sharding.partitions} partitions")
+    owners = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        shuffled = members[
+            np.argsort(_bits(len(members), "deal", sharding.seed, int(label)), kind="stable")
+        ]
+        shares = _dirichlet(sharding, int(label))
+        bounds = np.floor(np.cumsum(shares) * len(members) + 0.5).astype(np.int64)
+        owners[shuffled] = np.searchsorted(bounds[:-1], np.arange(len(members)), side="right")
+    _fill_empty(owners, sharding.partitions)
+    return [np.flatnonzero(owners == partition) for partition in range(sharding.partitions)]
+
+
+def _fill_empty(owners: Indices, partitions: int) -> None:
+    counts = np.bincount(owners, minlength=partitions)
+    for partition in np.flatnonzero(counts == 0):
+        largest = int(np.argmax(counts))
+        owners[np.flatnonzero(owners == largest)[-1]] = partition
+        counts[largest] -= 1
+        counts[partition] = 1
+
+
+def _dirichlet(sharding: Sharding, label: int) -> NDArray[np.float64]:
+    """``float64[partitions]`` that sum to 1, on a grid of 2^-32 so that a last-bit difference
+    between two machines' logarithms does not move a sample.
+    """
+    logs = [
+        _log_gamma_draw(sharding.alpha, f"{sharding.seed}/{label}/{k}")
+        for k in range(sharding.partitions)
+    ]
+    top = max(logs)
+    weights = np.array([round(math.exp(value - top) * 2**32) for value in logs], dtype=np.float64)
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+def _log_gamma_draw(alpha: float, key: str) -> float:
+    """Logarithm of a Gamma(alpha, 1) draw (Marsaglia and Tsang 2000), which does not underflow for
+    small alpha.
+    """
+    d = alpha + 1.0 - 1.0 / 3.0
+    c = 1.0 / math.sqrt(9.0 * d)
+    attempt = 0
+    while True:
+        u1, u2, u3, u4 = ((_bits(4, "gamma", key, attempt) >> np.uint64(11)) + 0.5) / 2.0**53
+        x = math.sqrt(-2.0 * math.log(u1)) * math.cos(2.0 * math.pi * u2)
+        v = (1.0 + c * x) ** 3
+        if v > 0 and math.log(u3) < 0.5 * x * x + d - d * v + d * math.log(v):
+            return math.log(d * v) + math.log(u4) / alpha
+        attempt += 1

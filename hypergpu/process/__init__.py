@@ -1,1 +1,0 @@
-"""Machinery of every long-lived process: clocks, logs and the memory of bulk messages."""

@@ -1,0 +1,365 @@
+"""Assignments, blobs, terms and receipts on the wire: the one translation that both ends use."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from hypergpu.crypto import digest_from_wire, digest_to_wire
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
+from hypergpu.statements import (
+    Assignment,
+    BlobRef,
+    Contribution,
+    Delta,
+    Domain,
+    InitialModel,
+    Lease,
+    Prefetch,
+    Receipt,
+    SampleRange,
+    SignedReceipt,
+    Task,
+    Terms,
+    address_bytes,
+    contribution_hash,
+    word_bytes,
+)
+from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from hypergpu.v1 import node_pb2, receipt_pb2, tensor_pb2
+
+_WORD_BYTES = 32
+_ADDRESS_BYTES = 20
+
+
+def terms_message(terms: Terms, epoch: int) -> receipt_pb2.Terms:
+    """A job's terms, with the epoch of one of its rounds."""
+    return receipt_pb2.Terms(
+        job=word_bytes(terms.job),
+        epoch=epoch,
+        chain_id=terms.domain.chain_id,
+        contract=address_bytes(terms.domain.contract),
+        coordinator=address_bytes(terms.coordinator),
+    )
+
+
+def terms_value(message: receipt_pb2.Terms) -> Terms:
+    """A job's terms from the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, a field has another size.
+    """
+    domain = Domain(message.chain_id, address_value(message.contract))
+    return Terms(JobKey(word_value(message.job)), address_value(message.coordinator), domain)
+
+
+def word_value(octets: bytes) -> str:
+    """A 32-byte word from the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it has another size.
+    """
+    if len(octets) != _WORD_BYTES:
+        detail = f"a hash has {_WORD_BYTES} bytes, not {len(octets)}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    return octets.hex()
+
+
+def address_value(octets: bytes) -> Address:
+    """An address from the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it has another size.
+    """
+    if len(octets) != _ADDRESS_BYTES:
+        detail = f"an address has {_ADDRESS_BYTES} bytes, not {len(octets)}"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    return Address("0x" + octets.hex())
+
+
+def receipt_message(signed: SignedReceipt) -> receipt_pb2.Receipt:
+    """A signed receipt."""
+    receipt, made = signed.receipt, signed.contribution
+    return receipt_pb2.Receipt(
+        job=word_bytes(receipt.job),
+        epoch=receipt.epoch,
+        round=receipt.round,
+        sequence=receipt.sequence,
+        contribution=receipt_pb2.Contribution(
+            shard=tensor_pb2.Digest(value=word_bytes(made.shard)),
+            model=tensor_pb2.Digest(value=word_bytes(made.model)),
+            update=tensor_pb2.Digest(value=word_bytes(made.update)),
+            inner_steps=made.inner_steps,
+            compute_ms=made.compute_ms,
+            update_bytes=made.update_bytes,
+            lease=made.lease,
+            nonce=made.nonce,
+            signature=signed.contribution_signature,
+        ),
+        samples=receipt.samples,
+        quality_bps=receipt.quality_bps,
+        evaluator=word_bytes(receipt.evaluator),
+        total_score=receipt.total_score,
+        signature=signed.signature,
+    )
+
+
+def receipt_value(message: receipt_pb2.Receipt, node: NodeId) -> SignedReceipt:
+    """A receipt from the wire; only the sizes of its fields are checked.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, a field has another size.
+    """
+    made = message.contribution
+    contribution = Contribution(
+        job=JobKey(word_value(message.job)),
+        epoch=message.epoch,
+        round=message.round,
+        node=node,
+        shard=digest_from_wire(made.shard.value),
+        model=digest_from_wire(made.model.value),
+        update=digest_from_wire(made.update.value),
+        samples=Samples(message.samples),
+        inner_steps=made.inner_steps,
+        compute_ms=Milliseconds(made.compute_ms),
+        update_bytes=Bytes(made.update_bytes),
+        lease=made.lease,
+        nonce=made.nonce,
+    )
+    receipt = Receipt(
+        job=contribution.job,
+        epoch=message.epoch,
+        round=message.round,
+        node=node,
+        sequence=message.sequence,
+        contribution=Keccak(contribution_hash(contribution).hex()),
+        samples=Samples(message.samples),
+        quality_bps=BasisPoints(message.quality_bps),
+        evaluator=Keccak(word_value(message.evaluator)),
+        total_score=message.total_score,
+    )
+    return SignedReceipt(
+        receipt=receipt,
+        signature=message.signature,
+        contribution=contribution,
+        contribution_signature=made.signature,
+    )
+
+
+_options_encoder = msgspec.json.Encoder(order="sorted")
+_options_decoder = msgspec.json.Decoder(dict[str, str | int | float | bool])
+
+
+def digest_message(digest: Digest) -> tensor_pb2.Digest:
+    """A digest on the wire."""
+    return tensor_pb2.Digest(value=digest_to_wire(digest))
+
+
+def digest_value(message: tensor_pb2.Digest) -> Digest:
+    """A digest off the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is not 32 bytes.
+    """
+    return digest_from_wire(message.value)
+
+
+def blob_message(blob: BlobRef) -> tensor_pb2.BlobRef:
+    """A blob's name on the wire."""
+    return tensor_pb2.BlobRef(digest=digest_message(blob.digest), size_bytes=blob.size_bytes)
+
+
+def blob_value(message: tensor_pb2.BlobRef) -> BlobRef:
+    """A blob's name off the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, its digest is not 32 bytes.
+    """
+    return BlobRef(digest_value(message.digest), Bytes(message.size_bytes))
+
+
+def lease_message(lease: Lease) -> node_pb2.Lease:
+    """A lease on the wire."""
+    return node_pb2.Lease(job_id=lease.job_id, round=lease.round, number=lease.number)
+
+
+def lease_value(message: node_pb2.Lease) -> Lease:
+    """A lease off the wire."""
+    return Lease(JobId(message.job_id), message.round, message.number)
+
+
+def model_message(
+    blob: BlobRef, deltas: Iterable[Delta], layout: Digest, initial: InitialModel | None = None
+) -> tensor_pb2.ModelRef:
+    """A model with the ways to it."""
+    message = tensor_pb2.ModelRef(
+        blob=blob_message(blob),
+        deltas=[
+            tensor_pb2.DeltaRef(
+                base=digest_message(delta.base),
+                blob=blob_message(delta.blob),
+                scheme=delta.scheme,
+            )
+            for delta in deltas
+        ],
+        layout=digest_message(layout),
+    )
+    if initial is not None:
+        drawn = tensor_pb2.InitialModel(digest=digest_message(initial.digest), seed=initial.seed)
+        message.initial.CopyFrom(drawn)
+    return message
+
+
+def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
+    """An assignment on the wire."""
+    task = assignment.task
+    message = node_pb2.Assignment(
+        lease=lease_message(assignment.lease),
+        slot=assignment.slot,
+        reason=assignment.reason,
+        workload=task.workload,
+        workload_version=task.workload_version,
+        workload_options=_options_encoder.encode(task.options).decode(),
+        training=node_pb2.Training(
+            inner_steps=task.inner_steps,
+            batch_size=task.batch_size,
+            stated_batch_size=task.stated_batch_size,
+            learning_rate=task.learning_rate,
+            weight_decay=task.weight_decay,
+            codec=task.codec,
+            seed=task.seed,
+            global_samples=task.global_samples,
+            total_samples=task.total_samples,
+            warmup_steps=task.warmup_steps,
+            schedule=task.schedule,
+        ),
+        shard=node_pb2.Shard(
+            partition=task.partition,
+            partitions=task.partitions,
+            skew_alpha=task.skew_alpha,
+            ranges=_range_messages(task.ranges),
+            seed=task.data_seed,
+        ),
+        model=model_message(task.model, assignment.deltas, task.layout, assignment.initial),
+        deadline_in_ms=assignment.deadline_in_ms,
+        upload_after_ms=assignment.upload_after_ms,
+        connections=assignment.connections,
+        terms=terms_message(assignment.terms, assignment.epoch),
+    )
+    if task.manifest is not None:
+        message.manifest.CopyFrom(blob_message(task.manifest))
+    if task.prefetched is not None:
+        message.begun.CopyFrom(_prefetch_message(task.prefetched))
+    if assignment.prefetch is not None:
+        message.ahead.CopyFrom(_prefetch_message(assignment.prefetch))
+    if assignment.last_accepted is not None:
+        message.last_accepted.CopyFrom(digest_message(assignment.last_accepted))
+    return message
+
+
+def assignment_value(message: node_pb2.Assignment) -> Assignment:
+    """An assignment off the wire.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, a digest, the workload's options or the terms are malformed.
+    """
+    model, has_accepted = message.model, message.HasField("last_accepted")
+    return Assignment(
+        lease=lease_value(message.lease),
+        slot=Slot(message.slot),
+        task=_task_value(message),
+        deltas=tuple(
+            Delta(digest_value(delta.base), blob_value(delta.blob), delta.scheme)
+            for delta in model.deltas
+        ),
+        initial=(
+            InitialModel(digest_value(model.initial.digest), model.initial.seed)
+            if model.HasField("initial")
+            else None
+        ),
+        last_accepted=digest_value(message.last_accepted) if has_accepted else None,
+        deadline_in_ms=Milliseconds(message.deadline_in_ms),
+        upload_after_ms=Milliseconds(message.upload_after_ms),
+        connections=max(1, message.connections),
+        terms=_terms_of_job(message),
+        epoch=message.terms.epoch,
+        prefetch=_prefetch_value(message.ahead) if message.HasField("ahead") else None,
+        reason=message.reason,
+    )
+
+
+def _task_value(message: node_pb2.Assignment) -> Task:
+    training, shard = message.training, message.shard
+    return Task(
+        workload=message.workload,
+        workload_version=message.workload_version,
+        options=_options_value(message.workload_options),
+        inner_steps=training.inner_steps,
+        batch_size=training.batch_size,
+        stated_batch_size=training.stated_batch_size,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        warmup_steps=training.warmup_steps,
+        schedule=training.schedule or "constant",
+        codec=training.codec,
+        seed=training.seed,
+        global_samples=Samples(training.global_samples),
+        total_samples=Samples(training.total_samples),
+        partition=shard.partition,
+        partitions=shard.partitions,
+        skew_alpha=shard.skew_alpha,
+        data_seed=shard.seed,
+        ranges=_range_values(shard.ranges),
+        model=blob_value(message.model.blob),
+        layout=digest_value(message.model.layout),
+        manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
+        prefetched=_prefetch_value(message.begun) if message.HasField("begun") else None,
+    )
+
+
+def _options_value(text: str) -> dict[str, str | int | float | bool]:
+    try:
+        return _options_decoder.decode(text or "{}")
+    except msgspec.MsgspecError as broken:
+        raise HyperGPUError(
+            Reason.REQUEST_INVALID, f"the workload's options are malformed: {broken}"
+        ) from broken
+
+
+def _terms_of_job(message: node_pb2.Assignment) -> Terms:
+    """What the node is to sign under. A key that names another job could be held against it."""
+    terms, job_id = terms_value(message.terms), JobId(message.lease.job_id)
+    if terms != Terms() and not terms.match(job_id):
+        detail = f"the terms of {job_id[:80]!r} name another job"
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+    return terms
+
+
+def _prefetch_message(prefetch: Prefetch) -> node_pb2.Ahead:
+    return node_pb2.Ahead(
+        round=prefetch.round,
+        inner_steps=prefetch.inner_steps,
+        ranges=_range_messages(prefetch.ranges),
+        seed=prefetch.seed,
+        global_samples=prefetch.global_samples,
+        total_samples=prefetch.total_samples,
+    )
+
+
+def _prefetch_value(message: node_pb2.Ahead) -> Prefetch:
+    return Prefetch(
+        round=message.round,
+        inner_steps=message.inner_steps,
+        ranges=_range_values(message.ranges),
+        seed=message.seed,
+        global_samples=Samples(message.global_samples),
+        total_samples=Samples(message.total_samples),
+    )
+
+
+def _range_messages(ranges: Iterable[SampleRange]) -> list[node_pb2.SampleRange]:
+    return [node_pb2.SampleRange(start=run.start, count=run.count) for run in ranges]
+
+
+def _range_values(messages: Iterable[node_pb2.SampleRange]) -> tuple[SampleRange, ...]:
+    return tuple(SampleRange(run.start, Samples(run.count)) for run in messages)

@@ -1,1 +1,0 @@
-"""Image datasets, fetched with torchvision's own download code. Needs torch."""

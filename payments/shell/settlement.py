@@ -1,0 +1,484 @@
+"""One tick of settlement: look at the chain, follow the queue, plan the next calls of each job.
+
+One block is the view of a tick, read in one request where the RPC allows. Where it has left the
+chain by the end of the reading, nothing is planned from it. Training waits for none of this: a
+chain that is away is asked again later. Jobs are read at every new block, their nodes' accounts and
+the shares of epochs only where something can have changed: after own transactions and
+reorganisations, when a challenge window has passed, and every so many blocks, since nodes may force
+receipts in.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from hypergpu.extension import CoordinatorHost
+from hypergpu.ids import Address, JobId, JobKey, NodeId
+from hypergpu.statements import SignedReceipt, word_bytes
+from hypergpu.units import Wei
+from payments.core.ledger import LedgerState
+from payments.core.settlement import (
+    FundingLimit,
+    JobWork,
+    ReceiptLine,
+    ReclaimOrder,
+    funding_limit,
+    plan_calls,
+)
+from payments.core.transactions import (
+    AccountView,
+    EpochView,
+    Halt,
+    JobOnLedger,
+    OutboxRow,
+    PlannedCall,
+    RecordBatch,
+    RecordReceipt,
+    ShareState,
+    ShareView,
+    TotalsEntry,
+)
+from payments.shell.chains import ChainUnreachableError
+from payments.shell.ethereum import (
+    ChainBlock,
+    ContractView,
+    Ethereum,
+    ledger_contract,
+    token_contract,
+)
+from payments.shell.projection import Projection, receipt_line
+from payments.shell.transactions import (
+    LedgerAddresses,
+    TransactionQueue,
+    UnsignedTransaction,
+    payload,
+)
+
+_RESCAN_BLOCKS = 20
+
+
+class _JobCache:
+    """Last read of a job's accounts and epochs."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[NodeId, AccountView] = {}
+        self.epochs: dict[int, EpochView] = {}
+        self.settled_below = 0
+        """All epochs below this are closed without a share that is due."""
+        self.dirty: set[int] = set()
+        self.is_dirty = True
+        self.free = -1
+        self.scanned_at = -_RESCAN_BLOCKS
+
+
+class LedgerReader:
+    """Views of all jobs of one coordinator on one ledger."""
+
+    def __init__(self, chain: Ethereum, target: LedgerAddresses, account: Address) -> None:
+        self._chain = chain
+        self._target = target
+        self._account = account
+        self._window_s = 0
+        self._jobs: dict[JobId, _JobCache] = {}
+
+    def invalidate(self, job_id: JobId, epochs: Iterable[int] = ()) -> None:
+        """Read a job's accounts anew, and the shares of epochs that were touched."""
+        cache = self._jobs.setdefault(job_id, _JobCache())
+        cache.is_dirty = True
+        cache.dirty.update(epochs)
+
+    def invalidate_all(self) -> None:
+        """Read everything anew, as after a reorganisation."""
+        self._jobs.clear()
+
+    async def read(
+        self, states: Sequence[LedgerState], block: ChainBlock
+    ) -> dict[JobId, JobOnLedger]:
+        """The view of each job at a block; none while the ledger is not in a block.
+
+        Raises:
+            ChainUnreachableError: The RPC does not answer, or not at this block.
+        """
+        if not self._window_s:
+            if not await self._chain.code(self._target.ledger):
+                return {}
+            (self._window_s,) = await self._chain.read([self._ledger("CHALLENGE_WINDOW")], block)
+        token = ContractView(token_contract(), self._target.token, "balanceOf", (self._account,))
+        jobs = [self._ledger("getJob", word_bytes(state.terms.job)) for state in states]
+        balance, *found = await self._chain.read([token, *jobs], block)
+        views: dict[JobId, JobOnLedger] = {}
+        for state, job in zip(states, found, strict=True):
+            cache = self._jobs.setdefault(state.job_id, _JobCache())
+            if job is not None:
+                # What left the escrow stands in an account: both are of one block, or a job would
+                # seem to have lost money.
+                cache.is_dirty |= job["free"] != cache.free
+                cache.free = job["free"]
+                await self._refresh(state, cache, block)
+            views[state.job_id] = job_on_ledger(job, block, self._window_s, balance)._replace(
+                accounts=dict(cache.accounts), epochs=dict(cache.epochs)
+            )
+        return views
+
+    async def _refresh(self, state: LedgerState, cache: _JobCache, block: ChainBlock) -> None:
+        is_scan = block.number >= cache.scanned_at + _RESCAN_BLOCKS
+        if is_scan:
+            cache.scanned_at = block.number
+            # A node that forces receipts in may open the epoch after the last closed one.
+            cache.dirty.update(range(cache.settled_below, state.ended_epochs + 2))
+        if is_scan or cache.is_dirty:
+            await self._read_accounts(state, cache, block)
+        wanted = {
+            epoch
+            for epoch in cache.dirty | cache.epochs.keys()
+            if epoch in cache.dirty or self._is_payable(cache.epochs[epoch], block)
+        }
+        if wanted:
+            await self._read_epochs(state, cache, sorted(wanted), block)
+        cache.is_dirty = False
+        cache.dirty.clear()
+
+    def _is_payable(self, epoch: EpochView, block: ChainBlock) -> bool:
+        is_over = block.time_s >= epoch.closed_at_s + self._window_s
+        return bool(epoch.closed_at_s) and is_over and bool(epoch.nodes_due())
+
+    async def _read_accounts(self, state: LedgerState, cache: _JobCache, block: ChainBlock) -> None:
+        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
+        cache.accounts.update(await reader.accounts(sorted(state.nodes)))
+
+    async def _read_epochs(
+        self, state: LedgerState, cache: _JobCache, epochs: Sequence[int], block: ChainBlock
+    ) -> None:
+        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
+        cache.epochs.update(await reader.epochs(epochs, sorted(state.nodes)))
+        self._forget_settled(state, cache)
+
+    def _forget_settled(self, state: LedgerState, cache: _JobCache) -> None:
+        """Drop epochs that are closed and paid from the scans, from the lowest on."""
+        while cache.settled_below < state.ended_epochs:
+            epoch = cache.epochs.get(cache.settled_below)
+            if epoch is None or not epoch.closed_at_s or epoch.nodes_due():
+                return
+            del cache.epochs[cache.settled_below]
+            cache.settled_below += 1
+
+    def _ledger(self, function: str, *arguments: object) -> ContractView:
+        return ContractView(ledger_contract(), self._target.ledger, function, arguments)
+
+
+class JobReader:
+    """Views of one job at one block."""
+
+    def __init__(self, chain: Ethereum, ledger: Address, job: JobKey, block: ChainBlock) -> None:
+        self._chain, self._ledger, self._block = chain, ledger, block
+        self._job = word_bytes(job)
+
+    async def accounts(self, nodes: Sequence[NodeId]) -> dict[NodeId, AccountView]:
+        """The account of each node."""
+        found = await self._read_all("getAccount", [(node,) for node in nodes])
+        return {
+            node: AccountView(each["counted"], each["score"], Wei(each["earned"]))
+            for node, each in zip(nodes, found, strict=True)
+        }
+
+    async def epochs(self, epochs: Sequence[int], nodes: Sequence[NodeId]) -> dict[int, EpochView]:
+        """Each epoch that has a record, with the shares of nodes in it."""
+        heads = await self._read_all("getEpoch", [(epoch,) for epoch in epochs])
+        opened = {
+            epoch: head for epoch, head in zip(epochs, heads, strict=True) if head["openedAt"]
+        }
+        pairs = [(epoch, node) for epoch in opened for node in nodes]
+        shares: dict[int, dict[NodeId, ShareView]] = {epoch: {} for epoch in opened}
+        for (epoch, node), found in zip(
+            pairs, await self._read_all("getContribution", pairs), strict=True
+        ):
+            if found["state"] != ShareState.NONE.value:
+                shares[epoch][node] = ShareView(ShareState(found["state"]), Wei(found["amount"]))
+        return {
+            epoch: EpochView(head["openedAt"], head["closedAt"], shares[epoch])
+            for epoch, head in opened.items()
+        }
+
+    async def _read_all(self, function: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+        contract = ledger_contract()
+        views = [
+            ContractView(contract, self._ledger, function, (self._job, *each)) for each in arguments
+        ]
+        return await self._chain.read(views, self._block)
+
+
+def job_on_ledger(job: Any, block: ChainBlock, window_s: int, balance: int = 0) -> JobOnLedger:
+    """A job without its accounts and epochs, as ``getJob`` answers; None: it is not open."""
+    view = JobOnLedger(time_s=block.time_s, window_s=window_s, balance=Wei(balance))
+    if job is None:
+        return view
+    return view._replace(
+        is_open=True,
+        unit_price=Wei(job["terms"]["unitPrice"]),
+        free=Wei(job["free"]),
+        next_sequence=job["nextSeq"],
+        ends_at_s=job["endsAt"],
+    )
+
+
+log = structlog.get_logger()
+
+_RECEIPTS_AT_ONCE = 500
+_FUNDING_GAIN_PARTS = 10
+"""A higher limit is journalled once it adds a tenth to what is left of the one before."""
+
+
+class _JobBook:
+    """A job's receipts and calls in memory, as far as planning needs them."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[tuple[NodeId, int], ReceiptLine]] = {}
+        """Receipts that no queued call records, by epoch, then by node and sequence."""
+        self.sealed: dict[NodeId, TotalsEntry] = {}
+        self.next_sequence = 0
+        self.queued: set[str] = set()
+        self.reclaim = ReclaimOrder.NONE
+        self.funding: FundingLimit | None = None
+
+    def note_rows(self, rows: Iterable[OutboxRow]) -> None:
+        """Note queued rows, and drop the receipts that they record."""
+        for row in rows:
+            if row.is_abandoned:
+                continue
+            self.queued.add(row.purpose)
+            if isinstance(row.call, RecordBatch):
+                self.next_sequence = max(self.next_sequence, row.call.sequence + 1)
+                self._seal(row.call.entries)
+            elif isinstance(row.call, RecordReceipt):
+                self._seal((row.call.entry,))
+
+    def note_lines(self, lines: Iterable[ReceiptLine]) -> None:
+        """Add receipts that are to be recorded."""
+        for line in lines:
+            if line.sequence >= self.sealed_count(line.node):
+                self.lines.setdefault(line.epoch, {})[line.node, line.sequence] = line
+
+    def sealed_count(self, node: NodeId) -> int:
+        """Receipts of a node that queued calls record."""
+        entry = self.sealed.get(node)
+        return entry.count if entry else 0
+
+    def _seal(self, entries: Iterable[TotalsEntry]) -> None:
+        for entry in entries:
+            first, known = self.sealed_count(entry.node), self.sealed.get(entry.node, entry)
+            for sequence in range(first, entry.count):
+                for lines in self.lines.values():
+                    lines.pop((entry.node, sequence), None)
+            count = max(known.count, entry.count)
+            self.sealed[entry.node] = TotalsEntry(
+                entry.node, count, max(known.total_score, entry.total_score)
+            )
+        self.lines = {epoch: lines for epoch, lines in self.lines.items() if lines}
+
+
+class Settler:
+    """Settles the jobs of one ledger. Its methods are called on the event loop, one at a time."""
+
+    def __init__(
+        self,
+        host: CoordinatorHost,
+        projection: Projection,
+        queue: TransactionQueue,
+        ledger: tuple[Ethereum, LedgerAddresses],
+        *,
+        is_each: bool,
+    ) -> None:
+        self._host = host
+        self._projection = projection
+        self._store = queue.store
+        self._queue = queue
+        self._chain, self._target = ledger
+        self._reader = LedgerReader(*ledger, queue.account.address)
+        self._is_each = is_each
+        self._books: dict[JobId, _JobBook] = {}
+        self._settled: set[JobId] = set()
+        self._head: ChainBlock | None = None
+        self.halts: Mapping[JobId | None, Halt] = {}
+        self.views: Mapping[JobId, JobOnLedger] = {}
+        self.waiting: dict[JobId, str] = {}
+
+    @property
+    def head(self) -> ChainBlock | None:
+        """Block of the last tick."""
+        return self._head
+
+    async def tick(self, *, has_receipts: bool) -> None:
+        """Look and act once.
+
+        Args:
+            has_receipts: Whether the projection has changed since the last tick.
+
+        Raises:
+            ChainUnreachableError: The RPC does not answer; the next tick goes on from what is
+                stored.
+        """
+        head = await self._chain.head()
+        is_new = self._head is None or head.hash != self._head.hash
+        if not is_new and not has_receipts:
+            return
+        states = {state.job_id: state for state in self._active_states()}
+        if is_new:
+            is_reorganised = not await self._is_extended_by(head)
+            if is_reorganised:
+                self._reader.invalidate_all()
+            for row in await self._queue.look(head, is_reorganised=is_reorganised):
+                self._touch(row)
+        views = await self._reader.read(list(states.values()), head)
+        still = await self._chain.block(head.number)
+        if still is None or still.hash != head.hash:
+            self._reader.invalidate_all()
+            raise ChainUnreachableError("the chain was reorganised while it was read")
+        if is_new:
+            self.halts = await self._queue.follow(views)
+        self._head, self.views = head, {**self.views, **views}
+        for job_id, view in views.items():
+            await self._settle(states[job_id], view, head)
+
+    def order_reclaim(self, job_id: JobId, order: ReclaimOrder) -> None:
+        """Take an operator's order about a job's free escrow; it is kept."""
+        name = f"reclaim/{job_id}"
+        self._store.keep_value(name, str(order.value).encode())
+        self._settled.discard(job_id)
+        if job_id in self._books:
+            self._books[job_id].reclaim = order
+
+    async def retry(self, job_id: JobId) -> list[str]:
+        """Clear a job's halt. Returns the purposes that were given up and are planned anew."""
+        given_up = await self._queue.abandon(job_id)
+        self._books.pop(job_id, None)
+        self._head = None
+        return given_up
+
+    def note_receipts(self, job_id: JobId, lines: Iterable[ReceiptLine]) -> None:
+        """Add new receipts to what is to be recorded."""
+        self._settled.discard(job_id)
+        if book := self._books.get(job_id):
+            book.note_lines(lines)
+
+    def _active_states(self) -> list[LedgerState]:
+        return [
+            state
+            for job_id, state in self._projection.states.items()
+            if state.unit_price
+            and state.terms.domain.chain_id == self._queue.account.chain_id
+            and state.terms.domain.contract == self._target.ledger
+            and job_id not in self._settled
+        ]
+
+    async def _is_extended_by(self, head: ChainBlock) -> bool:
+        """Whether the block of the last tick is still in the chain."""
+        if self._head is None or head.parent == self._head.hash:
+            return True
+        found = await self._chain.block(self._head.number)
+        return found is not None and found.hash == self._head.hash
+
+    def _touch(self, row: OutboxRow) -> None:
+        if row.job_id is None:
+            return
+        epoch = getattr(row.call, "epoch", None)
+        state = self._projection.states.get(row.job_id)
+        # A batch for an epoch that is closed goes into the first open one behind it.
+        last = state.ended_epochs + 1 if state else 0
+        self._reader.invalidate(row.job_id, () if epoch is None else range(epoch, last + 1))
+
+    async def _settle(self, state: LedgerState, view: JobOnLedger, head: ChainBlock) -> None:
+        job_id = state.job_id
+        book = self._books.get(job_id)
+        if book is None:
+            # Receipts that come while it is filled are noted too.
+            book = self._books[job_id] = _JobBook()
+            await asyncio.to_thread(self._fill_book, book, state)
+        is_halted = job_id in self.halts or None in self.halts
+        if not is_halted:
+            plan = plan_calls(self._work(state, book), view)
+            self.waiting[job_id] = plan.waiting
+            wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
+            rows = await self._queue.add(wanted, head)
+            # Noted before they are sent: an RPC that fails now must not have them planned again.
+            book.note_rows(rows)
+            await self._queue.send(rows)
+        await self._change_funding(state, book, view)
+        self._note_settled(state, book, view)
+
+    def _work(self, state: LedgerState, book: _JobBook) -> JobWork:
+        own = self._own_rows(state.job_id)
+        return JobWork(
+            state=state,
+            lines={epoch: lines.values() for epoch, lines in book.lines.items()},
+            sealed=book.sealed,
+            next_sequence=book.next_sequence,
+            queued=book.queued,
+            pending={row.purpose for row in own if row.inclusion is None},
+            is_each=self._is_each,
+            reclaim=book.reclaim,
+        )
+
+    def _own_rows(self, job_id: JobId) -> list[OutboxRow]:
+        return [row for row in self._queue.rows if row.job_id == job_id and not row.is_abandoned]
+
+    def _fill_book(self, book: _JobBook, state: LedgerState) -> None:
+        """Fill a job's book from what is stored. Blocks."""
+        job_id = state.job_id
+        book.note_rows(self._store.job_rows(self._queue.account, job_id))
+        for node in state.nodes:
+            first = book.sealed_count(node)
+            while receipts := self._store.receipts(job_id, node, first):
+                book.note_lines(map(receipt_line, receipts))
+                first = receipts[-1].receipt.sequence + 1
+        book.reclaim = ReclaimOrder(int(self._store.value(f"reclaim/{job_id}") or b"0"))
+
+    def _payloads(self, job_id: JobId, calls: Sequence[PlannedCall]) -> list[UnsignedTransaction]:
+        """The transactions of calls. Blocks on the store."""
+        known: dict[tuple[NodeId, int], SignedReceipt] = {}
+
+        def find_receipt(node: NodeId, sequence: int) -> SignedReceipt:
+            if (node, sequence) not in known:
+                found = self._store.receipts(job_id, node, sequence, limit=_RECEIPTS_AT_ONCE)
+                known.update(((node, each.receipt.sequence), each) for each in found)
+            return known[node, sequence]
+
+        return [
+            UnsignedTransaction(
+                each.purpose, job_id, each.call, payload(each.call, self._target, find_receipt)
+            )
+            for each in calls
+        ]
+
+    async def _change_funding(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
+        """Journal the work that the escrow covers, where that changes what the job may do."""
+        limit = funding_limit(state, view)
+        if waiting := self.waiting.get(state.job_id):
+            limit = limit._replace(reason=waiting)
+        if state.is_over or not _is_news(limit, book.funding, state):
+            return
+        refusal = await self._host.change_funding(state.job_id, limit.samples, limit.reason)
+        if refusal:
+            log.info("the job did not take its funding", job=state.job_id, reason=refusal)
+        book.funding = limit
+
+    def _note_settled(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
+        """Leave a job alone that is over, recorded and paid."""
+        rows = self._own_rows(state.job_id)
+        is_due = any(epoch.nodes_due() for epoch in view.epochs.values())
+        is_reclaiming = book.reclaim is not ReclaimOrder.NONE and view.is_open and bool(view.free)
+        if state.is_over and not (book.lines or rows or is_due or is_reclaiming):
+            self._settled.add(state.job_id)
+            del self._books[state.job_id]
+
+
+def _is_news(limit: FundingLimit, before: FundingLimit | None, state: LedgerState) -> bool:
+    if before is None or limit.samples is None or before.samples is None:
+        return before is None or limit.samples != before.samples
+    gain, left = limit.samples - before.samples, before.samples - state.measured_samples
+    return (
+        gain < 0
+        or gain * _FUNDING_GAIN_PARTS > left
+        or (not gain and limit.reason != before.reason and left <= 0)
+    )
