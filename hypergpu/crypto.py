@@ -1,6 +1,25 @@
 """Digests of content (BLAKE3), Keccak-256, and secp256k1 keys with what they sign.
 
 What is signed about work is in `hypergpu.statements`; keys at rest are in `hypergpu.keys`.
+
+A node's identity key (secp256k1), its signatures, and the claim with which it joins.
+
+The claim's bytes, all integers big-endian and unsigned::
+
+    u8 length | domain, ASCII: "hypergpu/v1/join"
+    u32 length | token id, UTF-8  |  request digest[32]
+
+The domain comes first and is length-prefixed, so no other statement shares these bytes. What is
+signed is Keccak-256 of them; what is signed about work is typed data: `hypergpu.statements`. A
+signature is ``r[32] | s[32] | v[1]`` with v 0 or 1 and s in the lower half, so it has no second
+valid form. A node's id is the Ethereum address of its key: the last 20 bytes of Keccak-256 of the
+public key.
+
+Hashing and signing of statements.
+
+Each statement packs its own words (`Statement.encode_data`): the generic encoders of typed data
+take 20 times as long, and the tests compare the result with one of them. Signatures have the form
+that `hypergpu.crypto` describes; contracts take `chain_form`.
 """
 
 import re

@@ -1,5 +1,11 @@
 """Datasets as all processes see them: checks of their files, and the samples of each
 participant.
+
+The samples of a participant: a pure function of seeds that every node computes for itself.
+
+Only raw Philox bits and stable sorting are used, since numpy promises their streams across
+versions, which it does not for `Generator.shuffle` or `Generator.dirichlet`. Samples are counted,
+never drawn with replacement: a pass over a partition visits each of its samples exactly once.
 """
 
 import math

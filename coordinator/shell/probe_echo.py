@@ -1,5 +1,12 @@
 """The UDP port that sends probe datagrams back to where they came from, if they bear a good token.
 Tokens are keyed hashes: nothing is stored for them. Nothing larger than what came is sent.
+
+The UDP port that sends probe datagrams back: as they came, to where they came from.
+
+A datagram without a good token of a connected node, of another size, or beyond the rate is dropped
+and counted. A token is not bound to an address: its bearer is answered at whatever address the
+datagram names. So a stolen token has datagrams reflected, but none larger than those sent, and with
+all tokens of one node no more than `RATE`.
 """
 
 import asyncio

@@ -1,6 +1,18 @@
 """The state of a node, and the commands that its steps give: its link, its work, its worker, its
 memory. Commands are imperative, keyed by lease and safe to perform twice; how a state changes is
 decided in `work`, `link` and `session`.
+
+The memory of a node: which end states it holds and which of their updates were accepted.
+
+Theory. Training round ``r`` from the end state of round ``b`` computes, with error feedback ``e``,
+
+    sent(r) = C(e(b) + delta(r))        e(r) = e(b) + delta(r) - sent(r)
+
+so a sent update must reach the model or come back: the residual to start from is ``e(b) + sent(b)``
+when ``sent(b)`` was rejected. That is decided when the job's next work arrives: an assignment names
+the newest update that the coordinator accepted of this node, which was durable before it was named.
+Two generations are kept, for a round that is assigned again starts from the end state before it,
+never from its own.
 """
 
 import hashlib

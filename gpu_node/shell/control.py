@@ -2,6 +2,12 @@
 
 A line may be dead without a word, so several connections are dialled and the first one is taken.
 Losses hold back each TCP connection by itself, so bulk bytes may go over several at once.
+
+Dialling over a line that may be dead: several connections are tried, the first one is taken.
+
+A connection that was begun while the line was dead may stay dead when the line is well: a router
+between has forgotten it, or TCP tries again ever more seldom. Nothing is sent over any of them
+before one is chosen, so the coordinator is greeted once.
 """
 
 import asyncio

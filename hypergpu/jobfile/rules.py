@@ -1,5 +1,12 @@
 """Rules for a whole spec, wherever it came from: ranges, choices, combinations, pay, strategies,
 workload.
+
+What each strategy fixes: a file may leave these settings out or repeat them, not change them.
+
+- ``sync``: every inner step is synchronised; everything travels whole and nobody is left behind.
+- ``fedavg``: H inner steps, then a plain mean; everything travels whole and nobody is left behind.
+- ``diloco``: H inner steps, compressed pseudo-gradients, Nesterov's outer step; all settings free.
+- ``aware``: like ``diloco``, with H, codec and deadline planned for every node and round.
 """
 
 from collections.abc import Iterator, Mapping

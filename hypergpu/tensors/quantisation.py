@@ -2,6 +2,26 @@
 
 All round half to even with elementwise IEEE operations only, so that every CPU gives the same
 bits.
+
+What every compression scheme offers: float32 vectors to bytes and back in records.
+
+A section of `count` values is a sequence of records of `RECORD` values; only the last may be
+shorter. All full records of a scheme have one size, so the bytes of values [start, start + n),
+start a multiple of `RECORD`, begin at ``encoded_bytes(start)`` whatever follows.
+
+Schemes round half to even with elementwise IEEE operations only, so that every CPU gives the same
+bits.
+
+Whole numbers in [-7, 7] times one bfloat16 scale for each 256 values: 4.06 bits a value.
+
+Record of 4,096 values: ``16 bfloat16 scales | 2,048 bytes``; of a shorter last record, as many
+scales and 128-byte blocks as it needs, padded with zeros. In a block byte j holds value j in its
+low half and value j + 128 in its high half, each plus 8.
+
+Scales are bfloat16 and not float16, at the same size. float16 ends at 6e-8 and loses precision
+below 6e-5, where the scales of late pseudo-gradients are (1e-6 / 7); bfloat16 has float32's range.
+Its coarser steps cost nothing: both sides use the rounded scale, and 7 * (1 + 2**-8) still rounds
+to 7.
 """
 
 from collections.abc import Iterator

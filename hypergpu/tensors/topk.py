@@ -1,6 +1,15 @@
 """The largest magnitudes of each 4,096 values as places and codes on a grid of two numbers.
 
 The rest is not said and waits in the residual.
+
+The largest magnitudes of each 4,096 values; the rest is not said and waits in the residual.
+
+Record of n values, of which k = ceil(n * kept / 4096) are said: ``2 bfloat16 numbers of the grid |
+12-bit places | codes``, each part padded with zeros to a whole byte. Places count within the record
+and ascend. A code is a sign above the grid's bits.
+
+Picked are the k largest magnitudes; of equal ones, those at lower places. The rule is exact on
+every CPU: a partition finds the k-th largest as an integer, and nothing depends on how it does.
 """
 
 from typing import NamedTuple, Protocol

@@ -2,6 +2,12 @@
 a token.
 
 Whoever holds a token checks the CA before anything secret leaves the machine.
+
+Tokens: what an operator hands to a node, a user or another operator.
+
+Text form: ``hgpu1.`` and the unpadded base64url of a JSON object with addresses, authority (BLAKE3
+of the coordinator's CA certificate in DER), role, id and secret. Whoever uses one checks the
+authority's digest against what the address presents before the secret leaves the machine.
 """
 
 import base64

@@ -1,5 +1,11 @@
 """The network of this machine as its kernel tells it: congestion control, counters of TCP
 connections, free ports; and the datagrams that measure losses.
+
+Counters of the kernel about this process's TCP connections.
+
+gRPC hides its sockets, but their descriptors can be copied and read. They carry the real transfers,
+so their retransmissions say what an idle socket of our own could not. Only there does a congestion
+control that a route was given show.
 """
 
 import fcntl

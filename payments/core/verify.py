@@ -5,6 +5,12 @@ rule; something *open* is not done yet or cannot be told from the receipts at ha
 receipts, as ``ledger export`` writes them, are JSON lines: a header, then one signed receipt a
 line, ordered by node and sequence. The encoding leaves no choice, so the same receipts give the
 same bytes.
+
+Files of receipts, as ``ledger export`` writes them and ``ledger verify --file`` reads them.
+
+A file is JSON lines: a header, then one signed receipt a line, ordered by node and sequence. The
+encoding leaves no choice (field order as declared, no blanks, signatures in base64), so the same
+receipts give the same bytes.
 """
 
 from collections import defaultdict

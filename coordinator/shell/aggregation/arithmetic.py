@@ -1,5 +1,13 @@
 """What a fold computes of a span: weighted means, the outer step, and how far updates agree.
 Float32 in slot order, with the same bits on any CPU; knows no files.
+
+How far updates point the same way: the worth of more nodes, and who goes along.
+
+The agreement of a round is ``n |mean|^2 / mean(|u_i|^2)`` over its updates u_i as they were sent,
+with equal weights: n for equal updates, 1 for orthogonal ones, 0 for those that cancel. Each update
+also has its cosine with the sum of the others. Only some records are looked at, so that it costs
+little: one of 64, and about four of a small model; of many updates only the first values of each
+record, since those are kept until all have been added.
 """
 
 import math

@@ -1,6 +1,15 @@
 """One outer step over files: a sweep walks the coordinates once, a span at a time, and each span's
 updates in slot order, so memory and bits depend on neither number nor arrival of updates.
 A damaged update is omitted and the sweep done again: a float32 sum cannot be taken back exactly.
+
+One outer step over files: updates on disk become the next model, outer state and delta.
+
+Theory of operation. A sweep walks the coordinates once, a span at a time. For each span it reads
+every update's bytes of it in slot order and sums them, takes the outer step, compresses the change
+that nodes receive, and writes. Memory is a fixed set of span buffers, whatever the number of
+updates; and since slot order alone decides the order of every addition, so are the bits, whatever
+the order of arrival. All files are digested on the way. A damaged update is omitted and the
+sweep done again without it: that is rare, and a float32 sum cannot be taken back exactly.
 """
 
 from collections.abc import Sequence

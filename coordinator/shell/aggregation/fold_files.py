@@ -1,5 +1,11 @@
 """What a fold is asked and answers, and its files: digested while they are read or written, in a
 fixed ring of buffers, on a thread beside the arithmetic. Knows no arithmetic.
+
+Files that are digested while they are read or written, a span at a time, beside the arithmetic.
+
+Memory is a fixed ring of buffers. Hashing and writing happen on a thread of the ring's own, in
+order; NumPy, BLAKE3 and file calls all release the interpreter lock, so they overlap with the
+arithmetic.
 """
 
 import os

@@ -1,5 +1,12 @@
 """Uploads before they are believed: files that grow at their committed offset, or in stripes that
 several streams fill, and become blobs. The counts of stripes stand behind the upload's last byte.
+
+An upload that several streams fill at once, each a stripe of one file.
+
+Behind the last byte of the upload stands what is committed of each stripe, 8 bytes big-endian
+each, so that the bytes and what counts of them share one name and survive the process together. A
+file without them is whole. As with any upload the whole digest has the last word: a power cut may
+put these counts ahead of the bytes.
 """
 
 import os

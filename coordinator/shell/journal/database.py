@@ -1,5 +1,11 @@
 """One writer and many readers on a journal's database, SQLite or PostgreSQL: its engine, its lock
 against other coordinators, its witness, and the salvage of a damaged file's pages.
+
+A number beside a SQLite file: how many transactions it must hold.
+
+SQLite ends its write-ahead log at the first frame that is damaged and drops what follows without
+a word. The witness tells. It is written after each commit without waiting for the disk: it may be
+behind the database after a power cut, which says nothing; ahead of it, rows are gone.
 """
 
 import fcntl

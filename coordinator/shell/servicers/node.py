@@ -1,6 +1,13 @@
 """NodeService and its updates. Checks before the first byte is stored, cheap ones first: size,
 nonce, already accepted, lease, signature; then the nonce's mark is raised, which becomes durable
 while the bytes come and before they are accepted.
+
+`SubmitUpdate` and `QueryUpload`: checks before the first byte is stored, cheap ones first.
+
+Order: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. TLS
+identity, revocation and rate were checked by the gate. The mark becomes durable while the bytes
+come and before they are accepted: until then they lie in quarantine, where a repeated header can
+only go on with the very same upload. Stripes of one update come under one nonce, each once.
 """
 
 import asyncio

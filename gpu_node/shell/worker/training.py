@@ -3,6 +3,12 @@
 The first inner steps of a round that start from this node's own end state need nothing of the
 round's model, so they are taken while the update before is being sent; early or late, they are the
 same steps. End states are kept for two rounds: a round that is assigned again starts as before.
+
+The first inner steps of a round, taken from this node's own end state of the round before.
+
+They need nothing of the round's model, so a worker takes them while the update before is being
+sent. Taken early or once the round is open, they are the same steps from the same end state, which
+lies on disk, so the round's update is the same. Their results are kept in memory only.
 """
 
 import math

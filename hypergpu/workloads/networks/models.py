@@ -1,5 +1,11 @@
 """Networks for the digits, and a byte-level GPT with the text that it reads. Needs torch, not
 torchvision.
+
+Reading a folder of text into fixed blocks of bytes, the same on every machine that holds the
+same files.
+
+The default is the source of Python's own standard library. It differs a little between Python
+versions; the corpus's size does not, since it is cut at ``corpus_bytes``.
 """
 
 import os
