@@ -203,6 +203,8 @@ def _spec(rounds: int) -> JobSpec:
 
 
 _SEED = 5
+_LIMITS = 5
+"""Readings of the limit before and after; one varies by a third on a shared machine."""
 _SLOWDOWN_MOST = 1.01
 
 
@@ -280,8 +282,9 @@ def _measure_faults(folder: Path, sizes: MeteringSizes) -> PartFigures:
 
 
 def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
-    limit = signatures_per_s()
+    limits = [signatures_per_s() for _ in range(_LIMITS)]
     batched = receipts_on_anvil_per_s(folder / "batched", sizes.batched_rounds, "batched")
+    limit = statistics.median([*limits, *(signatures_per_s() for _ in range(_LIMITS))])
     single = receipts_on_anvil_per_s(folder / "each", sizes.single_rounds, "each")
     metrics = {
         "receipts_over_signatures": batched / limit,
@@ -299,7 +302,7 @@ def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
             f"end to end: {10 * sizes.batched_rounds:,} contributions that wait all at once are",
             "verified, journalled, folded into receipts, signed, kept and recorded in batches.",
             f"over signatures: of {limit:,.0f}/s, libsecp256k1 alone on every core, verifying and",
-            "signing once each. submissions: a transaction for each receipt.",
+            "signing once each, median of readings before and after. submissions: a transaction for each receipt.",
         ),
     )
 
