@@ -302,7 +302,8 @@ def _measure_speed(folder: Path, sizes: MeteringSizes) -> PartFigures:
             f"end to end: {10 * sizes.batched_rounds:,} contributions that wait all at once are",
             "verified, journalled, folded into receipts, signed, kept and recorded in batches.",
             f"over signatures: of {limit:,.0f}/s, libsecp256k1 alone on every core, verifying and",
-            "signing once each, median of readings before and after. submissions: a transaction for each receipt.",
+            "signing once each, median of readings before and after. submissions: a transaction",
+            "for each receipt.",
         ),
     )
 
