@@ -36,7 +36,7 @@ _COLUMNS = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn
 def names() -> list[str]:
     """Return every benchmark: the modules of this package, the harness and its parts aside."""
     modules = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)}
-    return sorted(modules - {"__main__", "ours", "peers", "table"})
+    return sorted(modules - {"__main__", "hooks", "ours", "peers"})
 
 
 def run_one(name: str, part: str, *, is_quick: bool, console: Console) -> None:

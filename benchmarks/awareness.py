@@ -17,11 +17,11 @@ from benchmarks.ours.awareness.flower import flower_figures
 from benchmarks.ours.awareness.runs import (
     COLUMNS,
     DIGITS,
-    GRADES,
     WORLDS,
     NotReachedError,
     Runs,
     Tree,
+    aware_report,
     job_tree,
     naive_step_s,
     of_seeds,
@@ -66,10 +66,8 @@ WHOLE = SeedsAndSteps(seeds=3, steps=10, slow_steps=4)
 
 def aware_seconds(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> float:
     """Time to the target, counted from the opening of the first round."""
-    name = run_name("aware", seed, grade, job)
-    words = ["--job", str(job), "--strategy", "aware", "--seed", str(seed)]
-    report = runs.report(name, GRADES / f"{grade}.toml", words, backend="tunnel")
-    return target_of(report, name).at_ms / 1000
+    report = aware_report(runs, grade, seed, job)
+    return target_of(report, run_name("aware", seed, grade, job)).at_ms / 1000
 
 
 def aware_median_s(runs: Runs, grade: str, seeds: int) -> float:
@@ -124,7 +122,6 @@ def _of_one(runs: Runs, grade: str, effort: SeedsAndSteps, steps: Mapping[int, i
         metrics={
             f"tta_ratio_{key}": ratio,
             f"tta_ratio_{key}_one_connection": lone,
-            f"naive_step_s_{key}": step_s,
         },
     )
 

@@ -16,7 +16,6 @@ from hypergpu.tensors.layout import Float32s
 from hypergpu.tensors.quantisation import Scheme, groups
 
 MEBIBYTES = 64
-SPARSE = tuple(name for name in SCHEMES if scheme_named(name).is_sparse)
 
 
 def run(is_quick: bool) -> ResultTable:
@@ -37,15 +36,11 @@ def run(is_quick: bool) -> ResultTable:
         rows=rows,
         metrics={
             "memcpy_gb_s": memcpy,
-            "int8_gb_s": rates["int8"],
-            "int4_gb_s": rates["int4"],
-            "sparse_gb_s": min(rates[name] for name in SPARSE),
-            **{f"{name}_gb_s": rates[name] for name in SPARSE},
+            **{f"{name}_gb_s": rates[name] for name in SCHEMES},
         },
         notes=(
             "Rates: float32 bytes per CPU second, best of the repeats; contenders take turns.",
             "Normal noise is encoded again and again; its residual goes on from repeat to repeat.",
-            "sparse_gb_s is the slowest sparse scheme's.",
         ),
     )
 

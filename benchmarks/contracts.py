@@ -26,7 +26,6 @@ def run(is_quick: bool) -> ResultTable:
         metrics={
             "invariant_calls": float(campaign.calls),
             "invariants_broken": float(campaign.is_broken),
-            "mutants": float(found.judged_count),
             "mutation_score": found.percent,
         },
         notes=(

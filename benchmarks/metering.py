@@ -43,8 +43,6 @@ from payments.shell.anvil import Anvil, AnvilOptions, running_anvil
 
 LEAST = 6
 """Readings without which no 95 % interval of a median exists."""
-_RESAMPLES = 1_000
-_RESAMPLING_SEED = 1
 
 
 class IntervalEstimate(NamedTuple):
@@ -72,24 +70,6 @@ def median_of(readings: Sequence[float]) -> IntervalEstimate:
         raise ValueError(f"{count} readings have no interval, {LEAST} at least do")
     found = stats.quantile_test(readings, p=0.5).confidence_interval()
     return IntervalEstimate(float(np.median(readings)), float(found.low), float(found.high))
-
-
-def bootstrap_estimate(figure: Callable[[Sequence[int]], float], groups: int) -> IntervalEstimate:
-    """A figure of groups of readings, its interval by drawing groups again (percentile bootstrap).
-
-    Args:
-        figure: Computes it from the groups with these numbers, which may come several times.
-        groups: How many there are. Readings of one group may depend on each other.
-    """
-    found = stats.bootstrap(
-        (np.arange(groups),),
-        lambda numbers: figure(numbers.tolist()),
-        n_resamples=_RESAMPLES,
-        vectorized=False,
-        method="percentile",
-        rng=_RESAMPLING_SEED,
-    ).confidence_interval
-    return IntervalEstimate(figure(range(groups)), float(found.low), float(found.high))
 
 
 NODES = 4

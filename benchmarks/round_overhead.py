@@ -90,9 +90,7 @@ class Contender(NamedTuple):
 
 SIZES = (
     Size(1_000_000, 2, rounds=60, slow_rounds=3),
-    Size(1_000_000, 4, rounds=40, slow_rounds=2),
     Size(25_000_000, 2, rounds=12, slow_rounds=3),
-    Size(25_000_000, 4, rounds=8, slow_rounds=2),
 )
 QUICK_SIZES = (
     Size(1_000_000, 2, rounds=20, slow_rounds=1),

@@ -45,8 +45,6 @@ def run(is_quick: bool) -> ResultTable:
         "pay_over_before": new.pay / old.pay,
         "tests_lines": new.tests,
         "tests_over_before": new.tests / old.tests,
-        "solidity_lines": new.solidity,
-        "solidity_over_before": new.solidity / old.solidity,
         "duplicate_classes": len({offender.name for offender in duplicate_classes()}),
         "both_way_pairs": len(both_way_pairs(ROOT)),
         "circular_modules": len(circular_modules(ROOT)),
@@ -61,7 +59,6 @@ def run(is_quick: bool) -> ResultTable:
     counts += [
         ("product (all but tests)", old.product, new.product),
         ("pay, of the product", old.pay, new.pay),
-        ("Solidity", old.solidity, new.solidity),
     ]
     return ResultTable(
         title="The house: lines of Python with code on them",
@@ -71,7 +68,6 @@ def run(is_quick: bool) -> ResultTable:
         metrics=metrics,
         notes=(
             f"before: commit {before.commit[:7]}; without blanks, comments, docstrings and stubs",
-            "contracts' tests and the naive ledger that they compare with are no Solidity here",
         ),
     )
 

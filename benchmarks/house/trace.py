@@ -5,7 +5,6 @@ Processes log their calls (`benchmarks.hooks.call_trace`). Functions that run in
 training too, such as heartbeats and probes, are not the update's.
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from benchmarks.hooks.call_trace import TRACE_VARIABLE
 from benchmarks.ours.cluster import BenchmarkError, Running, running
-from benchmarks.ours.warm import HOOKS
+from benchmarks.ours.warm import HOOKS, changed_environment
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 
 WORKER = "gpu_node/shell/worker/__main__.py"
@@ -57,14 +56,12 @@ def traced_files() -> list[str]:
             "PYTHONPATH": str(HOOKS),
             "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(_STEP_MS),
         }
-        os.environ.update(environment)
-        try:
-            settings = {"HYPERGPU_COORDINATOR_CHAIN": "anvil"}
-            with running(folder, is_plaintext=False, settings=settings) as cluster:
-                settled_ns = _run_job(cluster)
-        finally:
-            for variable in environment:
-                del os.environ[variable]
+        settings = {"HYPERGPU_COORDINATOR_CHAIN": "anvil"}
+        with (
+            changed_environment(environment),
+            running(folder, is_plaintext=False, settings=settings) as cluster,
+        ):
+            settled_ns = _run_job(cluster)
         return files_after_training(list(folder.glob("*.calls")), settled_ns)
 
 

@@ -64,31 +64,7 @@ _LAYOUT = {
     tokenize.NL,
 }
 PAY = (
-    # As it was.
-    "coordinator/core/metering/*",
-    "coordinator/core/settlement/*",
-    "coordinator/shell/chain/*",
-    "coordinator/shell/journal/ledger/*",
-    "coordinator/shell/journal/migrations/versions/r0002_receipts_and_outbox.py",
-    "coordinator/shell/journal/sql/ledger/*",
-    "coordinator/shell/metering/*",
-    "coordinator/shell/servicers/node/held.py",
-    "coordinator/shell/servicers/user/owing.py",
-    "gpu_node/shell/link/earnings.py",
-    "gpu_node/shell/state/wallet.py",
-    "hypergpu/chain/*",
-    "hypergpu/cli/commands/deploy.py",
-    "hypergpu/cli/commands/ledger.py",
-    "hypergpu/cli/commands/proof.py",
-    "hypergpu/cli/demo/metered.py",
-    "hypergpu/cli/demo/settlement.py",
-    "hypergpu/cli/demo/stakes.py",
-    "hypergpu/cli/deployment/*",
-    "hypergpu/cli/ledger/*",
-    "hypergpu/jobfile/pay.py",
-    "hypergpu/ledger/*",
-    "hypergpu/wire/ledger.py",
-    # As it is: quality is measured for trust too, but its rule was counted as pay before. All of
+    # Quality is measured for trust too, but its rule was counted as pay before. All of
     # the statements count, assignments too; the plugin's start and the wire's receipts do not.
     "contracts/*",
     "coordinator/core/quality.py",
@@ -96,7 +72,7 @@ PAY = (
     "hypergpu/statements.py",
     "payments/*",
 )
-"""Files of pay, in the tree before the rebuilding and in this one; keys that sign are identity."""
+"""Files of pay; keys that sign are identity. Those of the tree before are in ``before.json``."""
 
 
 class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +81,6 @@ class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, int]
     """Per top-level folder."""
     pay: int
-    solidity: int
 
     @property
     def tests(self) -> int:
@@ -134,12 +109,6 @@ def code_lines(source: str) -> int:
     return len(lines - prose)
 
 
-def solidity_lines(source: str) -> int:
-    """Count a Solidity file's lines that are neither blank nor only a comment."""
-    stripped = (line.strip() for line in source.splitlines())
-    return sum(1 for line in stripped if line and not line.startswith(("//", "/*", "*")))
-
-
 def count_lines(root: Path, paths: Iterable[str]) -> LineCounts:
     """Count a tree.
 
@@ -148,17 +117,15 @@ def count_lines(root: Path, paths: Iterable[str]) -> LineCounts:
         paths: Its tracked files, relative to the root.
     """
     packages: Counter[str] = Counter()
-    pay = solidity = 0
+    pay = 0
     for name in paths:
         path = PurePosixPath(name)
-        if path.suffix == ".sol" and not {"bench", "test"} & {*path.parts}:
-            solidity += solidity_lines((root / name).read_text(encoding="utf-8"))
         if path.suffix != ".py" or path.match(STUBS):
             continue
         count = code_lines((root / name).read_text(encoding="utf-8"))
         packages[path.parts[0]] += count
         pay += count if is_pay(path) else 0
-    return LineCounts(packages=dict(sorted(packages.items())), pay=pay, solidity=solidity)
+    return LineCounts(packages=dict(sorted(packages.items())), pay=pay)
 
 
 def is_pay(path: PurePosixPath) -> bool:

@@ -59,20 +59,25 @@ class Running(NamedTuple):
 
 @contextmanager
 def running(
-    folder: Path, *, is_plaintext: bool, settings: Mapping[str, str] | None = None
+    folder: Path,
+    *,
+    is_plaintext: bool,
+    node_port: int = 0,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Start a coordinator on free ports; it and all its nodes end with the block.
+    """Start a coordinator; it and all its nodes end with the block.
 
     Args:
         folder: Holds everything that they keep, and their logs.
         is_plaintext: Without TLS.
+        node_port: Where nodes dial; 0: a free port.
         settings: Of the coordinator, as variables of its environment.
     """
     at = Listen(
         data_dir=folder / "coordinator",
         listen=LOOPBACK,
         port=0,
-        node_port=0,
+        node_port=node_port,
         is_plaintext=is_plaintext,
     )
     log = folder / "coordinator.log"

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,8 +29,19 @@ _READY = b"ready\n"
 
 
 @contextmanager
-def warm_starts() -> Iterator[dict[str, str]]:
-    """Serve forks while the block runs; yields the environment that makes processes use them."""
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of this process, and of those that it starts, while the block runs."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for variable in variables:
+            del os.environ[variable]
+
+
+@contextmanager
+def warm_starts() -> Iterator[None]:
+    """Serve forks to the processes that are started while the block runs."""
     with TemporaryDirectory(prefix="hypergpu-warm-") as folder:
         path = str(Path(folder) / "server")
         server = subprocess.Popen(
@@ -43,7 +54,8 @@ def warm_starts() -> Iterator[dict[str, str]]:
         try:
             if server.stdout is None or server.stdout.readline() != _READY:
                 raise RuntimeError("the server of warm starts did not come up")
-            yield {WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS)}
+            with changed_environment({WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS)}):
+                yield
         finally:
             server.terminate()
             server.wait()

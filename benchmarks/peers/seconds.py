@@ -9,10 +9,12 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.peers.measured import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +30,6 @@ PEERS = {
 
 BORROWS_OUR_PACKAGES = {"hivemind"}
 """Environments whose lock holds only what ours lacks: torch is large and is the same for both."""
-
-
-class PeerError(Exception):
-    """A peer's script failed; the text ends with what it wrote last."""
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -53,20 +51,31 @@ def peer_seconds(name: str, parameters: int, nodes: int, rounds: int) -> tuple[f
         Seconds of each measured round, from the end of one to the end of the next.
 
     Raises:
-        PeerError: The script failed or took too long.
+        BenchmarkError: The script failed or took too long.
     """
     sizes = [f"--parameters={parameters}", f"--nodes={nodes}", f"--rounds={rounds}"]
     command = [str(python_of(PEERS[name])), "-m", f"benchmarks.peers.{name}", *sizes]
+    said, _ = run_peer(name, command, DEADLINE_S)
+    return msgspec.json.decode(said, type=_Outcome).seconds_per_round
+
+
+def run_peer(name: str, command: Sequence[str], limit_s: float) -> tuple[bytes, str]:
+    """Run a peer's script; return the last line of its output, and its log.
+
+    Raises:
+        BenchmarkError: It failed or took too long; the text ends with what it wrote last.
+    """
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     try:
         run = subprocess.run(
-            command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=DEADLINE_S
+            command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=limit_s
         )
     except subprocess.CalledProcessError as error:
-        raise PeerError(f"{name} failed: {error.stderr[-2000:].decode(errors='replace')}") from None
+        said = error.stderr[-2000:].decode(errors="replace")
+        raise BenchmarkError(f"{name} failed: {said}") from None
     except subprocess.TimeoutExpired:
-        raise PeerError(f"{name} did not end within {DEADLINE_S} s") from None
-    return msgspec.json.decode(run.stdout.splitlines()[-1], type=_Outcome).seconds_per_round
+        raise BenchmarkError(f"{name} did not end within {limit_s:g} s") from None
+    return run.stdout.splitlines()[-1], run.stderr.decode(errors="replace")
 
 
 def python_of(environment: str) -> Path:

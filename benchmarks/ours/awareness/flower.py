@@ -5,8 +5,6 @@ strategy is: what a round takes is measured, and how many a target takes is coun
 nothing. Both of its ways to run are measured; what is promised is promised against the faster.
 """
 
-import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ from benchmarks.ours.awareness.runs import (
 )
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
-from benchmarks.peers.seconds import python_of
+from benchmarks.peers.seconds import python_of, run_peer
 from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.crypto import digest_of
 from hypergpu.jobfile import read_job_file
@@ -205,22 +203,8 @@ def _output(name: str, command: Sequence[str]) -> bytes:
     """The line that a script wrote last, when its links were as asked."""
     late = ""
     for _ in range(TRIES):
-        said, wrote = _ran(name, command)
+        said, wrote = run_peer(name, command, LIMIT_S)
         late = next((line for line in wrote.splitlines() if line.startswith("INVALID")), "")
         if not late:
             return said
     raise LateError(f"{name}: {late}")
-
-
-def _ran(name: str, command: Sequence[str]) -> tuple[bytes, str]:
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    try:
-        run = subprocess.run(
-            command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=LIMIT_S
-        )
-    except subprocess.CalledProcessError as failed:
-        said = failed.stderr[-1000:].decode(errors="replace")
-        raise BenchmarkError(f"{name} failed: {said}") from None
-    except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{name} did not end within {LIMIT_S} s") from None
-    return run.stdout.splitlines()[-1], run.stderr.decode(errors="replace")

@@ -57,35 +57,20 @@ class Runs:
             raise BenchmarkError(f"{refused.detail}. Fix: {refused.fix}") from refused
         self._folder = folder
         self._product = product_digest()
-        self._starts = ExitStack()
-        atexit.register(self._starts.close)
-        self._warm: Mapping[str, str] = {}
+        self._warm = ExitStack()
+        self._is_warm = False
+        atexit.register(self._warm.close)
         self.invalid: list[str] = []
         """Runs that were late each time."""
 
-    def cold_report(self, name: str, world: Path, words: Sequence[str]) -> RunReport:
-        """RunReport a run over the tunnel in which programs start as they do for people."""
-        self._starts.close()
-        return self._checked_report(name, world, words, backend="tunnel")
-
-    def report(self, name: str, world: Path, words: Sequence[str], *, backend: str) -> RunReport:
-        """RunReport a run whose workers and evaluator start with torch loaded.
-
-        Its times count from the first round, so that starting is no part of them.
-        """
-        if not self._warm:
-            self._warm = self._starts.enter_context(warm_starts())
-            self._starts.callback(self._cool)
-            os.environ.update(self._warm)
-        return self._checked_report(name, world, words, backend=backend)
-
-    def _cool(self) -> None:
-        for name in self._warm:
-            os.environ.pop(name, None)
-        self._warm = {}
-
-    def _checked_report(
-        self, name: str, world: Path, words: Sequence[str], *, backend: str
+    def report(
+        self,
+        name: str,
+        world: Path,
+        words: Sequence[str],
+        *,
+        backend: str,
+        is_warm: bool = True,
     ) -> RunReport:
         """Run, or read what was kept.
 
@@ -94,11 +79,18 @@ class Runs:
             world: A world file.
             words: More options of ``netsim run``.
             backend: ``tunnel``, or ``proxy`` for what needs no true links, or ``world``.
+            is_warm: Start workers and evaluator with torch loaded. Times count from the first
+                round, so that this changes no figure unless nodes start again later.
 
         Raises:
             LateError: Its links were not as asked, the second time either.
             BenchmarkError: It did not end as a run ends.
         """
+        if is_warm and not self._is_warm:
+            self._warm.enter_context(warm_starts())
+        elif not is_warm:
+            self._warm.close()
+        self._is_warm = is_warm
         given = (str(world), "--backend", backend, "--give-up-after", "3000", *words)
         run = NetsimRun(name, given)
         sys.stderr.write(f"{name}: ")
@@ -241,6 +233,13 @@ def reached_by_sync(runs: Runs, seed: int, job: Path = DIGITS) -> Reached:
     name = run_name("sync", seed, "near", job)
     words = ["--job", str(job), "--strategy", "sync", "--seed", str(seed), "--lan"]
     return target_of(runs.report(name, GRADES / "a.toml", words, backend="proxy"), name)
+
+
+def aware_report(runs: Runs, grade: str, seed: int, job: Path = DIGITS) -> RunReport:
+    """Report a run of our own to the target, with every node well."""
+    words = ["--job", str(job), "--strategy", "aware", "--seed", str(seed)]
+    name = run_name("aware", seed, grade, job)
+    return runs.report(name, GRADES / f"{grade}.toml", words, backend="tunnel")
 
 
 def naive_step_s(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ours.warm import warm_starts
+from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, changed_environment, warm_starts
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
 from gpu_node.core.state import TrainingStart
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps, worker_command, worker_kind
@@ -170,10 +170,10 @@ def test_an_unnamed_kind_is_torch_where_torch_is() -> None:
     assert worker_kind("null") == "null"
 
 
-def answer_of_a_worker(environment: dict[str, str]) -> tuple[int, bytes]:
+def answer_of_a_worker() -> tuple[int, bytes]:
     """Start a torch worker that finds its stdin at an end; return its status and its words."""
     argv = [sys.executable, "-P", "-m", "gpu_node.shell.worker", "--kind", "torch"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         argv, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
     )
@@ -181,13 +181,13 @@ def answer_of_a_worker(environment: dict[str, str]) -> tuple[int, bytes]:
 
 
 def test_a_fork_answers_as_a_started_worker_does() -> None:
-    with warm_starts() as environment:
-        assert answer_of_a_worker(environment) == answer_of_a_worker({})
+    with warm_starts():
+        of_a_fork = answer_of_a_worker()
+    assert of_a_fork == answer_of_a_worker()
 
 
-def test_without_its_server_a_worker_starts_by_itself() -> None:
-    with warm_starts() as environment:
-        pass
-    status, words = answer_of_a_worker(environment)
+def test_without_its_server_a_worker_starts_by_itself(tmp_path: Path) -> None:
+    with changed_environment({WARM_VARIABLE: str(tmp_path / "gone"), "PYTHONPATH": str(HOOKS)}):
+        status, words = answer_of_a_worker()
     assert status == 0
     assert words

@@ -2,9 +2,7 @@
 
 import asyncio
 import io
-import statistics
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,7 @@ from benchmarks.__main__ import choose
 from benchmarks.house import lines_before
 from benchmarks.house.offenders import is_bare_participle
 from benchmarks.house.tree import ROOT, both_way_pairs, circular_modules, code_lines, count_lines
-from benchmarks.metering import LEAST, IntervalEstimate, bootstrap_estimate, median_of
+from benchmarks.metering import LEAST, IntervalEstimate, median_of
 from benchmarks.netsim_fidelity import LOSSY, WORLDS, ComparedWorld, round_time_error
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.fidelity.backends import TRIES, BackendFigures, Measurement
@@ -161,20 +159,6 @@ def test_nineteen_of_twenty_intervals_hold_what_readings_scatter_around() -> Non
     draw = np.random.default_rng(7)
     found = [median_of(list(draw.standard_cauchy(21))) for _ in range(500)]
     assert sum(each.low <= 0 <= each.high for each in found) >= 0.94 * len(found)
-
-
-def test_a_figure_is_resampled_by_whole_groups() -> None:
-    groups = [[float(number)] * 100 for number in range(30)]
-
-    def mean(numbers: Sequence[int]) -> float:
-        return statistics.mean(value for number in numbers for value in groups[number])
-
-    found = bootstrap_estimate(mean, len(groups))
-    # The standard error of 30 groups is 1.6; of 3,000 single readings it would be 0.16.
-    assert found.value == 14.5
-    assert 2.5 < found.high - found.value < 3.8
-    assert 2.5 < found.value - found.low < 3.8
-    assert bootstrap_estimate(mean, len(groups)) == found
 
 
 @pytest.mark.parametrize(
