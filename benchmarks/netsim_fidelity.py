@@ -20,7 +20,7 @@ from benchmarks.ours.fidelity.backends import (
     tunnel_figures,
 )
 from benchmarks.ours.table import ResultTable
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.run.report import RunReport
 from netsim.tunnel.tunnel import require_tunnel
 

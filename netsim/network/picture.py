@@ -7,8 +7,7 @@ import msgspec
 
 from hypergpu import svg
 from hypergpu.units import several
-from netsim.link import NEVER_US, STALLED_BITS_PER_S, WanderingDelay
-from netsim.link.link import NetsimError
+from netsim.link import NEVER_US, STALLED_BITS_PER_S, NetsimError, WanderingDelay
 from netsim.network.timeline import WorldCourse
 from netsim.network.world import (
     COORDINATOR,

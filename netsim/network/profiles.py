@@ -27,11 +27,11 @@ from netsim.link import (
     Episodes,
     Link,
     LinkDirection,
+    NetsimError,
     RateShape,
     Shape,
     Variation,
 )
-from netsim.link.link import NetsimError
 from netsim.network.world import Churn, FaultEntry, known_as
 
 _Ms = Annotated[float, msgspec.Meta(ge=0, le=60_000)]

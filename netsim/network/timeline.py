@@ -11,8 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from netsim.link import NEVER_US, Link, LinkCourse, Shape
-from netsim.link.link import NetsimError
+from netsim.link import NEVER_US, Link, LinkCourse, NetsimError, Shape
 from netsim.network.world import (
     Absence,
     CrashFault,

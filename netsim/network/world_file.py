@@ -15,11 +15,11 @@ from netsim.link import (
     COORDINATOR_LINK,
     TRACE_BYTES_MAX,
     LinkTrace,
+    NetsimError,
     Shape,
     csv_trace,
     mahimahi_trace,
 )
-from netsim.link.link import NetsimError
 from netsim.network.profiles import (
     NODES_MAX,
     LinkKeys,

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import msgspec
 
 from netsim.emulation.requests import LinkRequestFailed, Request
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.proxy.process import ProxiesOpened, ProxyAnswer, ProxyPlan
 from netsim.proxy.proxies import Proxies
 

@@ -24,8 +24,7 @@ from netsim.emulation.requests import (
     Request,
     RequestDone,
 )
-from netsim.link import COORDINATOR_LINK, Link, Shape, Way
-from netsim.link.link import NetsimError
+from netsim.link import COORDINATOR_LINK, Link, NetsimError, Shape, Way
 from netsim.measure.lateness import Lateness
 from netsim.measure.probe import ProbedLink, ProbePath
 

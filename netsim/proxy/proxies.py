@@ -35,11 +35,11 @@ from netsim.link import (
     Link,
     LinkCourse,
     LinkDirection,
+    NetsimError,
     Shape,
     WanderingDelay,
 )
 from netsim.link import Way as WayName
-from netsim.link.link import NetsimError
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.proxy.connection import BUFFER_BYTES, Address, NodePaths, ProxyConnection, SocketEnd
 from netsim.proxy.datagrams import DatagramDice, DatagramPath, DatagramPort

@@ -22,7 +22,7 @@ from hypergpu.terminal.watch import JobProgress, Watched, WatchView
 from hypergpu.units import Milliseconds
 from hypergpu.workloads.workload import build, find, numpy_layout
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link.link import NetsimError
+from netsim.link import NetsimError
 from netsim.measure.lateness import ALWAYS_VALID, LatenessVerdict
 from netsim.network.programs import ask_links, read_verdict
 from netsim.network.timeline import ActionKind, WorldAction, timeline

@@ -23,8 +23,7 @@ from netsim.emulation.namespaces import (
     write_settings,
 )
 from netsim.emulation.requests import Condition, Request, RequestDone, SetCondition, SetShape
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, Shape
-from netsim.link.link import NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.probe import BackendClaim
 from netsim.tc.plan import (
     BRIDGE,

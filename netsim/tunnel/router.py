@@ -27,8 +27,7 @@ from netsim.emulation.requests import (
     SetCondition,
     SetShape,
 )
-from netsim.link import NEVER_US, Shape, Way
-from netsim.link.link import NetsimError
+from netsim.link import NEVER_US, NetsimError, Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
 from netsim.tunnel.tunnel import (

@@ -37,8 +37,7 @@ from netsim.emulation.requests import (
     RequestDone,
     SetShape,
 )
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, Shape
-from netsim.link.link import NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, NetsimError, Shape
 from netsim.measure.lateness import Lateness
 
 

@@ -24,8 +24,7 @@ from hypergpu.jobfile.spec import (
 )
 from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, Shape
-from netsim.link.link import NetsimError
+from netsim.link import COORDINATOR_LINK, CongestionControl, Link, LinkDirection, NetsimError, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 
 

@@ -17,8 +17,7 @@ from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.namespaces import NamespaceNetwork
 from netsim.emulation.requests import Condition, SetCondition
-from netsim.link import UNLIMITED, CongestionControl, Link
-from netsim.link.link import NetsimError
+from netsim.link import UNLIMITED, CongestionControl, Link, NetsimError
 from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 from tests.conformance.netsim.backends import can_tunnel

@@ -11,8 +11,7 @@ import pytest
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
 from netsim.emulation.requests import Reset, SetShape
-from netsim.link import CongestionControl, Link, LinkDirection, Shape, Variation
-from netsim.link.link import NetsimError
+from netsim.link import CongestionControl, Link, LinkDirection, NetsimError, Shape, Variation
 from netsim.measure.ends import Arrivals
 from netsim.network.backends import BACKENDS, Links, choose_backend
 from netsim.network.options import Backend, Fallback

@@ -8,8 +8,7 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation import namespaces
-from netsim.link import CongestionControl, Link, LinkDirection
-from netsim.link.link import NetsimError
+from netsim.link import CongestionControl, Link, LinkDirection, NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.tunnel.tunnel import Tunnel
 
@@ -70,7 +69,7 @@ async def test_a_router_that_is_gone_is_told_and_nothing_is_left() -> None:
 def test_without_root_the_tunnel_is_refused_before_anything_is_made() -> None:
     program = (
         "import os\n"
-        "from netsim.link.link import NetsimError\n"
+        "from netsim.link import NetsimError\n"
         "from netsim.tunnel.tunnel import require_tunnel\n"
         "os.setuid(65534)\n"
         "try:\n    require_tunnel()\nexcept NetsimError as error:\n    print(error)\n"

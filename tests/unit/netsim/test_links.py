@@ -19,6 +19,7 @@ from netsim.link import (
     LinkDirection,
     LinkTrace,
     LossChain,
+    NetsimError,
     RateProcess,
     RateShape,
     Shape,
@@ -31,7 +32,6 @@ from netsim.link import (
     transitions,
 )
 from netsim.link.course import SHORTEST_QUEUE_BYTES, mean_bits_per_s
-from netsim.link.link import NetsimError
 from netsim.network.profiles import PROFILES, Profile, profile
 from netsim.network.world import CHURN_CLASSES, SpanDistribution, SpanKind, absences, churn_class
 

@@ -9,8 +9,7 @@ import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import Link, LinkCourse, LinkDirection, Variation
-from netsim.link.link import NetsimError
+from netsim.link import Link, LinkCourse, LinkDirection, NetsimError, Variation
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.choices import (
