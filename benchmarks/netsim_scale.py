@@ -24,8 +24,8 @@ def run(is_quick: bool) -> ResultTable:
     rows = [
         (f"{NODES} nodes x {rounds} rounds, s", f"{seconds:.1f}"),
         ("its virtual time, s", f"{outcome.virtual_ms / 1000:.0f}"),
-        ("its events", f"{outcome.deeds:,}"),
-        ("an event, us", f"{seconds * 1e6 / outcome.deeds:.1f}"),
+        ("its events", f"{outcome.callbacks:,}"),
+        ("an event, us", f"{seconds * 1e6 / outcome.callbacks:.1f}"),
         (f"equal journals of {SAME}", f"{same}"),
     ]
     return ResultTable(

@@ -32,17 +32,17 @@ def _arguments() -> argparse.Namespace:
 def _report(worlds: list[SimulatedWorld]) -> int:
     started = time.monotonic()
     failed = 0
-    rounds = deeds = 0
+    rounds = events = 0
     for world in worlds:
         outcome = Simulation(world).run()
         rounds += outcome.rounds
-        deeds += outcome.deeds
+        events += outcome.callbacks
         for violation in outcome.violations:
             failed += 1
             _say(f"seed {world.seed}: {violation}")
             _say(f"  again: python -m netsim.sim --seed {world.seed}")
     seconds = time.monotonic() - started
-    done = ((len(worlds), "world"), (rounds, "round"), (deeds, "deed"))
+    done = ((len(worlds), "world"), (rounds, "round"), (events, "event"))
     _say(f"{', '.join(several(*each) for each in done)} in {seconds:.1f} s")
     _say(f"{len(worlds) - failed} passed, {failed} failed")
     return 1 if failed else 0

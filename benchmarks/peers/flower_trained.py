@@ -98,12 +98,12 @@ class FlowerNodes:
 
     def suffer(self, churn: NodeChurn) -> None:
         """Kill and start by the script, from now on."""
-        deeds = [(at_s, self.kill, rank) for at_s, ranks in churn.kills for rank in ranks]
-        deeds += [(at_s + churn.away_s, self.start, rank) for at_s, _, rank in deeds]
+        callbacks = [(at_s, self.kill, rank) for at_s, ranks in churn.kills for rank in ranks]
+        callbacks += [(at_s + churn.away_s, self.start, rank) for at_s, _, rank in callbacks]
         began_s = time.monotonic()
-        for at_s, deed, rank in sorted(deeds, key=lambda each: each[0]):
+        for at_s, callback, rank in sorted(callbacks, key=lambda each: each[0]):
             time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-            deed(rank)
+            callback(rank)
 
 
 class RoundAccount:

@@ -89,12 +89,16 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """List what this machine can do, and compare links' configured and measured behaviour."""
-    from netsim.cli.links import CheckOrder, check_links
+    from netsim.cli.links import check_links
 
-    order = CheckOrder(
-        names=names or [], backend=backend, fallback=fallback, seconds=seconds, seed=seed
+    check_links(
+        names or [],
+        backend=backend,
+        fallback=fallback,
+        seconds=seconds,
+        seed=seed,
+        as_json=as_json,
     )
-    check_links(order, as_json=as_json)
 
 
 class _CommandAfterDashes(TyperCommand):

@@ -92,18 +92,6 @@ def _loss(direction: LinkDirection) -> str:
 INVALID_STATUS = 1
 
 
-class CheckOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The links to measure, and how."""
-
-    names: Sequence[str]
-    """A world file, or profiles; none: only the machine is described."""
-    backend: Backend
-    fallback: Fallback
-    seconds: float
-    """Length of each measurement."""
-    seed: int
-
-
 class CheckedLink(msgspec.Struct, frozen=True, kw_only=True):
     """One link's readings."""
 
@@ -121,18 +109,39 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[CheckedLink, ...]
 
 
-def check_links(order: CheckOrder, *, as_json: bool) -> None:
-    """Describe this machine, then measure each distinct link and print its readings."""
-    links = distinct_links(links_by_name(order.names, order.seed).nodes if order.names else {})
+def check_links(
+    names: Sequence[str],
+    *,
+    backend: Backend,
+    fallback: Fallback,
+    seconds: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Describe this machine, then measure each distinct link and print its readings.
+
+    Args:
+        names: A world file, or profiles; none: only the machine is described.
+        backend: What carries the packets.
+        fallback: What to do where tc lacks a part.
+        seconds: Length of each measurement.
+        seed: Seeds losses.
+        as_json: Print one JSON document.
+
+    Raises:
+        NetsimError: A name is neither, or the backend cannot carry the links.
+    """
+    links = distinct_links(links_by_name(names, seed).nodes if names else {})
     steady = Links(nodes={name: Shape(link=link) for name, link in links.items()})
-    backend = backend_for(order.backend, steady, order.fallback)
+    backend = backend_for(backend, steady, fallback)
     machine = {each.value: _limits(each) for each in Backend}
     if not as_json:
-        for name, limits in machine.items():
-            say(f"{name:<7} {limits or 'can do all that it claims on this machine'}")
+        for title, limits in machine.items():
+            say(f"{title:<7} {limits or 'can do all that it claims on this machine'}")
     readings = []
     for name, link in links.items():
-        readings.append(run_to_end(_measure(name, backend, link, order)))
+        measuring = _measure(name, backend, link, seconds=seconds, seed=seed)
+        readings.append(run_to_end(measuring))
         if not as_json:
             _say_link(readings[-1])
     if as_json:
@@ -152,12 +161,14 @@ def distinct_links(shapes: Mapping[str, Shape]) -> dict[str, Link]:
     }
 
 
-async def _measure(name: str, backend: Backend, link: Link, order: CheckOrder) -> CheckedLink:
-    longest_s = 5 * order.seconds
+async def _measure(
+    name: str, backend: Backend, link: Link, *, seconds: float, seed: int
+) -> CheckedLink:
+    longest_s = 5 * seconds
     note(f"measuring {name} over {backend}, up to {longest_s:.0f} s and the time to open it")
     entry = BACKENDS[backend]
-    async with entry.probe(Shape(link=link), order.seed) as network:
-        readings = await check_link(network, link, entry.claims(), for_s=order.seconds)
+    async with entry.probe(Shape(link=link), seed) as network:
+        readings = await check_link(network, link, entry.claims(), for_s=seconds)
         verdict = await network.verdict()
     return CheckedLink(name=name, backend=backend, readings=tuple(readings), verdict=verdict)
 

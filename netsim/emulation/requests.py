@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -77,6 +77,27 @@ class LinkRequestFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     detail: str
     fix: str
+
+
+def decode_line(line: bytes, kind: Any) -> Any:
+    """Decode a line of JSON that another process wrote.
+
+    Raises:
+        NetsimError: It is not of this kind, or no link can be as it says.
+    """
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        fix = "see the structs in netsim/emulation/requests.py and netsim/proxy/process.py"
+        raise NetsimError(f"netsim does not understand this line: {error}", fix) from error
+
+
+async def answer_line(line: bytes, kind: Any, obey: Callable[[Any], Awaitable[object]]) -> object:
+    """Carry out the request of a line and return its answer, a failure in words included."""
+    try:
+        return await obey(decode_line(line, kind))
+    except NetsimError as error:
+        return LinkRequestFailed(error.detail, error.fix)
 
 
 START_S = 60.0

@@ -104,42 +104,80 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     delay_step_every_ms: Annotated[Milliseconds, msgspec.Meta(ge=1)] = Milliseconds(15_000)
 
 
+SHORTEST_QUEUE_BYTES = 2 * 1500
+Way = Literal["up", "down"]
+_NEAR = LinkDirection(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
+_OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
+UNLIMITED = Link(up=_OPEN, down=_OPEN)
+"""Neither delay nor limit: a coordinator's link where only the node's is of interest."""
+COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
+"""100 Mbit/s, shared by all nodes, unless said: an unlimited one would measure the router."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """A link with what changes it. Times count from when the router heard of it."""
+
+    link: Link
+    variation: Variation = Variation()
+    traces: tuple[LinkTrace, ...] = ()
+    starts_at_hour: float = 12.0
+
+    @property
+    def varies(self) -> bool:
+        """Whether the link changes by itself."""
+        return bool(self.traces) or self.variation != Variation()
+
+    def room_bytes(self, way: Way) -> int:
+        """Return how much may wait before the bottleneck: ``queue_ms`` at its usual rate.
+
+        A device's memory does not shrink with its rate, least of all in a gap.
+        """
+        direction: LinkDirection = getattr(self.link, way)
+        bits_per_s = direction.bits_per_s
+        for trace in self.traces:
+            bits_per_s = mean_bits_per_s(trace, way) or bits_per_s
+        return max(direction.queue_ms * bits_per_s // 8000, SHORTEST_QUEUE_BYTES)
+
+
+def mean_bits_per_s(trace: LinkTrace, way: Way) -> int:
+    """Return the mean over time of the rates that a trace names; 0 when it names none."""
+    bits_us = named_us = 0
+    ends_us = [row.at_us for row in trace.rows[1:]] + [trace.period_us]
+    for row, end_us in zip(trace.rows, ends_us, strict=True):
+        rate = row.up_bits_per_s if way == "up" else row.down_bits_per_s
+        if rate is not None:
+            bits_us += rate * (end_us - row.at_us)
+            named_us += end_us - row.at_us
+    return bits_us // named_us if named_us else 0
+
+
 class LinkCourse:
     """One link over time. Equal arguments give equal links.
 
+    A trace replaces the link's own numbers, variation comes on top.
+
     Args:
-        link: Its numbers where nothing varies them. A trace replaces them, variation comes on top.
-        variation: What changes by itself.
+        shape: The link, and what varies it; of two traces the later one wins.
         key: Seeds what is drawn: the world's seed and the node's name.
-        traces: Recorded changes; a later one wins where both say something.
-        starts_at_hour: Local time at the beginning of the world.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        variation: Variation,
-        *,
-        key: str,
-        traces: tuple[LinkTrace, ...] = (),
-        starts_at_hour: float = 12.0,
-    ) -> None:
-        self._link = link
-        self._variation = variation
+    def __init__(self, shape: Shape, *, key: str) -> None:
+        self._link = shape.link
+        self._variation = shape.variation
         self._key = key
-        self._traces = traces
+        self._traces = shape.traces
         self._rates = {
             way: RateProcess(
-                variation.rate,
-                bits_per_s,
+                shape.variation.rate,
+                direction.bits_per_s,
                 key=f"{key}/rate-{way}",
-                starts_at_hour=starts_at_hour,
+                starts_at_hour=shape.starts_at_hour,
             )
-            for way, bits_per_s in (("up", link.up.bits_per_s), ("down", link.down.bits_per_s))
+            for way, direction in (("up", shape.link.up), ("down", shape.link.down))
         }
         self._episodes = tuple(
             (spells, EpisodeTimes(spells, key=f"{key}/episodes-{number}"))
-            for number, spells in enumerate(variation.episodes)
+            for number, spells in enumerate(shape.variation.episodes)
         )
 
     def at(self, now_us: int) -> Link:
@@ -203,60 +241,3 @@ class LinkCourse:
         dice = random.Random(f"{self._key}/delay-step/{number}")
         most_us = round(self._variation.delay_step_ms * 1000)
         return dice.randint(-most_us, most_us)
-
-
-SHORTEST_QUEUE_BYTES = 2 * 1500
-Way = Literal["up", "down"]
-_NEAR = LinkDirection(delay_us=Microseconds(0), bits_per_s=100_000_000, queue_ms=Milliseconds(100))
-_OPEN = LinkDirection(delay_us=Microseconds(0), bits_per_s=0)
-UNLIMITED = Link(up=_OPEN, down=_OPEN)
-"""Neither delay nor limit: a coordinator's link where only the node's is of interest."""
-COORDINATOR_LINK = Link(up=_NEAR, down=_NEAR)
-"""100 Mbit/s, shared by all nodes, unless said: an unlimited one would measure the router."""
-
-
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A link with what changes it. Times count from when the router heard of it."""
-
-    link: Link
-    variation: Variation = Variation()
-    traces: tuple[LinkTrace, ...] = ()
-    starts_at_hour: float = 12.0
-
-    @property
-    def varies(self) -> bool:
-        """Whether the link changes by itself."""
-        return bool(self.traces) or self.variation != Variation()
-
-    def course(self, key: str) -> LinkCourse:
-        """Return the link over time."""
-        return LinkCourse(
-            self.link,
-            self.variation,
-            key=key,
-            traces=self.traces,
-            starts_at_hour=self.starts_at_hour,
-        )
-
-    def room_bytes(self, way: Way) -> int:
-        """Return how much may wait before the bottleneck: ``queue_ms`` at its usual rate.
-
-        A device's memory does not shrink with its rate, least of all in a gap.
-        """
-        direction: LinkDirection = getattr(self.link, way)
-        bits_per_s = direction.bits_per_s
-        for trace in self.traces:
-            bits_per_s = mean_bits_per_s(trace, way) or bits_per_s
-        return max(direction.queue_ms * bits_per_s // 8000, SHORTEST_QUEUE_BYTES)
-
-
-def mean_bits_per_s(trace: LinkTrace, way: Way) -> int:
-    """Return the mean over time of the rates that a trace names; 0 when it names none."""
-    bits_us = named_us = 0
-    ends_us = [row.at_us for row in trace.rows[1:]] + [trace.period_us]
-    for row, end_us in zip(trace.rows, ends_us, strict=True):
-        rate = row.up_bits_per_s if way == "up" else row.down_bits_per_s
-        if rate is not None:
-            bits_us += rate * (end_us - row.at_us)
-            named_us += end_us - row.at_us
-    return bits_us // named_us if named_us else 0

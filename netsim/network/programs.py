@@ -20,7 +20,7 @@ import msgspec
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.sites import SITES_VARIABLE, Sites
-from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone
+from netsim.emulation.requests import LinkRequestFailed, Request, RequestDone, answer_line
 from netsim.link import NetsimError
 from netsim.measure.lateness import LatenessVerdict, judge
 from netsim.network.backends import LinkOwner, OpenLinks
@@ -107,11 +107,18 @@ ControlAnswer = RequestDone | LinkRequestFailed | LatenessVerdict
 async def control_socket(owner: LinkOwner, path: Path) -> AsyncIterator[None]:
     """Take requests at ``path`` while the block runs."""
 
+    async def obey(request: ControlRequest) -> object:
+        if isinstance(request, ReadVerdict):
+            return judge(await owner.lateness())
+        return await owner.obey(request)
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             with contextlib.suppress(ConnectionError, ValueError):
                 while line := await reader.readline():
-                    writer.write(msgspec.json.encode(await _answer(owner, line)) + b"\n")
+                    writer.write(
+                        msgspec.json.encode(await answer_line(line, ControlRequest, obey)) + b"\n"
+                    )
                     await writer.drain()
         finally:
             writer.close()
@@ -121,19 +128,6 @@ async def control_socket(owner: LinkOwner, path: Path) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
-
-
-async def _answer(owner: LinkOwner, line: bytes) -> object:
-    try:
-        # An impossible link raises its own error while it is decoded.
-        request = msgspec.json.decode(line, type=ControlRequest)
-        if isinstance(request, ReadVerdict):
-            return judge(await owner.lateness())
-        return await owner.obey(request)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return LinkRequestFailed(f"no request: {error}", "see netsim/emulation/requests.py")
-    except NetsimError as error:
-        return LinkRequestFailed(error.detail, error.fix)
 
 
 async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:

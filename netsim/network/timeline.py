@@ -92,7 +92,9 @@ class WorldCourse:
 
     def _course(self, node: str) -> LinkCourse:
         if node not in self._courses:
-            self._courses[node] = self._nodes[node].shape.course(self._world.key("link", node))
+            self._courses[node] = LinkCourse(
+                self._nodes[node].shape, key=self._world.key("link", node)
+            )
         return self._courses[node]
 
 
@@ -185,9 +187,10 @@ def require_real_faults(world: WorldDescription) -> None:
 
 def timeline(world: WorldDescription, until_us: int) -> Iterator[WorldAction]:
     """Yield every action before ``until_us`` in order of time; computed as they are taken."""
+    course = WorldCourse(world)
     streams = [_cuts_and_heals(world, until_us)]
     streams += [_start_and_end(fault) for fault in world.faults]
-    streams += [_absences(world, node.name, until_us) for node in world.nodes]
+    streams += [_absences(course, node.name, until_us) for node in world.nodes]
     for action in heapq.merge(*streams, key=lambda action: action[:3]):
         if action.at_us >= min(until_us, NEVER_US):
             return
@@ -211,7 +214,7 @@ def _start_and_end(fault: WorldFault) -> Iterator[WorldAction]:
     yield WorldAction(fault.until_us, _ENDS[kind], fault.target, impairment)
 
 
-def _absences(world: WorldDescription, name: str, until_us: int) -> Iterator[WorldAction]:
-    for absence in WorldCourse(world).absences(name, until_us):
+def _absences(course: WorldCourse, name: str, until_us: int) -> Iterator[WorldAction]:
+    for absence in course.absences(name, until_us):
         yield WorldAction(absence.from_us, ActionKind.KILL, name)
         yield WorldAction(absence.until_us, ActionKind.START, name)

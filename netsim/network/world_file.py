@@ -14,6 +14,7 @@ from hypergpu.units import Bytes, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,
     TRACE_BYTES_MAX,
+    LinkCourse,
     LinkTrace,
     NetsimError,
     Shape,
@@ -263,7 +264,7 @@ def _churn_of(given: str | Churn, profile_churn: str) -> Churn | None:
 def _require_possible(shape: Shape) -> None:
     """Reject a trace with a row that leaves no possible link."""
     for trace in shape.traces:
-        course = replace(shape, traces=(trace,)).course("")
+        course = LinkCourse(replace(shape, traces=(trace,)), key="")
         # Rates cannot make a link impossible: rows that differ in nothing else are tried once.
         rows = {
             (row.delay_us, row.jitter_us, row.loss, row.burst_packets): row for row in trace.rows

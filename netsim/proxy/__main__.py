@@ -10,13 +10,13 @@ import gc
 import os
 import resource
 import sys
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 
-from netsim.emulation.requests import LinkRequestFailed, Request
+from netsim.emulation.requests import LinkRequestFailed, Request, answer_line, decode_line
 from netsim.link import NetsimError
-from netsim.proxy.process import ProxiesOpened, ProxyAnswer, ProxyPlan
+from netsim.proxy.process import ProxiesOpened, ProxyPlan
 from netsim.proxy.proxies import Proxies
 
 _LINE_BYTES_MAX = 64 << 20
@@ -25,7 +25,6 @@ _FILES = 32
 """Open files of the process itself."""
 _FILES_A_FORWARD = 3
 """What listens, and both sockets of one connection."""
-_FIX = "see the structs in netsim/emulation/requests.py and netsim/proxy/process.py"
 
 
 def main() -> None:
@@ -44,13 +43,13 @@ async def _serve(out: TextIO) -> int:
         lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
     )
     try:
-        plan: ProxyPlan = _decode(await lines.readline(), ProxyPlan)
+        plan: ProxyPlan = decode_line(await lines.readline(), ProxyPlan)
         _require_files(plan)
         async with Proxies(plan) as proxies:
             ports = {node.name: proxies.ports(node.name) for node in plan.nodes}
             _say(out, ProxiesOpened(ports=ports))
             while line := await lines.readline():
-                _say(out, await _answer(proxies, line))
+                _say(out, await answer_line(line, Request, proxies.obey))
     except NetsimError as refused:
         _say(out, LinkRequestFailed(refused.detail, refused.fix))
         return 2
@@ -71,21 +70,7 @@ def _require_files(plan: ProxyPlan) -> None:
         )
 
 
-async def _answer(proxies: Proxies, line: bytes) -> ProxyAnswer:
-    try:
-        return await proxies.obey(_decode(line, Request))
-    except NetsimError as error:
-        return LinkRequestFailed(error.detail, error.fix)
-
-
-def _decode(text: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise NetsimError(f"the proxy does not understand this line: {error}", _FIX) from error
-
-
-def _say(out: TextIO, answer: ProxyAnswer) -> None:
+def _say(out: TextIO, answer: object) -> None:
     out.write(msgspec.json.encode(answer).decode() + "\n")
     out.flush()
 

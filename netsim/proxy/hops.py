@@ -1,8 +1,8 @@
 """One direction of a node's way: bottlenecks with buffers in a row, and the clock they run on.
 
-A deed sees the moment that was asked for, not the later one at which the loop came to it: a loop
-that wakes late delays what it writes then, and nothing after it. A bottleneck's rate is read when
-a parcel is served: a queue that a slow second has filled drains at the next second's rate.
+A callback sees the moment that was asked for, not the later one at which the loop came to it: a
+loop that wakes late delays what it writes then, and nothing after it. A bottleneck's rate is read
+when a parcel is served: a queue that a slow second has filled drains at the next second's rate.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
 
-Deed = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class FlowClock(Protocol):
-    """Deeds are done in the order of their moments, and see their own moment as the present."""
+    """Calls back in the order of moments; a callback sees its own moment as the present."""
 
     now_us: Microseconds
     """Since the clock was made."""
 
-    def at(self, due_us: int, deed: Deed) -> None:
-        """Plan a deed; one in the past is done at once, after those before it."""
+    def at(self, due_us: int, callback: Callback) -> None:
+        """Plan a callback; one in the past is called at once, after those before it."""
 
 
 _CLOCK_MONOTONIC = 1
 _ABSOLUTE = 1
 _AT_A_TIME = 500
-"""Deeds before sockets are looked at again."""
+"""Callbacks before sockets are looked at again."""
 
 
 class _TimeSpec(ctypes.Structure):
@@ -46,15 +46,15 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """One moment at which a deed is done; setting another moment forgets the first.
+    """One moment at which a callback is called; setting another moment forgets the first.
 
     Linux's timerfd, which an epoll loop waits for like for any file and which rounds nothing up,
     where ``call_at`` is half a millisecond late on average.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, deed: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._deed = deed
+        self._callback = callback
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._spec = _TimerSpec()
         self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -82,30 +82,30 @@ class Alarm:
             os.read(self._file, 8)
         except BlockingIOError:
             return  # it was set to a later moment in between
-        self._deed()
+        self._callback()
 
 
 class LoopClock:
-    """A heap of deeds on an event loop. Time begins at 0 when it is made."""
+    """A heap of callbacks on an event loop. Time begins at 0 when it is made."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._start_us = time.monotonic_ns() // 1000
         self.now_us = Microseconds(0)
         self._alarm = Alarm(loop, self._ring)
         self._set_to_us: int | None = None
-        self._heap: list[tuple[int, int, Deed]] = []
+        self._heap: list[tuple[int, int, Callback]] = []
         self._asked = 0
 
-    def at(self, due_us: int, deed: Deed) -> None:
-        """Plan a deed; one in the past is done at once, after those before it."""
-        heapq.heappush(self._heap, (due_us, self._asked, deed))
+    def at(self, due_us: int, callback: Callback) -> None:
+        """Plan a callback; one in the past is called at once, after those before it."""
+        heapq.heappush(self._heap, (due_us, self._asked, callback))
         self._asked += 1
         if self._set_to_us is None or due_us < self._set_to_us:
             self._set_to_us = due_us
             self._alarm.set(Microseconds(self._start_us + due_us))
 
     def wall_us(self) -> Microseconds:
-        """The present, whatever deed is being done."""
+        """The present, whatever callback runs."""
         return Microseconds(time.monotonic_ns() // 1000 - self._start_us)
 
     def catch_up(self) -> None:
@@ -114,9 +114,9 @@ class LoopClock:
         for _ in range(_AT_A_TIME):
             if not self._heap or self._heap[0][0] > wall_us:
                 break
-            due_us, _, deed = heapq.heappop(self._heap)
+            due_us, _, callback = heapq.heappop(self._heap)
             self.now_us = Microseconds(due_us)
-            deed()
+            callback()
         self.now_us = wall_us
 
     def close(self) -> None:
@@ -125,12 +125,12 @@ class LoopClock:
         self._alarm.close()
 
     def _ring(self) -> None:
-        # Deeds that plan deeds must not set the alarm each; it is set once, below.
+        # Callbacks that plan callbacks must not set the alarm each; it is set once, below.
         self._set_to_us = -1
         try:
             self.catch_up()
         finally:
-            # A deed that fails must not stop the links of all the others.
+            # A callback that fails must not stop the links of all the others.
             self._set_to_us = self._heap[0][0] if self._heap else None
             if self._set_to_us is not None:
                 self._alarm.set(Microseconds(self._start_us + self._set_to_us))
@@ -155,7 +155,7 @@ class Hop:
         self._direction = direction
         self._delay = delay
         self._room_bytes = room_bytes or usual_room_bytes(direction)
-        self._queue: deque[tuple[int, Deed]] = deque()
+        self._queue: deque[tuple[int, Callback]] = deque()
         self._queued_bytes = 0
         self._service = 0
         """Number of the service under way; an older one's end means nothing."""
@@ -164,7 +164,7 @@ class Hop:
         self._is_serving = False
         self._is_stopped = False
         self._last_out_us = 0
-        self._waiting: deque[Deed] = deque()
+        self._waiting: deque[Callback] = deque()
 
     @property
     def direction(self) -> LinkDirection:
@@ -207,11 +207,11 @@ class Hop:
         """Whether the buffer takes so much more. An empty one takes anything."""
         return not self._queue or self._queued_bytes + wire_bytes <= self._room_bytes
 
-    def when_room(self, deed: Deed) -> None:
+    def when_room(self, callback: Callback) -> None:
         """Do this once when something has left the buffer; who asked first goes first."""
-        self._waiting.append(deed)
+        self._waiting.append(callback)
 
-    def carry(self, wire_bytes: int, out: Deed) -> None:
+    def carry(self, wire_bytes: int, out: Callback) -> None:
         """Take a parcel, room or none; ``out`` is done when it comes out at the other end."""
         if not self._direction.bits_per_s and not self._queue and not self._is_stopped:
             self._propagate(out)
@@ -221,7 +221,7 @@ class Hop:
         if not self._is_serving and not self._is_stopped:
             self._serve_next()
 
-    def _propagate(self, out: Deed) -> None:
+    def _propagate(self, out: Callback) -> None:
         now_us = self._clock.now_us
         # A change of the link may shorten the delay; even then nothing overtakes.
         self._last_out_us = max(self._last_out_us, now_us + self._delay(now_us))
@@ -319,7 +319,7 @@ class HopPath:
                 return hop
         return None
 
-    def carry(self, wire_bytes: int, out: Deed, *, behind: int = 0) -> None:
+    def carry(self, wire_bytes: int, out: Callback, *, behind: int = 0) -> None:
         """Send a parcel through the hops behind the first ``behind``; ``out`` is its arrival."""
         if behind == len(self.hops):
             out()

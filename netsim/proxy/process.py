@@ -6,7 +6,6 @@ No other program's event loop delays them.
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -138,12 +137,7 @@ class ProxyProcess:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self._child.end()
 
     @property

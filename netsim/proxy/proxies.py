@@ -12,7 +12,6 @@ network; `ProxyProcess` has a loop of its own.
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
@@ -65,13 +64,10 @@ class SharedLinkEnd:
         self.clock = clock
         self.seed = seed
         self.lateness = LatenessCounter()
-        self.up = hop(link.up, f"{seed}/jitter/coordinator/up", clock)
-        self.down = hop(link.down, f"{seed}/jitter/coordinator/down", clock)
-
-
-def hop(direction: LinkDirection, key: str, clock: LoopClock) -> Hop:
-    """A hop with its seeded jitter."""
-    return Hop(direction, WanderingDelay(direction, key=key).at, clock)
+        self.up, self.down = (
+            Hop(way, WanderingDelay(way, key=f"{seed}/jitter/coordinator/{name}").at, clock)
+            for name, way in _by_way(link)
+        )
 
 
 class NodeProxy:
@@ -201,7 +197,7 @@ class NodeProxy:
 
     def _course_of(self, shape: Shape) -> LinkCourse:
         # The key of a world's links, so that every backend has the same ones.
-        return shape.course(f"{self._shared.seed}/link/{self._plan.name}")
+        return LinkCourse(shape, key=f"{self._shared.seed}/link/{self._plan.name}")
 
     def _follow(self) -> None:
         course = self._course
@@ -357,12 +353,7 @@ class Proxies:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_raised: object) -> None:
         await self._close()
 
     def ports(self, name: str) -> tuple[int, ...]:

@@ -26,8 +26,9 @@ from netsim.emulation.requests import (
     Reset,
     SetCondition,
     SetShape,
+    decode_line,
 )
-from netsim.link import NEVER_US, NetsimError, Shape, Way
+from netsim.link import NEVER_US, LinkCourse, NetsimError, Shape, Way
 from netsim.measure.lateness import LatenessCounter, allowed_us
 from netsim.tunnel.stage import NS_PER_US, Act, Calendar, LinkStage
 from netsim.tunnel.tunnel import (
@@ -80,7 +81,7 @@ class RoutedPort:
     def set_shape(self, at_ns: int, shape: Shape) -> None:
         """Follow another shape from now on."""
         # The key of a world's own links, so that every backend has the same ones.
-        self._course = shape.course(f"{self._router.seed}/link/{self.name}")
+        self._course = LinkCourse(shape, key=f"{self._router.seed}/link/{self.name}")
         self._course_from_ns = at_ns
         self.link = shape.link
         self.up.room_bytes = shape.room_bytes("up")
@@ -226,7 +227,14 @@ class Router:
             return  # A shape with a long trace comes in many pieces.
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            answer(self.obey(msgspec.json.decode(line, type=Request)))
+            answer(self.obey_line(bytes(line)))
+
+    def obey_line(self, line: bytes) -> RouterAnswer:
+        """Do what a line asks for; one that is no request, or an impossible one, fails alone."""
+        try:
+            return self.obey(decode_line(line, Request))
+        except NetsimError as error:
+            return LinkRequestFailed(error.detail, error.fix)
 
     def obey(self, request: Request) -> RouterAnswer:
         """Do what the owner asks for, now."""

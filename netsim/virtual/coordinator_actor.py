@@ -23,7 +23,7 @@ from hypergpu.statements import BlobRef, Lease
 from hypergpu.streams import OUT_OF_MEMORY
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor, job_released
-from netsim.virtual.node_link import Gauges, made_up_evaluation, made_up_judgement
+from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation, simulated_judgement
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.worlds import TransferSizes
 
@@ -48,7 +48,7 @@ class CoordinatorActor:
     """Several jobs over shared nodes. The journal is all that a crash leaves."""
 
     def __init__(
-        self, agenda: Agenda, gauges: Gauges, sizes: TransferSizes, watcher: Watcher
+        self, agenda: Agenda, measurements: NodeMeasurements, sizes: TransferSizes, watcher: Watcher
     ) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
@@ -59,7 +59,7 @@ class CoordinatorActor:
         self.disk_bytes_per_s = 0
         """Updates are folded and the model is written at this rate; 0: at once."""
         self._agenda = agenda
-        self._gauges = gauges
+        self._measurements = measurements
         self._sizes = sizes
         self._watcher = watcher
         self._nodes: dict[NodeId, NodeActor] = {}
@@ -108,13 +108,13 @@ class CoordinatorActor:
         if not reason and newest != lease.number:
             raise AssertionError(f"{node} was let in under lease {lease.number}, not {newest}")
         if not reason:
-            self._gauges.note_accepted(job, node)
+            self._measurements.note_accepted(job, node)
         return reason
 
     def observe(self, node: NodeId, observation: Observation) -> None:
         """Something was seen of a node."""
         if self._is_up:
-            self._gauges.note(node, observation)
+            self._measurements.note(node, observation)
 
     def _update_event(
         self, node: NodeId, lease: Lease, update: TrainedUpdate
@@ -169,7 +169,7 @@ class CoordinatorActor:
     def create_job(self, create_job: events.JobCreated) -> None:
         """Take a job on."""
         job_id = create_job.job_id
-        self._gauges.is_needed |= create_job.spec.strategy == "aware"
+        self._measurements.is_needed |= create_job.spec.strategy == "aware"
         self.journals[job_id] = [create_job]
         self.round_ms[job_id] = []
         self.jobs[job_id], todo = transition(None, create_job)
@@ -185,7 +185,7 @@ class CoordinatorActor:
         for node in nodes:
             node.cut("the coordinator is gone")
         self._nodes.clear()
-        self._gauges.forget()
+        self._measurements.forget()
 
     def restart(self) -> None:
         """Start again from the journals, unless it runs."""
@@ -226,9 +226,9 @@ class CoordinatorActor:
 
     # Commands of the round machine.
 
-    def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
+    def _later(self, wait_ms: int, callback: Callable[[], None]) -> None:
         life = self._life
-        self._agenda.after(wait_ms, lambda: deed() if self._life == life else None)
+        self._agenda.after(wait_ms, lambda: callback() if self._life == life else None)
 
     def _perform(self, job_id: JobId, command: Command) -> None:
         match command:
@@ -262,10 +262,10 @@ class CoordinatorActor:
                 wait_ms = AGGREGATE_MS + self.model_ms + self._disk_ms(command)
                 self._later(wait_ms, lambda: self._set_aggregate(job_id, command))
             case commands.EvaluateModel():
-                answer = made_up_evaluation(command)
+                answer = simulated_evaluation(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
             case commands.JudgeUpdates():
-                verdict = made_up_judgement(command)
+                verdict = simulated_judgement(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, verdict))
             case commands.WriteRecord(record=events.RoundRecorded(duration_ms=duration_ms)):
                 self.round_ms[job_id].append(duration_ms)
@@ -301,7 +301,7 @@ class CoordinatorActor:
 
     def _set_plan(self, job_id: JobId, request: PlanRequest) -> None:
         links = {node: actor.link for node, actor in self._nodes.items()}
-        plan = self._gauges.plan_round_now(request, links)
+        plan = self._measurements.plan_round_now(request, links)
         self.apply(job_id, events.RoundPlanned(at_ms=self._agenda.now_ms, plan=plan))
 
     def _deadline(self, job_id: JobId, number: int) -> None:

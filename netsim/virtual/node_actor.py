@@ -60,7 +60,7 @@ class Upstream(Protocol):
     def observe(self, node: NodeId, observation: Observation) -> None: ...
 
 
-class Ills(msgspec.Struct, frozen=True):
+class NodeFaults(msgspec.Struct, frozen=True):
     """Faults of a node at the moment."""
 
     worker_death: float = 0.0
@@ -92,7 +92,7 @@ class NodeActor:
         """What the size of the model adds to a training."""
         self.starting_ms = 0
         """How long its worker takes to start once it is back."""
-        self.ills = Ills()
+        self.faults = NodeFaults()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
         self._agenda = agenda
@@ -193,10 +193,10 @@ class NodeActor:
 
         self._agenda.after(self.link.message_ms(TransferWay.DOWN), arrive)
 
-    def _later(self, wait_ms: int, deed: Callable[[], None]) -> None:
+    def _later(self, wait_ms: int, callback: Callable[[], None]) -> None:
         """Something of this life: a crash before then makes it never happen."""
         life = self._life
-        self._agenda.after(wait_ms, lambda: deed() if self._life == life else None)
+        self._agenda.after(wait_ms, lambda: callback() if self._life == life else None)
 
     def _perform(self, command: NodeCommand) -> None:
         match command:
@@ -244,11 +244,11 @@ class NodeActor:
         self.apply(events.Connected(at_ms=self._agenda.now_ms))
         self._upstream.attach_node(self)
 
-    def _say(self, deed: Callable[[], None]) -> None:
+    def _say(self, callback: Callable[[], None]) -> None:
         connection = self.connection
         self._agenda.after(
             self.link.message_ms(TransferWay.UP),
-            lambda: deed() if self.connection == connection else None,
+            lambda: callback() if self.connection == connection else None,
         )
 
     def _fetch(self, assignment: Assignment) -> None:
@@ -303,7 +303,7 @@ class NodeActor:
         return min(model.size_bytes, Bytes(led_on))
 
     def _disk_ms(self, size_bytes: Bytes) -> int:
-        rate = self.ills.disk_bytes_per_s
+        rate = self.faults.disk_bytes_per_s
         return -(-size_bytes * 1000 // rate) if rate else 0
 
     def _train(self, assignment: Assignment, start: TrainingStart) -> None:
@@ -312,11 +312,11 @@ class NodeActor:
         full_steps = assignment.task.full_steps
         whole_ms = Milliseconds(round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms)
         compute_ms = whole_ms - self._taken_ahead_ms(assignment, start)
-        if self._dice.random() < self.ills.worker_death:
+        if self._dice.random() < self.faults.worker_death:
             self._later(compute_ms // 2, lambda: self._end_worker(lease))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
-        name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.ills.lie))
+        name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.faults.lie))
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
@@ -369,7 +369,7 @@ class NodeActor:
             self._report_transfer(
                 TransferDirection.UP, update.size_bytes, took_ms - wait_ms, connections=lines
             )
-            is_damaged = self._dice.random() < self.ills.corruption
+            is_damaged = self._dice.random() < self.faults.corruption
             if is_damaged:
                 refusal = self._upstream.reject_damaged(self.node, lease)
             else:

@@ -161,17 +161,17 @@ class NodeLink:
         self,
         way: TransferWay,
         size_bytes: Bytes,
-        deed: Callable[[int], None],
+        callback: Callable[[int], None],
         *,
         wait_ms: int,
         connections: int = 1,
     ) -> None:
-        """Move bytes and then call ``deed`` with the milliseconds that it took.
+        """Move bytes and then call ``callback`` with the milliseconds that it took.
 
         Args:
             way: Where to.
             size_bytes: Payload.
-            deed: Called also when the transfer is cut off, then at once.
+            callback: Called also when the transfer is cut off, then at once.
             wait_ms: What passes besides: a request on its way, a slow disk.
             connections: That share the bytes equally.
         """
@@ -182,9 +182,9 @@ class NodeLink:
         def finish() -> None:
             self._moves.pop(move, None)
             # Nothing points in circles then, and the collector has nothing to look for.
-            move.deed = _nothing
+            move.callback = _nothing
             self._moved_ms = self._agenda.now_ms
-            deed(self._agenda.now_ms - begun_ms)
+            callback(self._agenda.now_ms - begun_ms)
 
         move = SharedTransfer(finish)
         self._moves[move] = shared
@@ -194,9 +194,9 @@ class NodeLink:
         """End all transfers now."""
         for move, shared in list(self._moves.items()):
             if move.is_gone:
-                continue  # It ended in this very moment, and its deed is about to be called.
+                continue  # It ended in this very moment, and its callback is about to be called.
             shared.drop(move)
-            self._agenda.after(0, move.deed)
+            self._agenda.after(0, move.callback)
         self._moves.clear()
         self._carried.clear()
 
@@ -306,7 +306,7 @@ class _Delay(NamedTuple):
 
 
 def _nothing() -> None:
-    """The deed of a transfer that is over."""
+    """The callback of a transfer that is over."""
 
 
 def _near(packets: float) -> float:
@@ -328,7 +328,7 @@ _TRAINS_MOST = 30
 _TRAIN_PACKETS = 20
 
 
-class Gauges:
+class NodeMeasurements:
     """Readings of nodes. They are lost with the coordinator's process.
 
     Probes are drawn when a plan asks for them, for all the time since the last plan at once: what a
@@ -400,7 +400,7 @@ class Gauges:
         self.note(node, SocketReport(now_ms, congestion_control, False, congestion_control))
 
 
-def made_up_evaluation(command: EvaluateModel) -> EvaluationReady:
+def simulated_evaluation(command: EvaluateModel) -> EvaluationReady:
     """Each round makes the model better."""
     return EvaluationReady(
         at_ms=_NOW,
@@ -412,7 +412,7 @@ def made_up_evaluation(command: EvaluateModel) -> EvaluationReady:
     )
 
 
-def made_up_judgement(command: JudgeUpdates) -> UpdatesJudged:
+def simulated_judgement(command: JudgeUpdates) -> UpdatesJudged:
     """Each update alone is worth half of what its round is."""
     losses = {update.node: 0.9 for update in command.updates}
     return UpdatesJudged(

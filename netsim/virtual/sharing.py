@@ -1,4 +1,4 @@
-"""Virtual time as an agenda of deeds, and one link on it that many transfers share, max-min fair.
+"""Virtual time as an agenda of callbacks, and a link on it that transfers share, max-min fair.
 
 A transfer has a rate of its own: what its path would give it. While the rates together fit, all go
 at their own. Else the slow ones still do, and the others get equal shares of the rest. Transfers of
@@ -14,36 +14,36 @@ from operator import itemgetter
 from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD
 from hypergpu.units import Bytes, Milliseconds
 
-Deed = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class Agenda:
-    """A heap of deeds. Nothing sleeps; the clock jumps to the next deed."""
+    """A heap of callbacks. Nothing sleeps; the clock jumps to the next callback."""
 
     def __init__(self) -> None:
         self.now_ms = Milliseconds(0)
         self.done = 0
-        self._heap: list[tuple[int, int, Deed]] = []
+        self._heap: list[tuple[int, int, Callback]] = []
         self._asked = 0
 
-    def after(self, wait_ms: int, deed: Deed) -> None:
-        """Plan a deed ``wait_ms`` from now."""
-        self.at(self.now_ms + max(0, wait_ms), deed)
+    def after(self, wait_ms: int, callback: Callback) -> None:
+        """Plan a callback ``wait_ms`` from now."""
+        self.at(self.now_ms + max(0, wait_ms), callback)
 
-    def at(self, at_ms: int, deed: Deed) -> None:
-        """Plan a deed; one in the past happens now."""
-        heapq.heappush(self._heap, (max(at_ms, self.now_ms), self._asked, deed))
+    def at(self, at_ms: int, callback: Callback) -> None:
+        """Plan a callback; one in the past is called now."""
+        heapq.heappush(self._heap, (max(at_ms, self.now_ms), self._asked, callback))
         self._asked += 1
 
     def run(self, until: Callable[[], bool], limit_ms: Milliseconds) -> bool:
-        """Do deeds until ``until`` holds; false when time or work ran out first."""
+        """Call back until ``until`` holds; false when time or work ran out first."""
         while not until():
             if not self._heap or self._heap[0][0] > limit_ms:
                 return False
-            at_ms, _, deed = heapq.heappop(self._heap)
+            at_ms, _, callback = heapq.heappop(self._heap)
             self.now_ms = Milliseconds(at_ms)
             self.done += 1
-            deed()
+            callback()
         return True
 
 
@@ -57,8 +57,8 @@ _WIRE_BITS_A_BYTE = 8 * (1 + STREAM_OVERHEAD) * (1 + PACKET_HEADER_BYTES / 1448)
 class SharedTransfer:
     """One transfer."""
 
-    def __init__(self, deed: Deed) -> None:
-        self.deed = deed
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
         self.bits_per_ms = 0.0
         self.kind = 0
         self.is_gone = False
@@ -110,9 +110,9 @@ class SharedLink:
         self._wakes_ms = -1
 
     def begin(self, move: SharedTransfer, size_bytes: Bytes, own_ms: Milliseconds) -> None:
-        """Begin a transfer that takes ``own_ms`` on its own path; its deed is called at its end."""
+        """Begin a transfer that takes ``own_ms`` on its own path, and call back at its end."""
         if not self._bits_per_ms:
-            self._agenda.after(own_ms, lambda: None if move.is_gone else move.deed())
+            self._agenda.after(own_ms, lambda: None if move.is_gone else move.callback())
             return
         now_ms = self._agenda.now_ms
         move.bits_per_ms = max(1, size_bytes) * _WIRE_BITS_A_BYTE / max(1, own_ms)
@@ -174,7 +174,7 @@ class SharedLink:
         if soonest_ms < inf:
             self._wake_at(at_ms + max(1, ceil(soonest_ms - _CLOSE_MS)) + self._late_ms)
         for _, move in sorted(ended, key=itemgetter(0)):
-            move.deed()
+            move.callback()
 
     def _share(self) -> None:
         """Max-min: who wants less than an equal share gets it all, the others share the rest."""

@@ -18,6 +18,7 @@ from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements import Domain, terms_of
 from hypergpu.units import Milliseconds
+from netsim.link import LinkCourse
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import (
     COORDINATOR,
@@ -31,9 +32,9 @@ from netsim.network.world import (
 )
 from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
 from netsim.virtual.invariants import step_violations, violations
-from netsim.virtual.node_actor import Ills, NodeActor
-from netsim.virtual.node_link import CoordinatorLine, Gauges, NodeLink
-from netsim.virtual.sharing import Agenda, Deed
+from netsim.virtual.node_actor import NodeActor, NodeFaults
+from netsim.virtual.node_link import CoordinatorLine, NodeLink, NodeMeasurements
+from netsim.virtual.sharing import Agenda, Callback
 from netsim.virtual.worlds import SimulatedWorld, drawn_description
 
 _HORIZON_US = 1 << 60
@@ -101,11 +102,11 @@ def _impair(node: NodeActor, fault: WorldFault, *, is_over: bool) -> None:
         case SlowDeviceFault(factor=factor):
             node.step_ms *= 1 / factor if is_over else factor
         case SlowDiskFault(bytes_per_s=rate):
-            node.ills = replace(node.ills, disk_bytes_per_s=0 if is_over else rate)
+            node.faults = replace(node.faults, disk_bytes_per_s=0 if is_over else rate)
         case CorruptFault(percent=percent):
-            node.ills = replace(node.ills, corruption=0.0 if is_over else percent / 100)
+            node.faults = replace(node.faults, corruption=0.0 if is_over else percent / 100)
         case LieFault(factor=factor):
-            node.ills = replace(node.ills, lie=1.0 if is_over else factor)
+            node.faults = replace(node.faults, lie=1.0 if is_over else factor)
         case _:
             pass
 
@@ -132,7 +133,7 @@ class WorldOutcome(msgspec.Struct, frozen=True):
     journals: dict[JobId, Digest]
     models: dict[JobId, Digest | None]
     rounds: int
-    deeds: int
+    callbacks: int
     virtual_ms: Milliseconds
     round_ms: dict[JobId, tuple[int, ...]]
     """How long each round took, as the journal has it: from its opening to its model."""
@@ -170,13 +171,13 @@ class Simulation:
         self._agenda = Agenda()
         self._open_jobs = len(world.jobs)
         self._model_ms = world.sizes.whole * 1000 // MODEL_BYTES_PER_S
-        gauges = Gauges(
+        measurements = NodeMeasurements(
             self._agenda,
             world.sizes.for_plans(),
             seed=world.seed,
             line_bits_per_s=self._description.coordinator.down.bits_per_s,
         )
-        self._coordinator = CoordinatorActor(self._agenda, gauges, world.sizes, self._watch)
+        self._coordinator = CoordinatorActor(self._agenda, measurements, world.sizes, self._watch)
         self._coordinator.model_ms = self._model_ms
         self._line = CoordinatorLine(self._agenda, self._description.coordinator)
         self._nodes = [self._node(each) for each in self._description.nodes]
@@ -207,7 +208,7 @@ class Simulation:
                 job_id: job.model.blob.digest if job.model else None for job_id, job in jobs.items()
             },
             rounds=sum(job.model.round for job in jobs.values() if job.model),
-            deeds=self._agenda.done,
+            callbacks=self._agenda.done,
             virtual_ms=self._agenda.now_ms,
             round_ms={job_id: tuple(each) for job_id, each in self._coordinator.round_ms.items()},
             transfers={
@@ -219,14 +220,14 @@ class Simulation:
 
     def _node(self, described: NodeDescription) -> NodeActor:
         key = partial(self._description.key, entity=described.name)
-        course = described.shape.course(key("link"))
+        course = LinkCourse(described.shape, key=key("link"))
         link = NodeLink(self._agenda, course, random.Random(key("transfers")), self._line)
         dice = random.Random(key("node"))
         node = NodeActor(NodeId(described.name), self._agenda, self._coordinator, link, dice)
         node.step_ms = max(described.step_floor_ms, dice.randint(*self._world.step_ms))
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
-        node.ills = Ills(worker_death=self._world.faults.worker_death)
+        node.faults = NodeFaults(worker_death=self._world.faults.worker_death)
         node.starting_ms = self._world.faults.starting_ms
         return node
 
@@ -247,15 +248,15 @@ class Simulation:
         self._plan_fault(self._world.faults.coordinator_crash_ms, self._crash_coordinator)
         self._agenda.after(_RESUME_EACH_MS, self._resume)
 
-    def _plan_fault(self, mean_ms: int, deed: Deed) -> None:
+    def _plan_fault(self, mean_ms: int, callback: Callback) -> None:
         """A Poisson process of faults that ends when the world says so."""
         if not mean_ms:
             return
         wait_ms = 1 + int(self._dice.expovariate(1 / mean_ms))
 
         def strike() -> None:
-            deed()
-            self._plan_fault(mean_ms, deed)
+            callback()
+            self._plan_fault(mean_ms, callback)
 
         if self._agenda.now_ms + wait_ms < self._world.faults_until_ms:
             self._agenda.after(wait_ms, strike)

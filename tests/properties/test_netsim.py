@@ -15,6 +15,7 @@ from netsim.link import (
     LinkCourse,
     LinkDirection,
     RateShape,
+    Shape,
     Variation,
     WanderingDelay,
 )
@@ -86,9 +87,12 @@ def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
     up: LinkDirection, down: LinkDirection, variation: Variation, asked_us: list[int]
 ) -> None:
     link = Link(up=up, down=down)
-    course = LinkCourse(link, variation, key="same")
+    course = LinkCourse(Shape(link=link, variation=variation), key="same")
     found = [course.at(now_us) for now_us in asked_us]
-    assert found == [LinkCourse(link, variation, key="same").at(now_us) for now_us in asked_us]
+    assert found == [
+        LinkCourse(Shape(link=link, variation=variation), key="same").at(now_us)
+        for now_us in asked_us
+    ]
 
 
 @settings(max_examples=25)
@@ -96,7 +100,9 @@ def test_course_at_a_moment_does_not_depend_on_what_was_asked_before(
 def test_link_is_the_one_of_the_last_change(
     direction: LinkDirection, variation: Variation, asked_us: list[int]
 ) -> None:
-    course = LinkCourse(Link(up=direction, down=direction), variation, key="k")
+    course = LinkCourse(
+        Shape(link=Link(up=direction, down=direction), variation=variation), key="k"
+    )
     for now_us in asked_us:
         later_us = course.next_change_us(now_us)
         assert later_us > now_us
@@ -111,7 +117,10 @@ def test_same_numbers_on_every_machine() -> None:
     wander = WanderingDelay(direction, key="1/jitter/attic")
     assert [wander.at(second * 1_000_000) for second in range(4)] == [27849, 26682, 25204, 22975]
     shape = RateShape(variation=0.5, correlation=0.8, every_ms=Milliseconds(1000))
-    course = LinkCourse(Link(up=direction, down=direction), Variation(rate=shape), key="1/attic")
+    course = LinkCourse(
+        Shape(link=Link(up=direction, down=direction), variation=Variation(rate=shape)),
+        key="1/attic",
+    )
     rates = [link.up.bits_per_s for _, link in course.changes(4_000_000)]
     assert rates == [10879899, 14465620, 12113686, 11965735]
 

@@ -14,7 +14,7 @@ from hypergpu.jobfile.spec import Aware, JobSpec, Outer, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
-from netsim.virtual.node_link import Gauges
+from netsim.virtual.node_link import NodeMeasurements
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
@@ -190,16 +190,16 @@ SIZES = TransferSizes(whole=SCHEMES["fp32"], schemes=SCHEMES).for_plans()
 
 def plan(line_bits_per_s: int) -> RoundPlan:
     """Two nodes that end together and upload at 10 Mbit/s each, where nobody is in their way."""
-    gauges = Gauges(Agenda(), SIZES, seed=0, line_bits_per_s=line_bits_per_s)
-    gauges.is_needed = True
+    measurements = NodeMeasurements(Agenda(), SIZES, seed=0, line_bits_per_s=line_bits_per_s)
+    measurements.is_needed = True
     now_ms = Milliseconds(0)
     for node in NODES:
-        gauges.note(node, StepTime(now_ms, 100, Milliseconds(10_000)))
+        measurements.note(node, StepTime(now_ms, 100, Milliseconds(10_000)))
         for way in TransferDirection:
             moved = TransferTime(now_ms, way, Bytes(1_250_000), Microseconds(1_000_000), 4)
-            gauges.note(node, moved)
+            measurements.note(node, moved)
     work = Samples(1_000_000)
-    return gauges.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
+    return measurements.plan_round_now(PlanRequest(1, now_ms, AWARE, NODES, Samples(0), work), {})
 
 
 def test_uploads_that_would_crowd_the_line_wait_for_each_other() -> None:

@@ -393,12 +393,12 @@ def _receive_all(receiver: socket.socket) -> list[bytes]:
         return received
 
 
-async def test_a_deed_that_fails_stops_no_other() -> None:
+async def test_a_callback_that_fails_stops_no_other() -> None:
     loop = asyncio.get_running_loop()
     told: list[object] = []
     loop.set_exception_handler(lambda _loop, context: told.append(context.get("exception")))
     clock, is_done = LoopClock(loop), asyncio.Event()
-    failure = ValueError("no such deed")
+    failure = ValueError("no such callback")
 
     def fail() -> None:
         raise failure

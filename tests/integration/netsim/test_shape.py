@@ -277,7 +277,7 @@ async def test_a_line_that_is_no_request_is_answered_and_the_next_one_heard() ->
         reader, writer = await asyncio.open_unix_connection(sites.control)
         for line in (b"nonsense\n", b'{"type": "explode"}\n', b'{"type": "reset"}\n'):
             writer.write(line)
-            assert b"no request" in await reader.readline()
+            assert b"does not understand" in await reader.readline()
         writer.write(b'{"type": "verdict"}\n')
         assert b"sentence" in await reader.readline()
         writer.close()

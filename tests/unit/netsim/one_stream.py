@@ -7,7 +7,7 @@ from coordinator.core.transfer.forecast import Window
 from coordinator.core.transfer.tcp import CongestionControl
 from hypergpu.units import Microseconds
 from netsim.link import LinkDirection
-from netsim.proxy.hops import Deed, Hop, HopPath
+from netsim.proxy.hops import Callback, Hop, HopPath
 from netsim.proxy.stream import ProxyStream, StreamEnd
 
 STEPS_MAX = 1_000_000
@@ -18,11 +18,11 @@ class InstantClock:
 
     def __init__(self) -> None:
         self.now_us = Microseconds(0)
-        self._heap: list[tuple[int, int, Deed]] = []
+        self._heap: list[tuple[int, int, Callback]] = []
         self._asked = 0
 
-    def at(self, due_us: int, deed: Deed) -> None:
-        heapq.heappush(self._heap, (max(due_us, self.now_us), self._asked, deed))
+    def at(self, due_us: int, callback: Callback) -> None:
+        heapq.heappush(self._heap, (max(due_us, self.now_us), self._asked, callback))
         self._asked += 1
 
     def run(self, until_us: int | None = None) -> None:
@@ -30,9 +30,9 @@ class InstantClock:
         for _ in range(STEPS_MAX):
             if not self._heap or (until_us is not None and self._heap[0][0] > until_us):
                 break
-            due_us, _, deed = heapq.heappop(self._heap)
+            due_us, _, callback = heapq.heappop(self._heap)
             self.now_us = Microseconds(due_us)
-            deed()
+            callback()
         if until_us is not None:
             self.now_us = Microseconds(until_us)
 

@@ -6,6 +6,7 @@ from statistics import correlation, fmean, pstdev
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
@@ -24,7 +25,6 @@ from netsim.link import (
     RateShape,
     Shape,
     TraceRow,
-    Variation,
     WanderingDelay,
     csv_trace,
     loss_events_per_packet,
@@ -75,7 +75,7 @@ DAY_US = 86_400_000_000
 
 @pytest.mark.parametrize("entry", PROFILES.values(), ids=list(PROFILES))
 def test_profile_is_possible_over_minutes_and_says_its_source(entry: Profile) -> None:
-    course = LinkCourse(entry.shape.link, entry.shape.variation, key="seed/node")
+    course = LinkCourse(entry.shape, key="seed/node")
     assert all(link.rtt_us >= 500 for _, link in course.changes(300_000_000))
     assert entry.source
     assert entry.churn in {"", *CHURN_CLASSES}
@@ -83,7 +83,7 @@ def test_profile_is_possible_over_minutes_and_says_its_source(entry: Profile) ->
 
 def test_starlink_loses_more_for_half_a_second_each_fifteen() -> None:
     entry = profile("starlink")
-    course = LinkCourse(entry.shape.link, entry.shape.variation, key="seed/node")
+    course = LinkCourse(entry.shape, key="seed/node")
     assert course.at(15_100_000).up.loss == pytest.approx(0.14)
     assert course.at(15_600_000).up.loss == pytest.approx(0.007)
     assert course.at(1_000_000).down.bits_per_s != course.at(16_000_000).down.bits_per_s
@@ -91,7 +91,7 @@ def test_starlink_loses_more_for_half_a_second_each_fifteen() -> None:
 
 def test_cable_is_slower_in_the_evening() -> None:
     entry = profile("home-cable")
-    course = LinkCourse(entry.shape.link, entry.shape.variation, key="k", starts_at_hour=20.0)
+    course = LinkCourse(replace(entry.shape, starts_at_hour=20.0), key="k")
     assert course.at(0).down.bits_per_s == 140_000_000
 
 
@@ -202,7 +202,7 @@ def test_trace_begins_again_after_its_period() -> None:
 
 def test_csv_sets_what_it_names_and_leaves_the_rest() -> None:
     raw = b"time_s, down_mbit_s, delay_ms, loss_percent, burst_packets\n0, 8, 30, 2, 4\n\n1, 0,,,\n"
-    course = LinkCourse(LINK, Variation(), key="x", traces=(csv_trace(raw, "t.csv"),))
+    course = LinkCourse(Shape(link=LINK, traces=(csv_trace(raw, "t.csv"),)), key="x")
     first, second = (link for _, link in course.changes(2_000_000))
     assert (first.down.bits_per_s, first.up.bits_per_s) == (8_000_000, 1_000_000)
     assert (first.up.delay_us, first.up.loss, first.up.burst_packets) == (30_000, 0.02, 4)

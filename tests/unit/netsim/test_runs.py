@@ -9,7 +9,7 @@ import pytest
 
 from hypergpu.jobfile import JobFileError, parse_job
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from netsim.link import Link, LinkCourse, LinkDirection, NetsimError, Variation
+from netsim.link import Link, LinkCourse, LinkDirection, NetsimError, Shape
 from netsim.network.world import WorldDescription
 from netsim.network.world_file import parse_world
 from netsim.run.choices import (
@@ -109,7 +109,7 @@ def test_a_lan_has_the_same_nodes_and_nothing_goes_wrong(world: str) -> None:
     found = chosen_world(Choices(world=world, is_near=True))
     assert [node.name for node in found.nodes] == ["van-1", "van-2"]
     assert {node.profile for node in found.nodes} == {"lan"}
-    assert all(node.shape.variation == Variation() and node.churn is None for node in found.nodes)
+    assert all(not node.shape.varies and node.churn is None for node in found.nodes)
     assert all(node.step_floor_ms == 0 for node in found.nodes)
     assert found.faults == ()
 
@@ -203,7 +203,7 @@ LINK = Link(up=FAST, down=FAST)
 
 def test_a_cut_at_the_end_of_a_transfer_tells_of_it_once() -> None:
     agenda = Agenda()
-    course = LinkCourse(LINK, Variation(), key="1/link/a")
+    course = LinkCourse(Shape(link=LINK), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
     deliver: list[str] = []
 
@@ -219,7 +219,7 @@ def test_a_cut_at_the_end_of_a_transfer_tells_of_it_once() -> None:
 
 def test_a_cut_ends_a_transfer_at_once() -> None:
     agenda = Agenda()
-    course = LinkCourse(LINK, Variation(), key="1/link/a")
+    course = LinkCourse(Shape(link=LINK), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
     took: list[int] = []
     link.move(TransferWay.UP, Bytes(100_000_000), took.append, wait_ms=0)
@@ -233,7 +233,7 @@ def bad_link() -> NodeLink:
     lossy = LinkDirection(
         delay_us=Microseconds(50_000), bits_per_s=100_000_000, loss=0.02, burst_packets=4.0
     )
-    course = LinkCourse(Link(up=lossy, down=FAST), Variation(), key="1/link/a")
+    course = LinkCourse(Shape(link=Link(up=lossy, down=FAST)), key="1/link/a")
     return NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
 
 
@@ -257,6 +257,6 @@ def test_several_connections_carry_more_over_a_line_that_loses() -> None:
 
 def test_several_connections_carry_no_more_than_the_line_does() -> None:
     agenda = Agenda()
-    course = LinkCourse(LINK, Variation(), key="1/link/a")
+    course = LinkCourse(Shape(link=LINK), key="1/link/a")
     link = NodeLink(agenda, course, random.Random(1), CoordinatorLine(agenda, LINK))
     assert link.transfer_ms(TransferWay.UP, Bytes(25_000_000), 8) >= 2_000

@@ -8,11 +8,11 @@ import pytest
 
 from hypergpu.units import Microseconds
 from netsim.emulation.namespaces import host_address
-from netsim.emulation.requests import Condition, SetCondition, SetShape
+from netsim.emulation.requests import Condition, LinkRequestFailed, SetCondition, SetShape
 from netsim.link import STALLED_BITS_PER_S, Link, LinkDirection, Shape
 from netsim.tunnel.router import Router
 from netsim.tunnel.stage import Calendar, LinkStage
-from netsim.tunnel.tunnel import TunnelPlan, TunnelPort, packed_address
+from netsim.tunnel.tunnel import RouterStatistics, TunnelPlan, TunnelPort, packed_address
 
 S_NS = 10**9
 # So long that no busy machine makes a packet due before a test says so.
@@ -109,6 +109,18 @@ def test_a_cut_loses_nothing_of_others(hosts: Hosts) -> None:
     hosts.router.obey(SetCondition("b", Condition.OPEN))
     hosts.reach(30 * S_NS)
     assert hosts.read_packets("b") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b'{"type":"set","name":"a","shape":{"link":{"up":{"delay_us":-1,"bits_per_s":0}}}}',
+    ],
+)
+def test_an_impossible_request_fails_alone(hosts: Hosts, line: bytes) -> None:
+    assert isinstance(hosts.router.obey_line(line), LinkRequestFailed)
+    assert isinstance(hosts.router.obey_line(b'{"type":"statistics"}'), RouterStatistics)
 
 
 def test_what_was_due_before_a_request_is_done_before_it(hosts: Hosts) -> None:
