@@ -61,7 +61,7 @@ STEPS_WITHOUT_PROGRESS = 20
 def train_fetched(session: NodeSession, event: events.InputsFetched) -> SessionStep:
     """Train once the worker is free."""
     work = session.work
-    if not isinstance(work, Fetching) or work.assignment.lease != event.lease:
+    if not isinstance(work, Fetching):
         return SessionStep(session)
     training = replace(session, work=Training(work.assignment, work.start))
     return _begin_training(training, event.at_ms)
@@ -324,6 +324,16 @@ _HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep
     events.DrainRequested: drain,
     events.StopRequested: stop,
 }
+_WORK: dict[type[events.NodeEvent], type[Fetching | Uploading]] = {
+    events.InputsFetched: Fetching,
+    events.FetchBroken: Fetching,
+    events.FetchRejected: Fetching,
+    events.UploadAccepted: Uploading,
+    events.UploadLate: Uploading,
+    events.UploadRejected: Uploading,
+    events.UploadBroken: Uploading,
+}
+"""The work that the end of a transfer belongs to; for other work, or another lease, it is late."""
 _TIMER_HANDLERS: dict[events.Timer, Callable[[NodeSession, events.TimerFired], SessionStep]] = {
     events.Timer.RECONNECT: advance_link,
     events.Timer.RETRY: retry_transfer,
@@ -346,4 +356,10 @@ def _advance(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     if isinstance(event, _FROM_COORDINATOR) and not session.is_connected:
         # The stream of this message broke since; the next stream repeats what still holds.
         return SessionStep(session)
+    if (work := _WORK.get(type(event))) is not None and not _is_at(session, work, event):
+        return SessionStep(session)
     return _HANDLERS[type(event)](session, event)
+
+
+def _is_at(session: NodeSession, work: type[Fetching | Uploading], event: Any) -> bool:
+    return isinstance(session.work, work) and session.work.assignment.lease == event.lease

@@ -195,8 +195,8 @@ class FetchInputs(NodeCommand, frozen=True):
     assignment: Assignment
 
 
-class StopFetch(NodeCommand, frozen=True):
-    """Stop fetching the inputs of a lease. Bytes that arrived stay cached."""
+class StopTransfer(NodeCommand, frozen=True):
+    """Stop the download or the upload of a lease. Bytes that arrived stay where they are."""
 
     lease: Lease
 
@@ -238,12 +238,6 @@ class SendUpdate(NodeCommand, frozen=True):
     assignment: Assignment
     """The work, under its newest lease."""
     update: TrainedUpdate
-
-
-class StopUpload(NodeCommand, frozen=True):
-    """Stop sending a lease's update."""
-
-    lease: Lease
 
 
 class HandBack(NodeCommand, frozen=True):

@@ -103,12 +103,10 @@ def drop_work(session: NodeSession) -> SessionStep:
     """Stop the current work without a word to the coordinator."""
     free = replace(session, work=Idle(), worker=session.worker.for_other_work())
     match session.work:
-        case Fetching(assignment=assignment):
-            return SessionStep(free, (state.StopFetch(assignment.lease),))
+        case Fetching(assignment=assignment) | Uploading(assignment=assignment):
+            return SessionStep(free, (state.StopTransfer(assignment.lease),))
         case Training(assignment=assignment) if session.worker.busy == assignment.lease:
             return SessionStep(free, (state.AbortTraining(assignment.lease),))
-        case Uploading(assignment=assignment):
-            return SessionStep(free, (state.StopUpload(assignment.lease),))
         case _:
             return SessionStep(free)
 
@@ -164,16 +162,12 @@ def delete_released(session: NodeSession) -> SessionStep:
 
 def finish_upload(session: NodeSession, event: events.UploadAccepted) -> SessionStep:
     """Note that the coordinator holds the update, and take up the next work."""
-    if not _is_uploading(session, event.lease):
-        return SessionStep(session)
     memory = with_accepted(session.memory, event.lease)
     return begin_next(replace(session, work=Idle(), memory=memory))
 
 
-def drop_late_update(session: NodeSession, event: events.UploadLate) -> SessionStep:
+def drop_late_update(session: NodeSession, _: events.UploadLate) -> SessionStep:
     """Drop an update that nobody waits for any more."""
-    if not _is_uploading(session, event.lease):
-        return SessionStep(session)
     return drop_work(session).then(begin_next)
 
 
@@ -181,15 +175,7 @@ def hand_back_rejected(
     session: NodeSession, event: events.FetchRejected | events.UploadRejected
 ) -> SessionStep:
     """Hand back work whose inputs are not to be had or whose update is rejected."""
-    work = session.work
-    kind = Fetching if isinstance(event, events.FetchRejected) else Uploading
-    if not isinstance(work, kind) or work.assignment.lease != event.lease:
-        return SessionStep(session)
     return give_up(session, event.reason).then(begin_next)
-
-
-def _is_uploading(session: NodeSession, lease: Lease) -> bool:
-    return isinstance(session.work, Uploading) and session.work.assignment.lease == lease
 
 
 def retry_later(
@@ -197,10 +183,7 @@ def retry_later(
 ) -> SessionStep:
     """Try the transfer again after a while; without a link, once there is one."""
     work = session.work
-    kind = Fetching if isinstance(event, events.FetchBroken) else Uploading
-    if not isinstance(work, kind) or not session.is_connected:
-        return SessionStep(session)
-    if work.assignment.lease != event.lease:
+    if not isinstance(work, Fetching | Uploading) or not session.is_connected:
         return SessionStep(session)
     attempt = 0 if event.has_progressed else work.attempt
     key = f"{session.node}/{event.lease.job_id}"

@@ -231,12 +231,10 @@ class Daemon:
                 self._link.open(working)
             case state.FetchInputs(assignment=assignment):
                 self._transfers.fetch(assignment)
-            case state.StopFetch(lease=lease):
-                self._transfers.stop_fetch(lease)
             case state.SendUpdate():
                 self._transfers.upload(command)
-            case state.StopUpload(lease=lease):
-                self._transfers.stop_upload(lease)
+            case state.StopTransfer(lease=lease):
+                self._transfers.stop(lease)
             case _:
                 if (message := command_message(command)) is not None:
                     self._link.send(message)

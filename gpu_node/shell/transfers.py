@@ -294,17 +294,15 @@ class TransferTasks:
         """Fetch the inputs of an assignment, unless that is under way."""
         self._begin("fetch", assignment.lease, lambda calls: self._fetch(calls, assignment))
 
-    def stop_fetch(self, lease: Lease) -> None:
-        """Stop fetching them."""
-        self._end("fetch", lease)
-
     def upload(self, command: SendUpdate) -> None:
         """Send an update, unless that is under way."""
         self._begin("upload", command.assignment.lease, lambda calls: self._upload(calls, command))
 
-    def stop_upload(self, lease: Lease) -> None:
-        """Stop sending it."""
-        self._end("upload", lease)
+    def stop(self, lease: Lease) -> None:
+        """Stop the transfers of a lease."""
+        for kind in ("fetch", "upload"):
+            if (task := self._tasks.pop((kind, lease), None)) is not None:
+                task.cancel()
 
     async def close(self) -> None:
         """End every task."""
@@ -327,11 +325,6 @@ class TransferTasks:
         task = asyncio.create_task(self._run((kind, lease), lambda: transfer(calls)), name=kind)
         task.add_done_callback(self._event_queue.check_task)
         self._tasks[kind, lease] = task
-
-    def _end(self, kind: str, lease: Lease) -> None:
-        task = self._tasks.pop((kind, lease), None)
-        if task is not None:
-            task.cancel()
 
     async def _run(
         self,

@@ -98,8 +98,9 @@ class NodeWorld:
             self.fetching.append(command.assignment.lease)
 
     @perform.register
-    def _(self, command: state.StopFetch) -> None:
+    def _(self, command: state.StopTransfer) -> None:
         self.fetching = [lease for lease in self.fetching if lease != command.lease]
+        self.uploading.pop(command.lease, None)
 
     @perform.register
     def _(self, command: state.StartTraining) -> None:
@@ -134,10 +135,6 @@ class NodeWorld:
     def _(self, command: state.SendUpdate) -> None:
         assert self.session.is_connected
         self.uploading[command.assignment.lease] = command.update
-
-    @perform.register
-    def _(self, command: state.StopUpload) -> None:
-        self.uploading.pop(command.lease, None)
 
     @perform.register
     def _(self, command: state.HandBack) -> None:
