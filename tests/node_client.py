@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobKey, TokenId
 from hypergpu.statements import Contribution, shard_digest
 from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.credentials import parse_token
+from hypergpu.wire.errors import error_in
 from hypergpu.wire.messages import terms_value
 
 if TYPE_CHECKING:
@@ -26,12 +27,9 @@ NOBODY_LOST = ("--lost-after-ms", "300000")
 
 def reason_of(broken: Any) -> str:
     """The name of the numbered reason in a refused call."""
-    packed = dict(broken.trailing_metadata() or ()).get("grpc-status-details-bin")
-    assert isinstance(packed, bytes), broken
-    found = error_details_pb2.ErrorInfo()
-    assert status_pb2.Status.FromString(packed).details[0].Unpack(found)
-    assert found.domain == "hypergpu"
-    return str(found.reason)
+    found = error_in(broken.trailing_metadata())
+    assert isinstance(found, HyperGPUError), broken
+    return found.reason.name
 
 
 def async_stub(channel: grpc.aio.Channel) -> "NodeServiceAsyncStub":

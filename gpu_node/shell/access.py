@@ -3,15 +3,12 @@ renewal.
 """
 
 import asyncio
-import ipaddress
 from typing import NamedTuple
 
 import grpc
 import msgspec
 import structlog
 from cryptography import x509
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from gpu_node.shell.calls import Calls, Metadata, reject_other_version, version_message
 from gpu_node.shell.route import BbrRoute
@@ -24,11 +21,19 @@ from gpu_node.shell.state import (
     tls_key_pem,
 )
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
-from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.streams import PROTOCOL_ENTRY, unix_ms, write_durably
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.credentials import TLS_NAME, Role, Token, fetch_authority, split_address
+from hypergpu.wire.credentials import (
+    TLS_NAME,
+    Role,
+    Token,
+    fetch_authority,
+    reject_distant_plaintext,
+    split_address,
+)
+from hypergpu.wire.errors import error_in
 from hypergpu.wire.network import BBR
 
 OPTIONS: tuple[tuple[str, str | int], ...] = (
@@ -75,46 +80,17 @@ def open_channel(address: str, credentials: TlsCredentials | None) -> grpc.aio.C
     return grpc.aio.secure_channel(address, secured, options=(*OPTIONS, named))
 
 
-def reject_distant_plaintext(address: str) -> None:
-    """Reject plaintext to any other machine than this one.
-
-    Raises:
-        HyperGPUError: AUTHORITY_MISMATCH.
-    """
-    host, _ = split_address(address)
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
-        detail = f"the token names no CA, so {address} would be spoken to without encryption"
-        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
-
-
-_DETAILS_KEY = "grpc-status-details-bin"
-
-
 def rejection_in(broken: Exception) -> HyperGPUError | None:
     """The numbered error, if it is one or the coordinator rejected a call with one."""
     if isinstance(broken, HyperGPUError):
         return broken
     if not isinstance(broken, grpc.aio.AioRpcError):
         return None
-    packed = dict(broken.trailing_metadata() or ()).get(_DETAILS_KEY)
-    if not isinstance(packed, bytes):
-        return None
-    found = error_details_pb2.ErrorInfo()
-    try:
-        status = status_pb2.Status.FromString(packed)
-        if not any(detail.Unpack(found) for detail in status.details):
-            return None
-    except DecodeError:
-        return None
-    detail = found.metadata["detail"] or status.message
-    if found.reason in Reason.__members__:
-        return HyperGPUError(Reason[found.reason], detail, fix=found.metadata["fix"])
-    # A newer coordinator has reasons that this node does not know: its text is complete.
-    return HyperGPUError(Reason.CALL_BROKEN, f"{found.reason}: {detail}")
+    found = error_in(broken.trailing_metadata())
+    if isinstance(found, RemoteFailureError):
+        # A newer coordinator has reasons that this node does not know: its text is complete.
+        return HyperGPUError(Reason.CALL_BROKEN, f"{found.number}: {found.detail}", fix=found.fix)
+    return found
 
 
 def describe_error(broken: Exception) -> str:

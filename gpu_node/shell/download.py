@@ -12,13 +12,14 @@ from weakref import WeakValueDictionary
 import structlog
 
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import CHUNK_BYTES, BlobPiece, Calls, Measurements, TransferTimer
+from gpu_node.shell.calls import Calls, Measurements, TransferTimer
 from hypergpu.crypto import RunningDigest, digest_of, running_digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.statements import BlobRef
 from hypergpu.streams import PIECE_BYTES, STRIPE_BYTES_MIN, StallTimeout, transfer_timeout_s
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES, BlobPiece
 
 
 async def limit_stalls(

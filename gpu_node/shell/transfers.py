@@ -17,12 +17,10 @@ from gpu_node.core.state import SendUpdate
 from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (
-    CHUNK_BYTES,
     Calls,
     Measurements,
     TransferTimer,
     contribution,
-    encode_chunk,
     update_header,
 )
 from gpu_node.shell.control import ControlLink, EventQueue, gather_or_cancel
@@ -35,7 +33,9 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements import Assignment, Lease, separator_of
 from hypergpu.streams import PIECE_BYTES, Stripe, monotonic_ms, most_stripes, transfer_timeout_s
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES, encode_chunk
 
+_CHUNK_FIELD = node_pb2.SubmitUpdateRequest.CHUNK_FIELD_NUMBER
 _READ_BYTES = 4 * CHUNK_BYTES
 _IN_FLIGHT_BYTES = 4 << 20
 """Bytes that the transport may have taken without any of them having arrived."""
@@ -189,7 +189,7 @@ class Uploader:
                 view = memoryview(block)
                 for start in range(0, len(block), chunk_bytes):
                     piece = view[start : start + chunk_bytes]
-                    yield encode_chunk(offset + start, piece)
+                    yield encode_chunk(_CHUNK_FIELD, offset + start, piece)
                     self._sent_bytes += piece.nbytes
                 offset += len(block)
         finally:

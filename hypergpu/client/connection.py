@@ -5,7 +5,6 @@ The secret travels only after the CA's digest was checked against the token.
 """
 
 import asyncio
-import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -14,8 +13,6 @@ from typing import Any, Self
 
 import grpc
 import msgspec
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 from hypergpu.client.settings import (
     ResolvedSetting,
@@ -25,7 +22,7 @@ from hypergpu.client.settings import (
     token_setting,
 )
 from hypergpu.crypto import digest_of
-from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
@@ -36,10 +33,11 @@ from hypergpu.wire.credentials import (
     authorization,
     fetch_authority,
     parse_token,
+    reject_distant_plaintext,
     split_address,
 )
+from hypergpu.wire.errors import error_in
 
-DETAILS_KEY = "grpc-status-details-bin"
 RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY})
 """Reasons that a coordinator gives while it is being restarted: trying again may help."""
 AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
@@ -47,7 +45,7 @@ AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 
 def explanation(broken: grpc.aio.AioRpcError, address: str) -> Exception:
     """What a failed call means, as an exception to raise."""
-    if (numbered := _numbered_error(broken)) is not None:
+    if (numbered := error_in(broken.trailing_metadata())) is not None:
         return numbered
     code, details = broken.code(), broken.details() or "no details"
     if code in AWAY:
@@ -67,30 +65,6 @@ def explanation(broken: grpc.aio.AioRpcError, address: str) -> Exception:
 def pause_s(idle_tries: int) -> float:
     """How long to wait before trying again: doubled each time, at most 5 s."""
     return float(min(5.0, 0.1 * 2**idle_tries))
-
-
-def _numbered_error(broken: grpc.aio.AioRpcError) -> Exception | None:
-    packed = dict(broken.trailing_metadata() or ()).get(DETAILS_KEY)
-    if not isinstance(packed, bytes):
-        return None
-    found = error_details_pb2.ErrorInfo()
-    try:
-        status = status_pb2.Status.FromString(packed)
-        if not any(detail.Unpack(found) for detail in status.details):
-            return None
-    except DecodeError:
-        return None
-    if found.reason in Reason.__members__:
-        detail, fix = found.metadata["detail"], found.metadata["fix"]
-        return HyperGPUError(Reason[found.reason], detail or status.message, fix=fix)
-    number = found.metadata["number"]
-    if not number.isdecimal():
-        return None
-    return RemoteFailureError(
-        number=int(number),
-        detail=found.metadata["detail"] or status.message,
-        fix=found.metadata["fix"] or "upgrade this program: pip install -U hypergpu",
-    )
 
 
 CONNECT_TIMEOUT_S = 5.0
@@ -169,7 +143,7 @@ async def open_channel(to: ConnectionTarget) -> grpc.aio.Channel:
             not this machine.
     """
     if not to.token.authority:
-        _check_loopback(to.address)
+        reject_distant_plaintext(to.address)
         return grpc.aio.insecure_channel(to.address, options=OPTIONS)
     authority = await asyncio.to_thread(_authority, to.address, to.token.authority)
     options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
@@ -218,17 +192,6 @@ def _hangs_up(address: str, pem: bytes) -> bool:
         return True
     except OSError:
         return False
-
-
-def _check_loopback(address: str) -> None:
-    host, _ = split_address(address)
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
-        detail = f"the token names no CA, so {address} would be spoken to without encryption"
-        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)
 
 
 def _authority(address: str, expected: Digest) -> bytes:

@@ -13,6 +13,7 @@ authority's digest against what the address presents before the secret leaves th
 import base64
 import binascii
 import contextlib
+import ipaddress
 import re
 import select
 import socket
@@ -219,3 +220,25 @@ def _why(broken: Exception) -> str:
     if isinstance(broken, SSL.Error):
         return "it does not speak TLS (a coordinator started with --plaintext, or another program)"
     return str(broken) or type(broken).__name__
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can dial the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def reject_distant_plaintext(address: str) -> None:
+    """Reject plaintext to any other machine than this one.
+
+    Raises:
+        HyperGPUError: AUTHORITY_MISMATCH.
+    """
+    host, _ = split_address(address)
+    if not is_loopback(host):
+        detail = f"the token names no CA, so {address} would be spoken to without encryption"
+        raise HyperGPUError(Reason.AUTHORITY_MISMATCH, detail)

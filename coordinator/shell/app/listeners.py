@@ -237,16 +237,6 @@ def joined_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can dial the address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def is_wildcard(host: str) -> bool:
     """Whether the address stands for every address of this machine."""
     try:

@@ -27,7 +27,6 @@ from coordinator.shell.app.listeners import (
     Servicers,
     check_hosts,
     dialled_hosts,
-    is_loopback,
     joined_address,
 )
 from coordinator.shell.blobs.store import BlobStore
@@ -78,7 +77,7 @@ from hypergpu.statements import SignedReceipt
 from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
-from hypergpu.wire.credentials import Role, Token, parse_token, token_text
+from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
 from hypergpu.wire.messages import receipt_message, terms_message
 
 _RECEIPTS_IN_A_MESSAGE = 100

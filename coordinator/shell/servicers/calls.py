@@ -8,11 +8,9 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 import structlog
-from google.protobuf import any_pb2
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
-from google.rpc import error_details_pb2, status_pb2
 
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.rate import GuessLimiter, Rate, RateLimiter
@@ -26,28 +24,7 @@ from hypergpu.streams import PROTOCOL, PROTOCOL_KEY, SOFTWARE, monotonic_ms, uni
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, parse_authorization
-
-DOMAIN = "hypergpu"
-DETAILS_KEY = "grpc-status-details-bin"
-
-_CODES = {code.name: code for code in grpc.StatusCode}
-
-
-def rich_status(refusal: HyperGPUError) -> status_pb2.Status:
-    """The refusal as `google.rpc.Status` with an `ErrorInfo` of number, detail and fix."""
-    details = error_details_pb2.ErrorInfo(
-        reason=refusal.reason.name,
-        domain=DOMAIN,
-        metadata={
-            "number": str(refusal.reason.number),
-            "detail": refusal.detail,
-            "fix": refusal.fix,
-        },
-    )
-    packed = any_pb2.Any()
-    packed.Pack(details)
-    code = _CODES[refusal.reason.status]
-    return status_pb2.Status(code=code.value[0], message=str(refusal), details=[packed])
+from hypergpu.wire.errors import error_metadata
 
 
 async def abort(
@@ -55,9 +32,9 @@ async def abort(
 ) -> NoReturn:
     """End the call with the refusal."""
     await context.abort(
-        _CODES[refusal.reason.status],
+        grpc.StatusCode[refusal.reason.status],
         str(refusal),
-        trailing_metadata=((DETAILS_KEY, rich_status(refusal).SerializeToString()),),
+        trailing_metadata=error_metadata(refusal),
     )
     raise AssertionError("abort always raises")
 

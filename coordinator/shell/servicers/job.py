@@ -43,6 +43,7 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.chunks import encode_chunk
 from hypergpu.wire.messages import blob_message, blob_value, digest_value, model_message
 
 _PAGE_ENTRIES = 500
@@ -155,7 +156,7 @@ async def export_model(
     if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
     async for start, payload in blob_chunks(services, BlobRange(model.blob.digest, offset)):
-        yield transfer.encode_exported(start, payload)
+        yield encode_chunk(job_pb2.ExportModelResponse.CHUNK_FIELD_NUMBER, start, payload)
 
 
 def _choose_model(job: Job, which: str) -> Model:

@@ -29,7 +29,6 @@ from coordinator.shell.runtime.services import Services, UploadAttempt
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
-    CHUNK_BYTES,
     BlobRange,
     UploadStream,
     end_attempt,
@@ -46,6 +45,7 @@ from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES
 from hypergpu.wire.messages import digest_value
 
 log = structlog.get_logger()

@@ -26,97 +26,25 @@ from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES, BlobPiece, decode_chunk, encode_chunk
 from hypergpu.wire.messages import blob_value
 
-CHUNK_BYTES = 512 << 10
-_FIELD_1_VARINT = 0x08
-_FIELD_1_BYTES = 0x0A
-_FIELD_2_BYTES = 0x12
-
-
-class UploadChunk(NamedTuple):
-    """A chunk as it lies in the received message."""
-
-    offset: int
-    payload: memoryview
-
-
-def encode_fetched(offset: int, payload: memoryview) -> bytes:
-    """`FetchBlobResponse` with one chunk."""
-    return _message(_FIELD_1_BYTES, offset, payload)
-
-
-def encode_exported(offset: int, payload: memoryview) -> bytes:
-    """`ExportModelResponse` with one chunk."""
-    return _message(_FIELD_2_BYTES, offset, payload)
-
-
-def _message(field: int, offset: int, payload: memoryview) -> bytes:
-    head = b"".join(
-        (
-            bytes((_FIELD_1_VARINT,)) + _varint(offset) if offset else b"",
-            bytes((_FIELD_2_BYTES,)),
-            _varint(payload.nbytes),
-        )
-    )
-    return b"".join((bytes((field,)), _varint(len(head) + payload.nbytes), head, payload))
-
-
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _read_varint(raw: memoryview, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = raw[at]
-        number |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return number, at
-        shift += 7
-        if shift > 63:
-            raise IndexError
-
-
-def piece(raw: bytes) -> UploadChunk | None:
-    """The chunk in field 2 of a stream message; None when it is not laid out in the usual way."""
-    view = memoryview(raw)
-    try:
-        if view[0] != _FIELD_2_BYTES:
-            return None
-        size, at = _read_varint(view, 1)
-        if at + size != len(view):
-            return None
-        offset = 0
-        if view[at] == _FIELD_1_VARINT:
-            offset, at = _read_varint(view, at + 1)
-        if view[at] != _FIELD_2_BYTES:
-            return None
-        size, at = _read_varint(view, at + 1)
-    except IndexError:
-        return None
-    return UploadChunk(offset, view[at:]) if at + size == len(view) else None
+_FETCHED = node_pb2.FetchBlobResponse.CHUNK_FIELD_NUMBER
 
 
 def upload_parser(
     message: type[node_pb2.SubmitUpdateRequest | job_pb2.UploadDataRequest],
 ) -> Parser:
-    """Parse a stream of one header and then chunks: gives its message or an `UploadChunk`."""
+    """Parse a stream of one header and then chunks: gives its message or an `BlobPiece`."""
     slow = parser(message)
 
     def parse(raw: bytes) -> object:
-        quick = piece(raw)
+        quick = decode_chunk(message.CHUNK_FIELD_NUMBER, raw)
         if quick is not None:
             return quick
         parsed = slow(raw)
         if parsed.HasField("chunk"):
-            return UploadChunk(parsed.chunk.offset, memoryview(parsed.chunk.payload))
+            return BlobPiece(parsed.chunk.offset, memoryview(parsed.chunk.payload))
         return parsed.header
 
     return parse
@@ -168,8 +96,8 @@ async def store_stream(stream: UploadStream) -> Bytes:
             await asyncio.wait([storing])
 
 
-async def _batch(stream: UploadStream) -> list[UploadChunk]:
-    batch: list[UploadChunk] = []
+async def _batch(stream: UploadStream) -> list[BlobPiece]:
+    batch: list[BlobPiece] = []
     held_bytes = 0
     while held_bytes < stream.batch_bytes:
         asked_ms = monotonic_ms()
@@ -177,7 +105,7 @@ async def _batch(stream: UploadStream) -> list[UploadChunk]:
         if piece is None:
             break
         stream.stall_timeout.note_piece((monotonic_ms() - asked_ms) / 1000)
-        if not isinstance(piece, UploadChunk):
+        if not isinstance(piece, BlobPiece):
             raise HyperGPUError(Reason.REQUEST_INVALID, "a header comes first and only once")
         stream.add_bytes(piece.payload.nbytes)
         batch.append(piece)
@@ -185,7 +113,7 @@ async def _batch(stream: UploadStream) -> list[UploadChunk]:
     return batch
 
 
-def _store(upload: WholeUpload | StripeUpload, batch: list[UploadChunk]) -> None:
+def _store(upload: WholeUpload | StripeUpload, batch: list[BlobPiece]) -> None:
     for piece in batch:
         upload.append(piece.offset, piece.payload)
     failpoint("upload.appended")
@@ -343,7 +271,7 @@ async def fetch_blob(services: Services, node: NodeId, wanted: BlobRange) -> Asy
     is_model = digest in _model_digests(runtime.job)
     try:
         async for start, payload in blob_chunks(services, wanted):
-            yield encode_fetched(start, payload)
+            yield encode_chunk(_FETCHED, start, payload)
             if is_model:
                 runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
     except HyperGPUError as error:
@@ -372,7 +300,7 @@ def _layout_chunks(layout: Layout, wanted: BlobRange) -> Iterator[bytes]:
     wanted.reject_beyond(len(text))
     end = wanted.end or len(text)
     for start in range(wanted.offset, end, wanted.chunk_bytes):
-        yield encode_fetched(start, text[start : min(end, start + wanted.chunk_bytes)])
+        yield encode_chunk(_FETCHED, start, text[start : min(end, start + wanted.chunk_bytes)])
 
 
 async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:

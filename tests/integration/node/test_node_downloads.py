@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import BlobPiece, Calls
+from gpu_node.shell.calls import Calls
 from gpu_node.shell.control import BulkConnections
 from gpu_node.shell.download import Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
@@ -23,6 +23,7 @@ from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.chunks import BlobPiece
 from hypergpu.wire.messages import blob_value
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan

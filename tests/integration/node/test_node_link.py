@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core import events
-from gpu_node.shell.access import Access, reject_distant_plaintext
+from gpu_node.shell.access import Access
 from gpu_node.shell.control import ControlLink, EventQueue
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
@@ -20,7 +20,7 @@ from hypergpu.statements import Domain, Terms
 from hypergpu.streams import PROTOCOL
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.credentials import Role
+from hypergpu.wire.credentials import Role, reject_distant_plaintext
 from hypergpu.wire.messages import assignment_value, lease_message, receipt_message, terms_message
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.proxy.proxies import Proxies

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.access import rejection_in
-from gpu_node.shell.calls import CHUNK_BYTES, Calls, encode_chunk
+from gpu_node.shell.calls import Calls
 from gpu_node.shell.control import BulkConnections
 from gpu_node.shell.state import NonceCounter, StatePaths
 from gpu_node.shell.transfers import Uploader
@@ -17,6 +17,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import PIECE_BYTES
 from hypergpu.units import Bytes, Samples
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES, encode_chunk
 from tests.integration.node.fake_coordinator import (
     Served,
     calls_to,
@@ -180,7 +181,7 @@ async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
         taken.append("header")
         yield node_pb2.SubmitUpdateRequest(header=node_pb2.UpdateHeader()).SerializeToString()
         taken.append("bulk")
-        yield encode_chunk(0, memoryview(bytes(bulk_bytes)))
+        yield encode_chunk(2, 0, memoryview(bytes(bulk_bytes)))
 
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await kit.calls.submit(messages(), 240.0, bulk_bytes)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
 from gpu_node.core.state import Memory, TrainingStart, with_finished
-from gpu_node.shell.calls import decode_chunk, encode_chunk
+from gpu_node.shell.calls import decode_fetched
 from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
 from gpu_node.shell.state import (
     StatePaths,
@@ -34,27 +34,17 @@ from tests.unit.node.node_states import SESSION_JOB, assignment, update
 OFFSETS = st.integers(0, (1 << 63) - 1)
 
 
-@given(OFFSETS, st.binary(max_size=300))
-def test_a_chunk_written_by_hand_is_what_protobuf_writes(offset: int, payload: bytes) -> None:
-    chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
-    message = node_pb2.SubmitUpdateRequest(chunk=chunk)
-    assert (
-        node_pb2.SubmitUpdateRequest.FromString(encode_chunk(offset, memoryview(payload)))
-        == message
-    )
-
-
 @given(OFFSETS, st.binary(min_size=1, max_size=300))
 def test_a_chunk_read_by_hand_is_what_protobuf_reads(offset: int, payload: bytes) -> None:
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     raw = node_pb2.FetchBlobResponse(chunk=chunk).SerializeToString()
-    piece = decode_chunk(raw)
+    piece = decode_fetched(raw)
     assert (piece.offset, bytes(piece.payload)) == (offset, payload)
 
 
 def test_a_chunk_laid_out_otherwise_is_left_to_protobuf() -> None:
     payload_first = b"\x0a\x07" + b"\x12\x03abc" + b"\x08\x05"
-    piece = decode_chunk(payload_first)
+    piece = decode_fetched(payload_first)
     assert (piece.offset, bytes(piece.payload)) == (5, b"abc")
 
 

@@ -15,7 +15,6 @@ from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
 from gpu_node.core.state import LinkPhase, NodeCommand, NodeSession, SetTimer
 from gpu_node.shell.calls import (
-    CHUNK_BYTES,
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
     TRANSFERS_MAX,
@@ -34,6 +33,7 @@ from hypergpu.streams import (
 )
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.chunks import CHUNK_BYTES
 from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from tests.unit.node.node_states import all_events, states
 

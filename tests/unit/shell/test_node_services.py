@@ -30,6 +30,7 @@ from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.streams import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
+from hypergpu.wire.chunks import BlobPiece, encode_chunk
 from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import assignment_message, assignment_value
 from tests.journals import FolderJournal
@@ -289,9 +290,13 @@ def test_a_chunk_built_by_hand_is_protobufs_own_encoding(offset: int, payload: b
     chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
     view = memoryview(payload)
 
-    fetched = node_pb2.FetchBlobResponse.FromString(transfer.encode_fetched(offset, view))
-    exported = job_pb2.ExportModelResponse.FromString(transfer.encode_exported(offset, view))
-    assert fetched.chunk == exported.chunk == chunk
+    for message in (
+        node_pb2.FetchBlobResponse,
+        node_pb2.SubmitUpdateRequest,
+        job_pb2.ExportModelResponse,
+    ):
+        raw = encode_chunk(message.CHUNK_FIELD_NUMBER, offset, view)
+        assert message.FromString(raw).chunk == chunk
 
 
 @given(OFFSETS, PAYLOADS)
@@ -312,7 +317,7 @@ def test_no_bytes_at_all_break_the_parser(raw: bytes) -> None:
         with pytest.raises(DecodeError):
             node_pb2.SubmitUpdateRequest.FromString(raw)
         return
-    if isinstance(parsed, transfer.UploadChunk):
+    if isinstance(parsed, BlobPiece):
         message = node_pb2.SubmitUpdateRequest.FromString(raw)
         assert (message.chunk.offset, message.chunk.payload) == (
             parsed.offset,

@@ -1,0 +1,51 @@
+"""Numbered errors of gRPC calls, as `google.rpc.Status` with an `ErrorInfo`.
+
+This module does not import grpc: callers hand over the call's trailing metadata.
+"""
+
+from collections.abc import Iterable
+
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
+
+DOMAIN = "hypergpu"
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+def error_metadata(error: HyperGPUError) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata of a call that ends with this error."""
+    fields = {"number": str(error.reason.number), "detail": error.detail, "fix": error.fix}
+    packed = any_pb2.Any()
+    packed.Pack(
+        error_details_pb2.ErrorInfo(reason=error.reason.name, domain=DOMAIN, metadata=fields)
+    )
+    code = code_pb2.Code.Value(error.reason.status)
+    status = status_pb2.Status(code=code, message=str(error), details=[packed])
+    return ((DETAILS_KEY, status.SerializeToString()),)
+
+
+def error_in(
+    metadata: Iterable[tuple[str, str | bytes]] | None,
+) -> HyperGPUError | RemoteFailureError | None:
+    """The numbered error that ended a call; None: another error did."""
+    packed = dict(metadata or ()).get(DETAILS_KEY)
+    if not isinstance(packed, bytes):
+        return None
+    found = error_details_pb2.ErrorInfo()
+    try:
+        status = status_pb2.Status.FromString(packed)
+        if not any(detail.Unpack(found) for detail in status.details):
+            return None
+    except DecodeError:
+        return None
+    detail, fix = found.metadata["detail"] or status.message, found.metadata["fix"]
+    if found.reason in Reason.__members__:
+        return HyperGPUError(Reason[found.reason], detail, fix=fix)
+    number = found.metadata["number"]
+    if not number.isdecimal():
+        return None
+    fix = fix or "upgrade this program: pip install -U hypergpu"
+    return RemoteFailureError(number=int(number), detail=detail, fix=fix)
