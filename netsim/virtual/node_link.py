@@ -24,7 +24,6 @@ from coordinator.core.measure.reading import (
     PacketTrain,
     RoundTrip,
     SocketReport,
-    UpdateVerdict,
 )
 from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
@@ -368,7 +367,6 @@ class NodeMeasurements:
         took_ms = Milliseconds(now_ms - part.assigned_at_ms)
         if part.plan.forecast_ms and took_ms:
             self.note(node, Finish(now_ms, part.plan.forecast_ms, took_ms))
-        self.note(node, UpdateVerdict(now_ms, is_accepted=True))
 
     def forget(self) -> None:
         """The process is gone."""

@@ -105,7 +105,7 @@ def training(spec: JobSpec = SPEC) -> Job:
 def node_plan(inner_steps: int = 2, codec: str = "int4", *, forecast_ms: int = 0) -> NodePlan:
     """One node's part."""
     reason = f"H={inner_steps}, {codec}, as planned"
-    return NodePlan(inner_steps, codec, at(forecast_ms), at(0), reason)
+    return NodePlan(inner_steps, codec, reason, at(forecast_ms))
 
 
 def round_plan(number: int, nodes: dict[NodeId, NodePlan], *, deadline_ms: int = 0) -> RoundPlan:

@@ -4,8 +4,7 @@ Readings are made of observations one at a time; everything else is read off a r
 
 =================  =================================================================================
 `reading`          `Observation` and `NodeReading`, the values.
-`observations`     ``add_observation(reading, observation) -> NodeReading``;
-                   ``availability(reading, now_ms) -> float``
+`observations`     ``add_observation(reading, observation) -> NodeReading``
 `estimators`       ``update_estimate(estimate, value, at_ms, *, weight) -> Estimate`` and
                    ``update_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``;
                    ``age_ms(estimate, now_ms) -> Milliseconds | None``
@@ -15,7 +14,7 @@ Readings are made of observations one at a time; everything else is read off a r
 `forecast`         ``finish_forecast(reading, work, typical=UNKNOWN) -> FinishForecast | None``;
                    ``transfer_forecast(reading, direction, size_bytes, *, connections, typical) ->
                    ForecastTime``; `RoundWork` is asked, `FinishForecast` has ``parts``,
-                   ``mean_ms``, ``deviation_ms``, ``assumed``, ``quantile_ms(share)`` and
+                   ``mean_ms``, ``deviation_ms``, ``quantile_ms(share)`` and
                    ``chance_by(limit_ms)``
 `fleet`            ``median_reading(readings) -> NodeReading``: for what is not known of a node
 =================  =================================================================================

@@ -1,6 +1,6 @@
 """When a node will be done with a round's work: a mean, a spread, and what the time goes into.
 
-    H * step + codec + up + down + round trips, times the node's correction
+    H * step + up + down + round trips, times the node's correction
 
 Moving bytes takes ``size / goodput`` and the waiting of slow start, which is what a small transfer
 consists of; and never less than the transfer model takes for the first 256 KiB over a line without
@@ -30,8 +30,9 @@ from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Milliseconds
 
 UNKNOWN = NodeReading()
+_EXCHANGES = 2
+"""Round trips of asking and answering: one call down, one up."""
 ASSUMED_STEP_US = 100_000.0
-CODEC_SPREAD = 0.25
 UNCALIBRATED = 0.25
 """Spread of a node's whole forecast before any was compared with what it took."""
 _BURSTS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
@@ -45,11 +46,7 @@ class RoundWork(msgspec.Struct, frozen=True, kw_only=True):
     """Counted in steps of the job's own batch."""
     up_bytes: Bytes = Bytes(0)
     down_bytes: Bytes = Bytes(0)
-    codec_ms: Milliseconds = Milliseconds(0)
-    """To decode what came down and to encode what goes up."""
     connections: int = 1
-    exchanges: int = 2
-    """Round trips of asking and answering: one call down, one up."""
 
 
 class ForecastTime(msgspec.Struct, frozen=True):
@@ -62,16 +59,15 @@ class ForecastTime(msgspec.Struct, frozen=True):
 class FinishParts(msgspec.Struct, frozen=True):
     """What a forecast's mean is made of, corrected as it is."""
 
-    compute_ms: Milliseconds
-    codec_ms: Milliseconds
-    up_ms: Milliseconds
-    down_ms: Milliseconds
-    round_trips_ms: Milliseconds
+    compute_ms: Milliseconds = Milliseconds(0)
+    up_ms: Milliseconds = Milliseconds(0)
+    down_ms: Milliseconds = Milliseconds(0)
+    round_trips_ms: Milliseconds = Milliseconds(0)
 
     @property
     def moving_ms(self) -> Milliseconds:
         """All that is not computing."""
-        return Milliseconds(self.codec_ms + self.up_ms + self.down_ms + self.round_trips_ms)
+        return Milliseconds(self.up_ms + self.down_ms + self.round_trips_ms)
 
 
 class FinishForecast(msgspec.Struct, frozen=True):
@@ -79,11 +75,7 @@ class FinishForecast(msgspec.Struct, frozen=True):
 
     mean_ms: Milliseconds
     deviation_ms: Milliseconds
-    parts: FinishParts
-    assumed: tuple[str, ...] = ()
-    """Quantities that are not known of the node itself: ``step time``, ``round trip``, ``uplink``,
-    ``downlink``.
-    """
+    parts: FinishParts = FinishParts()
 
     def quantile_ms(self, share: float) -> Milliseconds:
         """It will be done by then with this chance, in (0, 1)."""
@@ -116,7 +108,6 @@ def finish_forecast(
     connections = work.connections
     spans = (
         _computing(reading, work.inner_steps, typical),
-        ForecastTime(work.codec_ms * 1000.0, work.codec_ms * 1000.0 * CODEC_SPREAD),
         transfer_forecast(
             reading, TransferDirection.UP, work.up_bytes, connections=connections, typical=typical
         ),
@@ -127,15 +118,14 @@ def finish_forecast(
             connections=connections,
             typical=typical,
         ),
-        _round_trips(_line(reading, typical), work.exchanges),
+        _round_trips(_line(reading, typical)),
     )
     parts = FinishParts(
         *(Milliseconds(round(s.mean_us * reading.correction / 1000)) for s in spans)
     )
     mean_ms = parts.compute_ms + parts.moving_ms
     spread_ms = hypot(*(span.deviation_us for span in spans)) * reading.correction / 1000
-    assumed = _assumptions(reading, work)
-    if reading.forecast_error.count and not assumed:
+    if reading.forecast_error.count and _is_all_known(reading, work):
         spread_ms = max(spread_ms, reading.forecast_error.mean * mean_ms)
     else:
         # What is assumed is off independently of what was ever compared.
@@ -145,7 +135,6 @@ def finish_forecast(
         mean_ms=Milliseconds(mean_ms),
         deviation_ms=Milliseconds(round(spread_ms)),
         parts=parts,
-        assumed=assumed,
     )
 
 
@@ -202,10 +191,10 @@ def _computing(reading: NodeReading, inner_steps: float, typical: NodeReading) -
     return ForecastTime(inner_steps * each.mean, inner_steps * each.deviation)
 
 
-def _round_trips(reading: NodeReading, exchanges: int) -> ForecastTime:
+def _round_trips(reading: NodeReading) -> ForecastTime:
     mean_us = reading.round_trip_us.mean or round_trip_us(reading)
     deviation_us = reading.round_trip_us.deviation if reading.round_trip_us.count else mean_us
-    return ForecastTime(exchanges * mean_us, exchanges * deviation_us)
+    return ForecastTime(_EXCHANGES * mean_us, _EXCHANGES * deviation_us)
 
 
 def _line(reading: NodeReading, typical: NodeReading) -> NodeReading:
@@ -230,11 +219,11 @@ def _is_known(reading: NodeReading) -> bool:
     return any(estimate.count for estimate in estimates)
 
 
-def _assumptions(reading: NodeReading, work: RoundWork) -> tuple[str, ...]:
-    needed = {
-        "step time": reading.step_us if work.inner_steps else None,
-        "round trip": reading.round_trip_us,
-        "uplink": reading.up_bits_per_s if work.up_bytes else None,
-        "downlink": reading.down_bits_per_s if work.down_bytes else None,
-    }
-    return tuple(name for name, estimate in needed.items() if estimate and not estimate.count)
+def _is_all_known(reading: NodeReading, work: RoundWork) -> bool:
+    """Whether nothing that the work needs has to be assumed of the node."""
+    return bool(
+        reading.round_trip_us.count
+        and (reading.step_us.count or not work.inner_steps)
+        and (reading.up_bits_per_s.count or not work.up_bytes)
+        and (reading.down_bits_per_s.count or not work.down_bytes)
+    )

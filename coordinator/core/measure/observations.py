@@ -1,7 +1,7 @@
 """Observations of a node, added to its reading one by one.
 
-Forgetting is by observation where observations come at a steady pace, and by time where they do
-not (presence). Nothing is ever averaged over more than a few minutes: lines and machines change.
+Forgetting is by observation. Nothing is ever averaged over more than a few minutes: lines and
+machines change.
 """
 
 from math import log
@@ -30,7 +30,6 @@ from coordinator.core.measure.reading import (
     StepTime,
     TransferDirection,
     TransferTime,
-    UpdateVerdict,
     update_estimate,
     update_rate,
 )
@@ -40,9 +39,6 @@ from hypergpu.units import Microseconds, Milliseconds
 NEWEST_ROUND_TRIPS = 10
 KEPT_OF_TRAINS = 0.95
 """With 20 packets a train, 400 are remembered: 1 % is known to about half of itself."""
-KEPT_OF_VERDICTS = 0.95
-HALF_LIFE_MS = Milliseconds(600_000)
-"""Half-life of presence: 10 minutes."""
 LOSS_BOUND_GROWTH = 1.05
 """The least bound that transfers gave is forgotten by this much with each."""
 CORRECTION_LEAST, CORRECTION_MOST = 0.5, 3.0
@@ -56,32 +52,6 @@ ERROR_MOST = 3.0
 def add_observation(reading: NodeReading, observation: Observation) -> NodeReading:
     """The reading after an observation, which may be late, absurd or empty; none is rejected."""
     match observation:
-        case RoundTrip() | PacketTrain() | TransferTime() | SocketReport():
-            return _of_line(reading, observation)
-        case StepTime():
-            return _steps(reading, observation)
-        case Finish():
-            return _finish(reading, observation)
-        case Presence():
-            return _presence(reading, observation)
-        case UpdateVerdict():
-            return _verdict(reading, observation)
-
-
-def availability(reading: NodeReading, now_ms: Milliseconds) -> float:
-    """Share of the recent past in which the node was there, in [0, 1]. It changes as time passes:
-    a node that is away loses half of it in ten minutes.
-    """
-    past_ms = max(0, now_ms - reading.presence_at_ms)
-    kept = float(0.5 ** (past_ms / HALF_LIFE_MS))
-    share = reading.present_share * kept + (1 - kept if reading.is_present else 0.0)
-    return min(1.0, max(0.0, share))
-
-
-def _of_line(
-    reading: NodeReading, observation: RoundTrip | PacketTrain | TransferTime | SocketReport
-) -> NodeReading:
-    match observation:
         case RoundTrip():
             return _round_trip(reading, observation)
         case PacketTrain():
@@ -90,6 +60,12 @@ def _of_line(
             return _transfer(reading, observation)
         case SocketReport():
             return _host(reading, observation)
+        case StepTime():
+            return _steps(reading, observation)
+        case Finish():
+            return _finish(reading, observation)
+        case Presence():
+            return _presence(reading, observation)
 
 
 def _round_trip(reading: NodeReading, probe: RoundTrip) -> NodeReading:
@@ -203,10 +179,8 @@ def _error(known: Estimate, error: float, at_ms: Milliseconds) -> Estimate:
 def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
     return replace(
         reading,
-        present_share=availability(reading, presence.at_ms),
         is_present=presence.is_present,
         is_starting=presence.is_present and presence.is_starting,
-        presence_at_ms=max(reading.presence_at_ms, presence.at_ms),
     )
 
 
@@ -216,12 +190,4 @@ def _host(reading: NodeReading, host: SocketReport) -> NodeReading:
         congestion_control=host.congestion_control,
         coordinator_congestion_control=host.coordinator_congestion_control,
         is_probing_blocked=host.is_probing_blocked,
-    )
-
-
-def _verdict(reading: NodeReading, verdict: UpdateVerdict) -> NodeReading:
-    return replace(
-        reading,
-        updates_judged=KEPT_OF_VERDICTS * reading.updates_judged + 1,
-        updates_accepted=KEPT_OF_VERDICTS * reading.updates_accepted + verdict.is_accepted,
     )

@@ -109,23 +109,7 @@ class SocketReport(msgspec.Struct, frozen=True):
     """That of the coordinator's sockets to nodes, which carry what goes down; empty: not known."""
 
 
-class UpdateVerdict(msgspec.Struct, frozen=True):
-    """An update was judged: it went into the aggregate or was refused for what it held."""
-
-    at_ms: Milliseconds
-    is_accepted: bool
-
-
-Observation = (
-    RoundTrip
-    | PacketTrain
-    | TransferTime
-    | StepTime
-    | Finish
-    | Presence
-    | SocketReport
-    | UpdateVerdict
-)
+Observation = RoundTrip | PacketTrain | TransferTime | StepTime | Finish | Presence | SocketReport
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -165,15 +149,9 @@ class NodeReading(msgspec.Struct, frozen=True):
     """The same of single finishes, up to five, the newest last."""
     forecast_error: Estimate = Estimate()
     """Absolute error of forecasts over what it took."""
-    present_share: float = 1.0
-    """Share of the recent past in which it was there, in [0, 1]."""
     is_present: bool = True
     is_starting: bool = False
     """Its worker's process is a new one that is not ready yet."""
-    presence_at_ms: Milliseconds = Milliseconds(0)
-    updates_judged: float = 0.0
-    """Old ones forgotten bit by bit."""
-    updates_accepted: float = 0.0
     congestion_control: str = ""
     """That of the node's sockets, which carry what goes up."""
     coordinator_congestion_control: str = ""

@@ -30,12 +30,12 @@ class NodePlan(msgspec.Struct, frozen=True):
 
     inner_steps: int
     codec: str
-    forecast_ms: Milliseconds
-    """Mean time from its assignment until its update is in; 0: nothing is known of the node."""
-    spread_ms: Milliseconds
-    """Mean deviation of that time."""
     reason: str
     """For people: ``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
+    forecast_ms: Milliseconds = Milliseconds(0)
+    """Mean time from its assignment until its update is in; 0: nothing is known of the node."""
+    spread_ms: Milliseconds = Milliseconds(0)
+    """Mean deviation of that time."""
     upload_after_ms: Milliseconds = Milliseconds(0)
     """How long the finished update waits, so that uploads do not all begin at once."""
     connections: int = 1

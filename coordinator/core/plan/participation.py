@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import FinishForecast, FinishParts
+from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
@@ -244,7 +244,6 @@ LEAST_MS = 4 * _LEAST_SPREAD_MS
 """No round closes without somebody sooner, however little there is to do: what is as good as
 immediate is hardly ever later than this.
 """
-_NO_PARTS = FinishParts(*[Milliseconds(0)] * 5)
 _GRACE = 0.25
 _MOMENTS = 64
 """Moments that are compared at most."""
@@ -261,7 +260,7 @@ class UpdateArrival(NamedTuple):
     def forecast(self) -> FinishForecast:
         """The same as `measure` has it, never more certain than anything is."""
         spread = max(self.spread_ms, int(_LEAST_SPREAD * self.mean_ms), _LEAST_SPREAD_MS)
-        return FinishForecast(self.mean_ms, Milliseconds(spread), _NO_PARTS)
+        return FinishForecast(self.mean_ms, Milliseconds(spread))
 
     @property
     def late_ms(self) -> Milliseconds:

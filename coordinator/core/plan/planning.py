@@ -277,8 +277,7 @@ def _assemble_plan(
     given = fit_steps(asked, {node: work.batch.size for node, work in working.items()}, left)
     # What was prefetched is done, or nearly so: the end of the job does not cut it.
     given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in given.items()}
-    plans = _node_plans(frame, working, given=given, span_us=span_us)
-    plans = {node: replace(plan, band=found[node].band) for node, plan in plans.items()}
+    plans = _node_plans(frame, working, found, given=given, span_us=span_us)
     closes_ms = _deadline(frame, plans, working, found, span_us)
     plans = {
         node: replace(
@@ -339,6 +338,7 @@ def _stretched_us(
 def _node_plans(
     frame: Frame,
     working: Mapping[NodeId, NodeWork],
+    found: Mapping[NodeId, Participation],
     *,
     given: Mapping[NodeId, int],
     span_us: float,
@@ -371,6 +371,7 @@ def _node_plans(
             prefetch_steps=planned_prefetch(
                 spec, span_us, work.moving_us + work.hidden_us, work.step_us
             ),
+            band=found[node].band,
         )
         for node, work in working.items()
     }

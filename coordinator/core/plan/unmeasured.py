@@ -49,8 +49,6 @@ def unmeasured_plan(
         plan = NodePlan(
             inner_steps=given[node],
             codec=memory.codec if memory.codec and is_of_family else codec,
-            forecast_ms=Milliseconds(0),
-            spread_ms=Milliseconds(0),
             reason=batches[node].reason,
             connections=connection_count(
                 reading, usual, sizes.update_bytes[FINEST], memory.connections

@@ -28,7 +28,7 @@ from coordinator.core.job.state import (
 from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
 from hypergpu.ids import NodeId
 from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, SampleRange, Task
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.units import Samples
 
 
 class ShardDeal(NamedTuple):
@@ -323,30 +323,22 @@ def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
     return NodePlan(
         inner_steps=plan.inner_steps,
         codec=plan.codec,
-        forecast_ms=Milliseconds(0),
-        spread_ms=Milliseconds(0),
         reason=f"H={plan.inner_steps}, {plan.codec}, taken over",
         connections=plan.connections,
         batch_size=plan.batch_size,
     )
 
 
-class NodeHealth(NamedTuple):
-    """The band by which a node takes part in rounds."""
-
-    band: Band
-    reason: str
-    """Begins with the band: ``low: H=20, batch 10 of 32, ...``."""
-
-
-def node_health(job: Job, node: NodeId) -> NodeHealth | None:
-    """Health of the node in the job's newest round; None: no plan named it."""
+def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
+    """The node's band in the job's newest round, and why: ``low: H=20, batch 10 of 32, ...``;
+    None: no plan named it.
+    """
     round_ = job.round or job.closed
     if round_ is None or round_.spec.strategy != "aware":
         return None
     if node in round_.resting:
-        return NodeHealth(Band.POOR, round_.resting[node])
+        return Band.POOR, round_.resting[node]
     participant = round_.participants.get(node)
     if participant is None:
         return None
-    return NodeHealth(participant.plan.band, participant.plan.reason)
+    return participant.plan.band, participant.plan.reason

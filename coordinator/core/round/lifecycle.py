@@ -131,8 +131,6 @@ def _stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
     each = NodePlan(
         inner_steps=steps,
         codec=spec.codec.up,
-        forecast_ms=Milliseconds(0),
-        spread_ms=Milliseconds(0),
         reason=f"H={steps}, {spec.codec.up}",
         connections=spec.round.connections,
         prefetch_steps=prefetch_limit(spec, steps),

@@ -213,10 +213,6 @@ def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
     return ""
 
 
-def _open_as_planned(job: Job, event: events.RoundPlanned) -> JobStep:
-    return open_planned_round(job, event.plan)
-
-
 _STEPS: dict[type, Callable[..., JobStep]] = {
     events.NodeJoined: event_steps.add_node,
     events.NodeLost: event_steps.lose_node,
@@ -236,7 +232,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.ModelLost: event_steps.remake_model,
     events.EvaluationReady: event_steps.keep_score,
     events.EvaluationFailed: event_steps.skip_score,
-    events.RoundPlanned: _open_as_planned,
+    events.RoundPlanned: lambda job, event: open_planned_round(job, event.plan),
 }
 """The step of each event. Records, and findings of judges, change nothing but the quality."""
 

@@ -8,7 +8,6 @@ again against real packets.
 
 from enum import StrEnum
 from math import sqrt
-from typing import Protocol
 
 import msgspec
 
@@ -159,48 +158,24 @@ def recovery_rounds(events_per_packet: float, loss: float, packets: float) -> fl
     return rounds
 
 
-class Congestion(Protocol):
-    """A window that grows by rounds and shrinks by losses."""
-
-    heeds_each_loss: bool
-    """Whether a loss during the recovery from another one counts too."""
-
-    window: float
-    """Packets that may be in flight."""
-    slow_start_until: float
-    """The window at which growth slows down; what losses have taught outlives a transfer."""
-    is_steady: bool
-    """Whether it will stay as it is, whatever is lost."""
-
-    def pass_round(self, now_us: float) -> None:
-        """A full window was acknowledged without a loss."""
-
-    def note_loss(self, now_us: float) -> None:
-        """A window had losses, in one event or more, and acknowledgements revealed them."""
-
-    def note_timeout(self, now_us: float) -> None:
-        """Only the timer revealed a loss."""
-
-    def note_idle(self, timeouts: int) -> None:
-        """Nothing was sent for so many times the timer."""
-
-    def set_path(self, path: NetworkPath) -> None:
-        """The path's numbers are these from now on; the window goes on from where it is."""
-
-
 class Reno:
     """Half after a loss, one packet more a round (RFC 5681)."""
 
     beta = RENO_BETA
     heeds_each_loss = False
+    """Whether a loss during the recovery from another one counts too."""
 
     def __init__(self, path: NetworkPath) -> None:
         self.window = float(min(INITIAL_WINDOW_PACKETS, path.buffer_packets))
+        """Packets that may be in flight."""
         self.slow_start_until = float("inf")
+        """The window at which growth slows down; what losses have taught outlives a transfer."""
         self.is_steady = False
+        """Whether it will stay as it is, whatever is lost."""
         self.set_path(path)
 
     def set_path(self, path: NetworkPath) -> None:
+        """The path's numbers are these from now on; the window goes on from where it is."""
         self._most = path.buffer_packets
         self._steady_from = float("inf")
         if not path.events_per_packet:
@@ -210,6 +185,7 @@ class Reno:
             self._steady_from = min(self._most, full if is_deep else self._most)
 
     def pass_round(self, now_us: float) -> None:
+        """A full window was acknowledged without a loss."""
         if self.window < self.slow_start_until:
             grown = SLOW_START_GROWTH * self.window
             self.window = min(grown, self.slow_start_until, self._most)
@@ -218,15 +194,18 @@ class Reno:
         self.is_steady = self.window >= self._steady_from
 
     def note_loss(self, now_us: float) -> None:
+        """A window had losses, in one event or more, and acknowledgements revealed them."""
         self._remember(now_us)
         self.window = self.slow_start_until = max(2.0, self.window * self.beta)
 
     def note_timeout(self, now_us: float) -> None:
+        """Only the timer revealed a loss."""
         self._remember(now_us)
         self.slow_start_until = max(2.0, self.window * self.beta)
         self.window = 1.0
 
     def note_idle(self, timeouts: int) -> None:
+        """Nothing was sent for so many times the timer."""
         self.slow_start_until = max(self.slow_start_until, 0.75 * self.window)
         self.window = after_idling(self.window, timeouts)
 
@@ -342,7 +321,7 @@ def bbr_utilisation(path: NetworkPath) -> float:
     return 1 - min(idle, BBR_IDLE_SHARE_MOST)
 
 
-def congestion(path: NetworkPath) -> Congestion:
+def congestion(path: NetworkPath) -> Reno | Bbr:
     """The window of a connection that has just been opened or was idle for long."""
     match path.congestion_control:
         case CongestionControl.RENO:

@@ -21,7 +21,6 @@ from coordinator.core.measure.reading import (
     StepTime,
     TransferDirection,
     TransferTime,
-    UpdateVerdict,
 )
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.journal.journal import Registry
@@ -421,17 +420,12 @@ class Readings:
             return
         known.newest_update = (update.job_id, update.lease)
         now_ms = monotonic_ms()
-        self.observe(node, UpdateVerdict(at_ms=now_ms, is_accepted=True))
         if update.inner_steps > 0 and update.compute_ms > 0:
             steps = min(update.inner_steps, _STEPS_MAX)
             took_ms = Milliseconds(min(update.compute_ms, _COMPUTE_MS_MAX))
             self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
         if update.forecast_ms > 0 and update.took_ms > 0:
             self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))
-
-    def record_rejected(self, node: NodeId) -> None:
-        """An update was rejected for its content."""
-        self.observe(node, UpdateVerdict(at_ms=monotonic_ms(), is_accepted=False))
 
     def _node(self, node: NodeId) -> _NodeTelemetry:
         return self._nodes.setdefault(node, _NodeTelemetry())

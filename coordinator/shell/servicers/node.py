@@ -268,7 +268,6 @@ class _UpdateCall:
             if error.reason in _WRONG_CONTENT:
                 await asyncio.to_thread(upload.discard)
                 await self._record_rejection(error.detail)
-                self._services.readings.record_rejected(self._offer.node)
                 await requests.drain(_DRAIN_MS)
             elif not upload.is_open:
                 await self._reject_void_lease()  # What cut it off, most likely.

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import structlog
 
-from coordinator.core.round.assignment import node_health
+from coordinator.core.round.assignment import node_band
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
@@ -54,8 +54,8 @@ class OperatorServicer:
         if readings.knows(node):
             summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
         runtime = self._services.allocator.runtime_of(node)
-        if runtime is not None and (found := node_health(runtime.job, node)) is not None:
-            summary.health, summary.health_reason = found.band.value, found.reason
+        if runtime is not None and (found := node_band(runtime.job, node)) is not None:
+            summary.health, summary.health_reason = found
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         connected, node = self._services.nodes, record.node

@@ -43,7 +43,7 @@ NODES = names(5)
 SLOW = NODES[0]
 EQUAL = dict.fromkeys(NODES, 1.0)
 STARTING, AWAY = NodeReading(is_starting=True), NodeReading(is_present=False)
-PART = NodePlan(20, "int4", Milliseconds(1), Milliseconds(1), "")
+PART = NodePlan(20, "int4", "", Milliseconds(1), Milliseconds(1))
 
 
 def _request(
@@ -285,7 +285,7 @@ def _request_of_median(
     factor: float = 1.0,
 ) -> PlanRequest:
     job = spec(nodes=nodes)
-    part = NodePlan(20, "int4", Milliseconds(1), Milliseconds(1), "")
+    part = NodePlan(20, "int4", "", Milliseconds(1), Milliseconds(1))
     return PlanRequest(
         round=20,
         at_ms=Milliseconds(0),
