@@ -5,7 +5,7 @@ between them is left out.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -61,29 +61,23 @@ class Point(NamedTuple):
     accuracy: float
 
 
-class Curve(NamedTuple):
-    """One seed of one setting."""
+def crossing(points: Sequence[Point]) -> Point:
+    """Where the accuracy first reaches the target, on a straight line from the point before.
 
-    points: tuple[Point, ...]
-
-    @property
-    def crossing(self) -> Point:
-        """Where the accuracy first reaches the target, on a straight line from the point before.
-
-        Raises:
-            ValueError: It never does.
-        """
-        before = Point(0, 0.0, 0.0)
-        for point in self.points:
-            if point.accuracy >= TARGET:
-                share = (TARGET - before.accuracy) / (point.accuracy - before.accuracy)
-                return Point(
-                    round(before.steps + share * (point.steps - before.steps)),
-                    before.total_bytes + share * (point.total_bytes - before.total_bytes),
-                    TARGET,
-                )
-            before = point
-        raise ValueError(f"{TARGET:.0%} was not reached in {before.steps} inner steps")
+    Raises:
+        ValueError: It never does.
+    """
+    before = Point(0, 0.0, 0.0)
+    for point in points:
+        if point.accuracy >= TARGET:
+            share = (TARGET - before.accuracy) / (point.accuracy - before.accuracy)
+            return Point(
+                round(before.steps + share * (point.steps - before.steps)),
+                before.total_bytes + share * (point.total_bytes - before.total_bytes),
+                TARGET,
+            )
+        before = point
+    raise ValueError(f"{TARGET:.0%} was not reached in {before.steps} inner steps")
 
 
 class DigitsTrainer:
@@ -115,54 +109,38 @@ class SimulatedNode:
         self.residual: Float32s | None = None
 
 
-def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Curve:
+def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[Point]:
     """Every node sends its gradient and gets the mean back, as float32, at every step.
 
     The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
     """
     digits.trainer.begin(InitialState(digits.judge.initial(seed), seed, None, WEIGHT_DECAY))
     step_bytes = 2 * NODES * 4 * digits.layout.parameters_count
-    points: list[Point] = []
     joint = NODES * BATCH
     for step in range(1, steps + 1):
         digits.trainer.step(digits.indices(seed, (step - 1) * joint, joint), LEARNING_RATE)
         if step % SYNC_EVALUATED_EVERY == 0:
             model = Flat.empty(digits.layout)
             digits.trainer.store(model)
-            points.append(Point(step, step * step_bytes, digits.accuracy(model)))
-    return Curve(tuple(points))
+            yield Point(step, step * step_bytes, digits.accuracy(model))
 
 
 def low_communication(
-    digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: int
-) -> Curve:
-    """Rounds of inner steps, encoded updates, the coordinator's fold and its delta."""
-    with tempfile.TemporaryDirectory() as folder:
-        return Curve(tuple(_rounds(digits, setting, seed, Folder(Path(folder), steps))))
-
-
-class Folder(NamedTuple):
-    """Where a simulated job's files lie, and how far it goes."""
-
-    path: Path
-    steps: int
-
-
-def _rounds(
-    digits: DigitsTrainer, setting: TrainingSetting, seed: int, folder: Folder
+    digits: DigitsTrainer, setting: TrainingSetting, *, seed: int, steps: int, folder: Path
 ) -> Iterator[Point]:
-    model_path = folder.path / "model"
+    """Rounds of inner steps, encoded updates, the coordinator's fold and its delta."""
+    model_path = folder / "model"
     model_path.write_bytes(b"".join(vector.tobytes() for vector in digits.judge.initial(seed)))
     base = StoredBlob(model_path, digest_of(model_path.read_bytes()))
     outer_state: StoredBlob | None = None
     nodes = [SimulatedNode() for _ in range(NODES)]
     total_bytes = 0.0
-    for round in range(folder.steps // setting.inner_steps):
+    for round in range(steps // setting.inner_steps):
         before = Flat.view(digits.layout, np.fromfile(base.path, np.uint8))
         updates = []
         for slot, node in enumerate(nodes):
             payload = _update(digits, setting, before, node, seed=seed, turn=round * NODES + slot)
-            path = folder.path / f"update-{slot}"
+            path = folder / f"update-{slot}"
             path.write_bytes(payload)
             samples = Samples(setting.inner_steps * BATCH)
             updates.append(StoredUpdate(path, digest_of(payload), samples, setting.codec))
@@ -175,7 +153,7 @@ def _rounds(
                 base_model=base,
                 outer_state=outer_state,
                 updates=tuple(updates),
-                output_dir=folder.path,
+                output_dir=folder,
             )
         )
         total_bytes += NODES * (folded.delta or folded.model).size_bytes
@@ -216,23 +194,32 @@ def run(quick: bool) -> ResultTable:
     seeds, steps = (2, 150) if quick else (5, 200)
     digits = DigitsTrainer()
     curves = {
-        setting: [
-            synchronous(digits, seed, steps)
-            if setting.inner_steps == 1
-            else low_communication(digits, setting, seed, steps)
-            for seed in range(seeds)
-        ]
+        setting: [_curve(digits, setting, seed, steps) for seed in range(seeds)]
         for setting in SETTINGS
     }
     return _table(digits, curves, seeds=seeds, steps=steps)
 
 
+def _curve(digits: DigitsTrainer, setting: TrainingSetting, seed: int, steps: int) -> list[Point]:
+    """One seed of one setting."""
+    if setting.inner_steps == 1:
+        return list(synchronous(digits, seed, steps))
+    with tempfile.TemporaryDirectory() as name:
+        points = low_communication(digits, setting, seed=seed, steps=steps, folder=Path(name))
+        return list(points)
+
+
 def _table(
-    digits: DigitsTrainer, curves: dict[TrainingSetting, list[Curve]], *, seeds: int, steps: int
+    digits: DigitsTrainer,
+    curves: dict[TrainingSetting, list[list[Point]]],
+    *,
+    seeds: int,
+    steps: int,
 ) -> ResultTable:
-    reached_steps = {name: fmean(c.crossing.steps for c in curves[name]) for name in SETTINGS}
-    reached_bytes = {name: fmean(c.crossing.total_bytes for c in curves[name]) for name in SETTINGS}
-    final = {name: fmean(c.points[-1].accuracy for c in curves[name]) for name in SETTINGS}
+    crossings = {name: [crossing(points) for points in curves[name]] for name in SETTINGS}
+    reached_steps = {name: fmean(c.steps for c in crossings[name]) for name in SETTINGS}
+    reached_bytes = {name: fmean(c.total_bytes for c in crossings[name]) for name in SETTINGS}
+    final = {name: fmean(c[-1].accuracy for c in curves[name]) for name in SETTINGS}
     sync, fp32, int4, int4_long = SETTINGS
     rows = [
         (

@@ -65,21 +65,6 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
                 taken_ns += self.received_ns[place] - self.received_ns[place - 1]
         return packets * self._bits() * NS_PER_S / taken_ns if taken_ns > 0 else 0.0
 
-    def bits_per_s_between(self, start_ns: int, end_ns: int) -> float:
-        """Return the rate in a stretch of a flood, headers included.
-
-        A full bottleneck sends each packet from the arrival before it to its own; what of that lies
-        in the stretch counts, so that one packet more or less is no error of a slow second.
-        """
-        within = 0.0
-        for begun_ns, ended_ns in zip(self.received_ns, self.received_ns[1:], strict=False):
-            inside_ns = min(ended_ns, end_ns) - max(begun_ns, start_ns)
-            if ended_ns > begun_ns:
-                within += max(inside_ns, 0) / (ended_ns - begun_ns)
-            else:
-                within += start_ns <= ended_ns < end_ns
-        return within * self._bits() * NS_PER_S / (end_ns - start_ns)
-
     def _bits(self) -> int:
         return (self.payload_bytes + HEADER_BYTES) * 8
 

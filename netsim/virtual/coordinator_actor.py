@@ -22,7 +22,7 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements import BlobRef, Lease
 from hypergpu.streams import OUT_OF_MEMORY
 from hypergpu.units import Bytes, Milliseconds, Samples
-from netsim.virtual.node_actor import NodeActor, job_released
+from netsim.virtual.node_actor import NodeActor
 from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation, simulated_judgement
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.worlds import TransferSizes
@@ -244,7 +244,12 @@ class CoordinatorActor:
                 )
             case commands.ReleaseNode(node=node, reason=reason):
                 self._lent.pop(node, None)
-                self._tell(node, job_released(job_id, reason))
+                self._tell(
+                    node,
+                    lambda at_ms: node_events.JobReleased(
+                        at_ms=at_ms, job_id=job_id, reason=reason
+                    ),
+                )
                 self._allocate_soon()
             case _:
                 self._work(job_id, command)

@@ -403,8 +403,3 @@ class NodeActor:
     def _break_upload(self, lease: Lease, reason: str) -> None:
         now_ms = self._agenda.now_ms
         self.apply(events.UploadBroken(at_ms=now_ms, lease=lease, reason=reason))
-
-
-def job_released(job_id: JobId, reason: str) -> Callable[[Milliseconds], NodeEvent]:
-    """The message that a node's part in a job is over."""
-    return lambda at_ms: events.JobReleased(at_ms=at_ms, job_id=job_id, reason=reason)

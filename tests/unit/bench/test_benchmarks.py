@@ -15,9 +15,16 @@ from benchmarks.house import lines_before
 from benchmarks.house.offenders import is_bare_participle
 from benchmarks.house.tree import ROOT, both_way_pairs, circular_modules, code_lines, count_lines
 from benchmarks.metering import LEAST, IntervalEstimate, median_of
-from benchmarks.netsim_fidelity import LOSSY, WORLDS, ComparedWorld, round_time_error
+from benchmarks.netsim_fidelity import (
+    LOSSY,
+    TRIES,
+    WORLDS,
+    BackendFigures,
+    ComparedWorld,
+    Measurement,
+    round_time_error,
+)
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.fidelity.backends import TRIES, BackendFigures, Measurement
 from benchmarks.ours.table import (
     BenchmarkParts,
     PartFigures,

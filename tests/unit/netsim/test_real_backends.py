@@ -223,7 +223,6 @@ def test_bursts_are_neighbours_that_were_lost_together() -> None:
 
 def test_the_rate_counts_headers_and_the_time_between_first_and_last() -> None:
     assert arrivals(range(11), 11).bits_per_s() == pytest.approx(1_000_000)
-    assert arrivals(range(11), 11).bits_per_s_between(0, 10 * MS_NS) == pytest.approx(500_000)
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
