@@ -174,8 +174,6 @@ class Folded(NamedTuple):
 
     state: LedgerState
     receipts: tuple[UnsignedReceipt, ...] = ()
-    ended_epochs: tuple[int, ...] = ()
-    """Epochs that this row ended, in ascending order."""
 
 
 def fold(state: LedgerState | None, fact: Fact) -> Folded:
@@ -200,9 +198,8 @@ def fold(state: LedgerState | None, fact: Fact) -> Folded:
         case MeasuredFact():
             return _fold_round(state, fact)
         case EndedFact():
-            return _with_ended_epochs(
-                replace(state, is_over=True), -(-(state.last_round + 1) // state.rounds_per_epoch)
-            )
+            ended = -(-(state.last_round + 1) // state.rounds_per_epoch)
+            return Folded(replace(state, is_over=True, ended_epochs=max(state.ended_epochs, ended)))
 
 
 def adopt(state: LedgerState, receipt: Receipt) -> LedgerState:
@@ -265,9 +262,9 @@ def _fold_round(state: LedgerState, fact: MeasuredFact) -> Folded:
         nodes=nodes,
         last_round=fact.round,
         measured_samples=Samples(state.measured_samples + samples),
+        ended_epochs=max(state.ended_epochs, (fact.round + 1) // state.rounds_per_epoch),
     )
-    ended = _with_ended_epochs(state, (fact.round + 1) // state.rounds_per_epoch)
-    return ended._replace(receipts=tuple(receipts))
+    return Folded(state, tuple(receipts))
 
 
 def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
@@ -284,11 +281,6 @@ def _receipt(work: MeasuredWork, tally: NodeTally) -> Receipt:
         evaluator=keccak_of(work.evaluator),
         total_score=tally.total_score + made.samples * work.quality_bps,
     )
-
-
-def _with_ended_epochs(state: LedgerState, ended: int) -> Folded:
-    newly = tuple(range(state.ended_epochs, ended))
-    return Folded(replace(state, ended_epochs=max(state.ended_epochs, ended)), (), newly)
 
 
 PRICED_SCORE = 1_000_000

@@ -15,8 +15,7 @@ children ``2i + 1`` and ``2i + 2``, and the leaves fill its end backwards, in as
 Leaves are hashed twice (`leaf`), so that no inner node passes for a leaf.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -98,23 +97,65 @@ class ReclaimOrder(Enum):
     TAKE = 2
 
 
+class JobBook:
+    """A job's receipts and calls in memory, as far as planning needs them."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[NodeId, dict[int, ReceiptLine]]] = {}
+        """Receipts that no queued call records, by epoch, node and sequence."""
+        self.sealed: dict[NodeId, TotalsEntry] = {}
+        """Highest totals that queued batches and records of the job state."""
+        self.next_sequence = 0
+        """One more than the highest sequence of a queued batch."""
+        self.queued: set[str] = set()
+        """Purposes of the job's rows in the queue, whatever became of them, without abandoned
+        ones."""
+        self.reclaim = ReclaimOrder.NONE
+        self.funding: FundingLimit | None = None
+        """The limit that was journalled last."""
+
+    def note_call(self, purpose: str, call: Call | None) -> None:
+        """Note a queued call, and drop the receipts that it records."""
+        self.queued.add(purpose)
+        if isinstance(call, RecordBatch):
+            self.next_sequence = max(self.next_sequence, call.sequence + 1)
+            for entry in call.entries:
+                self._seal(entry)
+        elif isinstance(call, RecordReceipt):
+            self._seal(call.entry)
+
+    def note_receipts(self, lines: Iterable[ReceiptLine]) -> None:
+        """Add receipts that are to be recorded. Called for every receipt on the event loop."""
+        for line in lines:
+            if line.sequence >= self.sealed_count(line.node):
+                nodes = self.lines.setdefault(line.epoch, {})
+                nodes.setdefault(line.node, {})[line.sequence] = line
+
+    def sealed_count(self, node: NodeId) -> int:
+        """Receipts of a node that queued calls record."""
+        entry = self.sealed.get(node)
+        return entry.count if entry else 0
+
+    def _seal(self, entry: TotalsEntry) -> None:
+        node = entry.node
+        self.sealed[node] = sealed = _higher_totals(entry, self.sealed.get(node, entry))
+        for epoch, nodes in list(self.lines.items()):
+            own = nodes.pop(node, {})
+            if left := {at: line for at, line in own.items() if at >= sealed.count}:
+                nodes[node] = left
+            elif not nodes:
+                del self.lines[epoch]
+
+
 class JobWork(NamedTuple):
     """Everything about a job that settlement starts from, beside the chain."""
 
     state: LedgerState
-    lines: Mapping[int, Collection[ReceiptLine]] = {}
-    """By epoch, in any order, receipts that are not below the node's count in ``sealed``."""
-    sealed: Mapping[NodeId, TotalsEntry] = {}
-    """Highest totals that queued batches and records of the job state."""
-    next_sequence: int = 0
-    """One more than the highest sequence of a queued batch."""
-    queued: Collection[str] = frozenset()
-    """Purposes of the job's rows in the queue, whatever became of them, without abandoned ones."""
+    book: JobBook
     pending: Collection[str] = frozenset()
-    """Those that are in no block of the view's chain."""
+    """Purposes of the queued rows that are in no block of the view's chain."""
     is_each: bool = False
     """Record receipts one by one instead of in batches."""
-    reclaim: ReclaimOrder = ReclaimOrder.NONE
 
 
 class SettlementPlan(NamedTuple):
@@ -148,7 +189,7 @@ def plan_calls(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         closing = (*_payments_due(work, view), *_reclaim(work, view)) if view.is_open else ()
         return SettlementPlan(closing, opening.waiting)
     is_opening = any(isinstance(planned.call, OpenJob) for planned in opening.calls)
-    if not (view.is_open or is_opening or f"open/{state.job_id}" in work.queued):
+    if not (view.is_open or is_opening or f"open/{state.job_id}" in work.book.queued):
         return SettlementPlan()
     records = _records(work, view)
     calls = (
@@ -207,7 +248,7 @@ def _plan_opening(work: JobWork, view: JobOnLedger) -> SettlementPlan:
         call = FundJob(job=state.terms.job, amount=missing)
     approve = f"approve/{job_id}/{escrow}"
     # Whatever the ledger shows at some block, an escrow as stated is paid in once.
-    is_queued = purpose in work.queued or approve in work.queued
+    is_queued = purpose in work.book.queued or approve in work.book.queued
     is_needless = state.is_over and (view.is_open or not state.total_score)
     is_early = not view.is_open and state.model == NO_DIGEST
     if is_queued or is_early or not missing or view.ends_at_s or is_needless:
@@ -228,24 +269,24 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     if work.is_each:
         return tuple(_single_records(work))
     calls: list[PlannedCall] = []
-    totals = dict(work.sealed)
-    sequence = max(work.next_sequence, view.next_sequence)
-    for epoch in sorted(work.lines):
+    totals = dict(work.book.sealed)
+    sequence = max(work.book.next_sequence, view.next_sequence)
+    for epoch in sorted(work.book.lines):
         if not (epoch < state.ended_epochs or state.is_over):
             break
-        nodes: dict[NodeId, list[ReceiptLine]] = defaultdict(list)
-        for line in work.lines[epoch]:
-            nodes[line.node].append(line)
+        nodes = work.book.lines[epoch]
         ordered = sorted(nodes)
         for start in range(0, len(ordered), NODES_PER_CALL):
             chunk = ordered[start : start + NODES_PER_CALL]
             for node in chunk:
-                totals[node] = _higher_totals(totals.get(node), nodes[node])
+                score = max(line.total_score for line in nodes[node].values())
+                found = TotalsEntry(node, max(nodes[node]) + 1, score)
+                totals[node] = _higher_totals(totals.get(node, found), found)
             batch = RecordBatch(
                 job=state.terms.job,
                 epoch=epoch,
                 sequence=sequence,
-                root=merkle_root(line.leaf for node in chunk for line in nodes[node]),
+                root=merkle_root(line.leaf for node in chunk for line in nodes[node].values()),
                 entries=tuple(totals[node] for node in chunk),
             )
             calls.append(PlannedCall(f"batch/{state.job_id}/{sequence}", batch))
@@ -256,11 +297,12 @@ def _records(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
 
 def _single_records(work: JobWork) -> Iterator[PlannedCall]:
     state = work.state
-    lines = (line for epoch in sorted(work.lines) for line in work.lines[epoch])
+    epochs = work.book.lines.values()
+    lines = (line for nodes in epochs for own in nodes.values() for line in own.values())
     for line in sorted(lines, key=lambda line: (line.epoch, line.node, line.sequence)):
         entry = TotalsEntry(line.node, line.sequence + 1, line.total_score)
         purpose = f"record/{state.job_id}/{line.epoch}/{line.node}/{line.sequence}"
-        if purpose not in work.queued:
+        if purpose not in work.book.queued:
             call = RecordReceipt(job=state.terms.job, epoch=line.epoch, entry=entry)
             yield PlannedCall(purpose, call)
 
@@ -278,7 +320,7 @@ def _top_up(work: JobWork, view: JobOnLedger, *, has_records: bool) -> tuple[Pla
     ][:NODES_PER_CALL]
     if not short:
         return ()
-    sequence = max(work.next_sequence, view.next_sequence)
+    sequence = max(work.book.next_sequence, view.next_sequence)
     batch = RecordBatch(
         job=state.terms.job,
         epoch=state.ended_epochs,
@@ -315,17 +357,17 @@ def _is_epoch_over(work: JobWork, view: JobOnLedger, epoch: int) -> bool:
 
 def _reclaim(work: JobWork, view: JobOnLedger) -> tuple[PlannedCall, ...]:
     state = work.state
-    if work.reclaim is ReclaimOrder.NONE or not view.is_open:
+    if work.book.reclaim is ReclaimOrder.NONE or not view.is_open:
         return ()
     if not view.ends_at_s:
         call = PlannedCall(f"request-reclaim/{state.job_id}", RequestReclaim(job=state.terms.job))
-        return () if call.purpose in work.queued else (call,)
+        return () if call.purpose in work.book.queued else (call,)
     prefix = f"reclaim/{state.job_id}/"
     is_pending = any(purpose.startswith(prefix) for purpose in work.pending)
     is_due = view.time_s >= view.ends_at_s and bool(view.free)
-    if work.reclaim is not ReclaimOrder.TAKE or is_pending or not is_due:
+    if work.book.reclaim is not ReclaimOrder.TAKE or is_pending or not is_due:
         return ()
-    number = sum(1 for purpose in work.queued if purpose.startswith(prefix))
+    number = sum(1 for purpose in work.book.queued if purpose.startswith(prefix))
     return (PlannedCall(f"{prefix}{number}", Reclaim(job=state.terms.job)),)
 
 
@@ -335,17 +377,14 @@ def _distributions(
     state = work.state
     for number, start in enumerate(range(0, len(nodes), NODES_PER_CALL)):
         purpose = f"{kind}/{state.job_id}/{epoch}/{number}"
-        if purpose not in work.queued:
+        if purpose not in work.book.queued:
             chunk = tuple(nodes[start : start + NODES_PER_CALL])
             call = Distribute(job=state.terms.job, epoch=epoch, nodes=chunk)
             yield PlannedCall(purpose, call)
 
 
-def _higher_totals(entry: TotalsEntry | None, lines: Sequence[ReceiptLine]) -> TotalsEntry:
-    """A node's totals with some more of its receipts."""
-    before = entry or TotalsEntry(lines[0].node, 0, 0)
+def _higher_totals(one: TotalsEntry, other: TotalsEntry) -> TotalsEntry:
+    """The higher of two totals of a node."""
     return TotalsEntry(
-        before.node,
-        max(before.count, *(line.sequence + 1 for line in lines)),
-        max(before.total_score, *(line.total_score for line in lines)),
+        one.node, max(one.count, other.count), max(one.total_score, other.total_score)
     )

@@ -138,7 +138,7 @@ class Projection:
             fact = decode(row.kind, row.body)
             if fact is None:
                 continue
-            state, unsigned, _ = fold(state, fact)
+            state, unsigned = fold(state, fact)
             separator = separator_of(state.terms.domain)
             # Signing lets go of the interpreter's lock. Each receipt is signed as it is made, so
             # that threads which verify never wait for more than one receipt's share of Python.

@@ -21,6 +21,7 @@ from hypergpu.units import Wei
 from payments.core.ledger import LedgerState
 from payments.core.settlement import (
     FundingLimit,
+    JobBook,
     JobWork,
     ReceiptLine,
     ReclaimOrder,
@@ -34,11 +35,8 @@ from payments.core.transactions import (
     JobOnLedger,
     OutboxRow,
     PlannedCall,
-    RecordBatch,
-    RecordReceipt,
     ShareState,
     ShareView,
-    TotalsEntry,
 )
 from payments.shell.chains import ChainUnreachableError
 from payments.shell.ethereum import (
@@ -230,54 +228,6 @@ _FUNDING_GAIN_PARTS = 10
 """A higher limit is journalled once it adds a tenth to what is left of the one before."""
 
 
-class _JobBook:
-    """A job's receipts and calls in memory, as far as planning needs them."""
-
-    def __init__(self) -> None:
-        self.lines: dict[int, dict[tuple[NodeId, int], ReceiptLine]] = {}
-        """Receipts that no queued call records, by epoch, then by node and sequence."""
-        self.sealed: dict[NodeId, TotalsEntry] = {}
-        self.next_sequence = 0
-        self.queued: set[str] = set()
-        self.reclaim = ReclaimOrder.NONE
-        self.funding: FundingLimit | None = None
-
-    def note_rows(self, rows: Iterable[OutboxRow]) -> None:
-        """Note queued rows, and drop the receipts that they record."""
-        for row in rows:
-            if row.is_abandoned:
-                continue
-            self.queued.add(row.purpose)
-            if isinstance(row.call, RecordBatch):
-                self.next_sequence = max(self.next_sequence, row.call.sequence + 1)
-                self._seal(row.call.entries)
-            elif isinstance(row.call, RecordReceipt):
-                self._seal((row.call.entry,))
-
-    def note_lines(self, lines: Iterable[ReceiptLine]) -> None:
-        """Add receipts that are to be recorded."""
-        for line in lines:
-            if line.sequence >= self.sealed_count(line.node):
-                self.lines.setdefault(line.epoch, {})[line.node, line.sequence] = line
-
-    def sealed_count(self, node: NodeId) -> int:
-        """Receipts of a node that queued calls record."""
-        entry = self.sealed.get(node)
-        return entry.count if entry else 0
-
-    def _seal(self, entries: Iterable[TotalsEntry]) -> None:
-        for entry in entries:
-            first, known = self.sealed_count(entry.node), self.sealed.get(entry.node, entry)
-            for sequence in range(first, entry.count):
-                for lines in self.lines.values():
-                    lines.pop((entry.node, sequence), None)
-            count = max(known.count, entry.count)
-            self.sealed[entry.node] = TotalsEntry(
-                entry.node, count, max(known.total_score, entry.total_score)
-            )
-        self.lines = {epoch: lines for epoch, lines in self.lines.items() if lines}
-
-
 class Settler:
     """Settles the jobs of one ledger. Its methods are called on the event loop, one at a time."""
 
@@ -297,7 +247,7 @@ class Settler:
         self._chain, self._target = ledger
         self._reader = LedgerReader(*ledger, queue.account.address)
         self._is_each = is_each
-        self._books: dict[JobId, _JobBook] = {}
+        self._books: dict[JobId, JobBook] = {}
         self._settled: set[JobId] = set()
         self._head: ChainBlock | None = None
         self.halts: Mapping[JobId | None, Halt] = {}
@@ -360,7 +310,7 @@ class Settler:
         """Add new receipts to what is to be recorded."""
         self._settled.discard(job_id)
         if book := self._books.get(job_id):
-            book.note_lines(lines)
+            book.note_receipts(lines)
 
     def _active_states(self) -> list[LedgerState]:
         return [
@@ -393,7 +343,7 @@ class Settler:
         book = self._books.get(job_id)
         if book is None:
             # Receipts that come while it is filled are noted too.
-            book = self._books[job_id] = _JobBook()
+            book = self._books[job_id] = JobBook()
             await asyncio.to_thread(self._fill_book, book, state)
         is_halted = job_id in self.halts or None in self.halts
         if not is_halted:
@@ -402,35 +352,27 @@ class Settler:
             wanted = await asyncio.to_thread(self._payloads, job_id, plan.calls)
             rows = await self._queue.add(wanted, head)
             # Noted before they are sent: an RPC that fails now must not have them planned again.
-            book.note_rows(rows)
+            _note_rows(book, rows)
             await self._queue.send(rows)
         await self._change_funding(state, book, view)
         self._note_settled(state, book, view)
 
-    def _work(self, state: LedgerState, book: _JobBook) -> JobWork:
+    def _work(self, state: LedgerState, book: JobBook) -> JobWork:
         own = self._own_rows(state.job_id)
-        return JobWork(
-            state=state,
-            lines={epoch: lines.values() for epoch, lines in book.lines.items()},
-            sealed=book.sealed,
-            next_sequence=book.next_sequence,
-            queued=book.queued,
-            pending={row.purpose for row in own if row.inclusion is None},
-            is_each=self._is_each,
-            reclaim=book.reclaim,
-        )
+        pending = {row.purpose for row in own if row.inclusion is None}
+        return JobWork(state, book, pending, self._is_each)
 
     def _own_rows(self, job_id: JobId) -> list[OutboxRow]:
         return [row for row in self._queue.rows if row.job_id == job_id and not row.is_abandoned]
 
-    def _fill_book(self, book: _JobBook, state: LedgerState) -> None:
+    def _fill_book(self, book: JobBook, state: LedgerState) -> None:
         """Fill a job's book from what is stored. Blocks."""
         job_id = state.job_id
-        book.note_rows(self._store.job_rows(self._queue.account, job_id))
+        _note_rows(book, self._store.job_rows(self._queue.account, job_id))
         for node in state.nodes:
             first = book.sealed_count(node)
             while receipts := self._store.receipts(job_id, node, first):
-                book.note_lines(map(receipt_line, receipts))
+                book.note_receipts(map(receipt_line, receipts))
                 first = receipts[-1].receipt.sequence + 1
         book.reclaim = ReclaimOrder(int(self._store.value(f"reclaim/{job_id}") or b"0"))
 
@@ -451,7 +393,7 @@ class Settler:
             for each in calls
         ]
 
-    async def _change_funding(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
+    async def _change_funding(self, state: LedgerState, book: JobBook, view: JobOnLedger) -> None:
         """Journal the work that the escrow covers, where that changes what the job may do."""
         limit = funding_limit(state, view)
         if waiting := self.waiting.get(state.job_id):
@@ -463,7 +405,7 @@ class Settler:
             log.info("the job did not take its funding", job=state.job_id, reason=refusal)
         book.funding = limit
 
-    def _note_settled(self, state: LedgerState, book: _JobBook, view: JobOnLedger) -> None:
+    def _note_settled(self, state: LedgerState, book: JobBook, view: JobOnLedger) -> None:
         """Leave a job alone that is over, recorded and paid."""
         rows = self._own_rows(state.job_id)
         is_due = any(epoch.nodes_due() for epoch in view.epochs.values())
@@ -471,6 +413,12 @@ class Settler:
         if state.is_over and not (book.lines or rows or is_due or is_reclaiming):
             self._settled.add(state.job_id)
             del self._books[state.job_id]
+
+
+def _note_rows(book: JobBook, rows: Iterable[OutboxRow]) -> None:
+    for row in rows:
+        if not row.is_abandoned:
+            book.note_call(row.purpose, row.call)
 
 
 def _is_news(limit: FundingLimit, before: FundingLimit | None, state: LedgerState) -> bool:

@@ -280,18 +280,13 @@ class TransactionQueue:
         tip_wei = self._profile.tip_wei
         most_wei = min(2 * head.base_fee_wei + tip_wei, self._profile.max_fee_cap_wei)
         fee = TransactionFee(most_wei, min(tip_wei, most_wei))
-        limit = self._profile.transaction_gas_max
         rows = [
             OutboxRow(
                 nonce=at,
                 purpose=each.purpose,
                 job_id=each.job_id,
                 call=each.call,
-                variants=(
-                    self._sign(
-                        at, each.payload._replace(gas=min(each.payload.gas, limit)), fee, head
-                    ),
-                ),
+                variants=(self._sign(at, self._with_gas_limit(each.payload), fee, head),),
             )
             for at, each in enumerate(wanted, start=nonce)
         ]
@@ -299,6 +294,10 @@ class TransactionQueue:
         self._rows.update((row.nonce, row) for row in rows)
         self._highest_nonce = nonce + len(rows)
         return rows
+
+    def _with_gas_limit(self, payload: Payload) -> Payload:
+        gas = payload.gas * self._profile.gas_percent // 100
+        return payload._replace(gas=min(gas, self._profile.transaction_gas_max))
 
     async def send(self, rows: Sequence[OutboxRow]) -> None:
         """Hand the newest bytes of rows to the RPC, as many as the chain's pool holds.

@@ -1,6 +1,5 @@
 """Planned calls against the contract's rules: in the end everybody is paid once and in full."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -8,7 +7,6 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypergpu.ids import NodeId
 from hypergpu.units import Wei
 from payments.core.ledger import (
     ChangedFact,
@@ -22,6 +20,7 @@ from payments.core.ledger import (
 )
 from payments.core.settlement import (
     NODES_PER_CALL,
+    JobBook,
     JobWork,
     ReceiptLine,
     ReclaimOrder,
@@ -36,7 +35,6 @@ from payments.core.transactions import (
     FundJob,
     PlannedCall,
     RecordBatch,
-    RecordReceipt,
     TotalsEntry,
     is_in_effect,
 )
@@ -79,37 +77,16 @@ class SimulatedSettlement:
         self.receipts.extend(folded.receipts)
 
     def work(self) -> JobWork:
-        sealed: dict[NodeId, TotalsEntry] = {}
-        calls = [planned.call for planned in self.queue]
-        batches = [call for call in calls if isinstance(call, RecordBatch)]
-        for entry in [
-            *(entry for batch in batches for entry in batch.entries),
-            *(call.entry for call in calls if isinstance(call, RecordReceipt)),
-        ]:
-            before = sealed.get(entry.node, entry)
-            sealed[entry.node] = TotalsEntry(
-                entry.node,
-                max(before.count, entry.count),
-                max(before.total_score, entry.total_score),
-            )
-        return JobWork(
-            state=self.state,
-            lines=self._open_lines(sealed),
-            sealed=sealed,
-            next_sequence=1 + max((batch.sequence for batch in batches), default=-1),
-            queued={planned.purpose for planned in self.queue},
-            pending={planned.purpose for planned in self.queue[self.mined :]},
-            is_each=self.is_each,
-            reclaim=self.reclaim,
+        book = JobBook()
+        book.reclaim = self.reclaim
+        for planned in self.queue:
+            book.note_call(planned.purpose, planned.call)
+        receipts = [each.receipt for each in self.receipts]
+        book.note_receipts(
+            ReceiptLine(r.node, r.epoch, r.sequence, r.total_score, leaf(r)) for r in receipts
         )
-
-    def _open_lines(self, sealed: Mapping[NodeId, TotalsEntry]) -> dict[int, list[ReceiptLine]]:
-        lines: dict[int, list[ReceiptLine]] = {}
-        for r in (each.receipt for each in self.receipts):
-            if r.node not in sealed or r.sequence >= sealed[r.node].count:
-                line = ReceiptLine(r.node, r.epoch, r.sequence, r.total_score, leaf(r))
-                lines.setdefault(r.epoch, []).append(line)
-        return lines
+        pending = {planned.purpose for planned in self.queue[self.mined :]}
+        return JobWork(self.state, book, pending, self.is_each)
 
     def plan(self) -> list[PlannedCall]:
         plan = plan_calls(self.work(), self.ledger.view())
