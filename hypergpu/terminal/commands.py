@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -188,6 +188,31 @@ def group(meaning: str) -> typer.Typer:
 
 
 _OPTIONS = {"address": Address, "token_file": TokenFile}
+SharedOptions = TypeVar("SharedOptions")
+
+
+def with_options(
+    shared: type[SharedOptions],
+) -> Callable[[Callable[Concatenate[SharedOptions, ...], None]], Callable[..., None]]:
+    """Make a command's first argument of options that several commands take.
+
+    Args:
+        shared: A named tuple, of which each field is an option.
+    """
+    fields = inspect.signature(shared).parameters.values()
+    added = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in fields]
+
+    def give_options(
+        command: Callable[Concatenate[SharedOptions, ...], None],
+    ) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            own = {each.name: given.pop(each.name) for each in added}
+            command(shared(**own), **given)
+
+        return _with_parameters(run, command, added)
+
+    return give_options
 
 
 def on_coordinator(
@@ -203,11 +228,18 @@ def on_coordinator(
         with connect(address, token_file=token_file) as coordinator:
             command(coordinator, *args, **options)
 
-    _, *own = inspect.signature(command).parameters.values()
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
         for name, option in _OPTIONS.items()
     ]
+    return _with_parameters(run, command, added)
+
+
+def _with_parameters(
+    run: Callable[..., None], command: Callable[..., None], added: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """Show typer a command's own parameters but the first, and those that are added."""
+    _, *own = inspect.signature(command).parameters.values()
     vars(run).pop("__wrapped__")
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in [*own, *added]}

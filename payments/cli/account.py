@@ -72,10 +72,17 @@ class Wallet:
         """Make a call; the height of the block that has it.
 
         Raises:
-            HyperGPUError: REQUEST_INVALID, a contract refuses a call, with its reason;
+            HyperGPUError: ARGUMENT_INVALID, the account has no gas money; REQUEST_INVALID, a
+                contract refuses a call, with its reason;
                 CHAIN_UNREACHABLE, a transaction is in no block after three minutes.
             ChainUnreachableError: The RPC does not answer.
         """
+        if not await self._chain.balance_wei(self.address):
+            raise HyperGPUError(
+                Reason.ARGUMENT_INVALID,
+                f"{self.address} has no gas money on chain {await self._chain.chain_id()}",
+                fix="send it some of the chain's coin",
+            )
         wanted: Any = {"from": to_checksum_address(self.address), "data": call.data}
         if call.address is not None:
             wanted["to"] = to_checksum_address(call.address)
@@ -183,12 +190,6 @@ class LedgerAccount:
         )
 
     async def _send(self, call: ContractCall) -> None:
-        if not await self.ledger.chain.balance_wei(self.address):
-            raise HyperGPUError(
-                Reason.ARGUMENT_INVALID,
-                f"{self.address} has no gas money on chain {self.ledger.domain.chain_id}",
-                fix="send it some of the chain's coin",
-            )
         self._blocks.append(await self._wallet.send(call))
         await self.ledger.refresh()
 

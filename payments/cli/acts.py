@@ -22,7 +22,8 @@ from payments.cli.account import (
     open_keystore,
     worker_facts,
 )
-from payments.cli.service import JobAt, run
+from payments.cli.options import JobAt
+from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text
 from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
@@ -266,11 +267,18 @@ class SignedVerdict(msgspec.Struct, frozen=True, tag_field="schema", tag="hyperg
     """Hex, r | s | v, v 0 or 1."""
 
 
-def void_share(order: VoidOrder, at: JobAt, chain_url: str, *, yes: bool, as_json: bool) -> None:
+def void_share(
+    order: VoidOrder,
+    receipts: tuple[JobAt, Path | None],
+    chain_url: str,
+    *,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Void a share and print what came of it; ``--sign-only`` prints signatures instead."""
 
     async def work() -> None:
-        terms = (await at.receipts()).terms
+        terms = (await read_receipts(*receipts)).terms
         verdict = _make_verdict(order, terms)
         keys = [open_keystore(path, order.passphrase_file) for path in order.keys]
         signatures = [sign(key, terms.domain.separator(), verdict).hex() for key in keys]

@@ -1,66 +1,50 @@
 """`hypergpu ledger`: see what jobs pay, check it, and act on a ledger without the coordinator."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hypergpu.terminal.commands import (
-    Address,
     AsJson,
     DataDir,
-    JobName,
     NoConfirmation,
     OperatorsPassphraseFile,
-    TokenFile,
     group,
+    with_options,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from payments.cli.account import LedgerAccount
+from payments.cli.options import (
+    ChainUrl,
+    HeldJob,
+    JobAt,
+    NamedJobAt,
+    NodeOptions,
+    NodesPassphraseFile,
+    StateDir,
+)
 
 app = group("See what jobs owe their nodes, check it, and take it.")
 
-_ChainUrl = Annotated[
-    str, typer.Option("--chain-url", metavar="URL", help="RPC of the chain; else a public one.")
-]
-_StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="The node's folder, with its key and receipts.")
-]
-_NodesPassphraseFile = Annotated[
-    Path | None,
-    typer.Option("--passphrase-file", help="Opens the key; else the file beside its folder."),
-]
-_HeldJob = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Id of a job of this node, or its beginning.")
-]
-_OfJob = Annotated[
-    str | None,
-    typer.Option("--job", metavar="JOB", help="One on the ledger that is meant, if several are."),
-]
 _Amount = Annotated[int, typer.Argument(min=1, help="In the token's smallest unit.")]
 
 
 @app.command()
+@with_options(JobAt)
 def show(
-    job: JobName = None,
+    at: JobAt,
     *,
     is_all: Annotated[
         bool, typer.Option("--all", help="Every transaction, not the newest alone.")
     ] = False,
     as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Show what a job owes each node and how much of it is allotted and paid."""
     from hypergpu.terminal.output import say_json
-    from payments.cli.service import JobAt, open_payments_client, run
+    from payments.cli.service import open_payments_client, run
     from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger, shown_ledger
 
     async def work() -> None:
-        async with open_payments_client(JobAt(job, address, token_file)) as payments:
+        async with open_payments_client(at) as payments:
             found = await payments.ledger()
         if as_json:
             say_json(shown_ledger(payments.job_id, found))
@@ -71,8 +55,9 @@ def show(
 
 
 @app.command()
-def verify(  # noqa: PLR0913 - each is an option
-    job: JobName = None,
+@with_options(JobAt)
+def verify(
+    at: JobAt,
     *,
     file: Annotated[
         Path | None,
@@ -81,35 +66,31 @@ def verify(  # noqa: PLR0913 - each is an option
     is_offline: Annotated[
         bool, typer.Option("--offline", help="Check the receipts alone, and ask no chain.")
     ] = False,
-    chain_url: _ChainUrl = "",
+    chain_url: ChainUrl = "",
     as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Check every receipt of a job, and that the ledger's records follow from them."""
-    from payments.cli.service import JobAt, verify_job
+    from payments.cli.service import verify_job
 
-    if file is not None and job is not None:
+    if file is not None and at.job is not None:
         raise typer.BadParameter("a file names its job itself")
-    at = JobAt(job, address, token_file, file)
-    verify_job(at, chain_url, is_offline=is_offline, as_json=as_json)
+    verify_job(at, file, chain_url, is_offline=is_offline, as_json=as_json)
 
 
 @app.command()
+@with_options(JobAt)
 def export(
-    job: JobName = None,
+    at: JobAt,
     *,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write.")],
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Write all receipts of a job to a file, which anybody can verify."""
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say
-    from payments.cli.service import JobAt, run
+    from payments.cli.service import read_receipts, run
     from payments.core.verify import encode_file
 
-    file = run(JobAt(job, address, token_file).receipts)
+    file = run(lambda: read_receipts(at))
     try:
         out.write_bytes(encode_file(file))
     except OSError as broken:
@@ -120,14 +101,14 @@ def export(
 
 @app.command()
 def claim(
-    job: _HeldJob = None,
+    job: HeldJob = None,
     *,
     to: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Payee of credit that the node cannot receive.")
     ] = "",
-    chain_url: _ChainUrl = "",
-    state_dir: _StateDir = None,
-    passphrase_file: _NodesPassphraseFile = None,
+    chain_url: ChainUrl = "",
+    state_dir: StateDir = None,
+    passphrase_file: NodesPassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
@@ -165,62 +146,41 @@ def claim(
 
 
 @app.command()
+@with_options(NodeOptions)
 def register(
+    node: NodeOptions,
     *,
     stake_amount: Annotated[
         int, typer.Option("--stake", min=0, help="In the token's smallest unit.")
     ] = 0,
-    job: _OfJob = None,
-    chain_url: _ChainUrl = "",
-    state_dir: _StateDir = None,
-    passphrase_file: _NodesPassphraseFile = None,
-    as_json: AsJson = False,
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with stake if it is named."""
     from payments.cli.account import folder_named
     from payments.cli.acts import register as register_node
 
-    folder = folder_named("state_dir", state_dir)
-    _act_as_node(
-        lambda account: register_node(account, folder, stake_amount),
-        (job, chain_url),
-        (folder, passphrase_file),
-        as_json=as_json,
-    )
+    folder = folder_named("state_dir", node.state_dir)
+    node.act(lambda account: register_node(account, folder, stake_amount))
 
 
 @app.command()
+@with_options(NodeOptions)
 def stake(
+    node: NodeOptions,
     amount: _Amount,
-    *,
-    job: _OfJob = None,
-    chain_url: _ChainUrl = "",
-    state_dir: _StateDir = None,
-    passphrase_file: _NodesPassphraseFile = None,
-    as_json: AsJson = False,
 ) -> None:
     """Add to the stake of this machine's node: shares up to it are paid at once."""
     from payments.cli.acts import stake as add_stake
 
-    _act_as_node(
-        lambda account: add_stake(account, amount),
-        (job, chain_url),
-        (state_dir, passphrase_file),
-        as_json=as_json,
-    )
+    node.act(lambda account: add_stake(account, amount))
 
 
 @app.command()
+@with_options(NodeOptions)
 def unstake(
+    node: NodeOptions,
     amount: Annotated[
         str, typer.Argument(metavar="AMOUNT|all", help="In the token's smallest unit.")
     ] = "all",
-    *,
-    job: _OfJob = None,
-    chain_url: _ChainUrl = "",
-    state_dir: _StateDir = None,
-    passphrase_file: _NodesPassphraseFile = None,
-    as_json: AsJson = False,
 ) -> None:
     """Ask for stake back; run it again once its wait is over to take it."""
     from payments.cli.acts import unstake as ask_back
@@ -228,17 +188,13 @@ def unstake(
     if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
         raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
     wanted = None if amount == "all" else int(amount)
-    _act_as_node(
-        lambda account: ask_back(account, wanted),
-        (job, chain_url),
-        (state_dir, passphrase_file),
-        as_json=as_json,
-    )
+    node.act(lambda account: ask_back(account, wanted))
 
 
 @app.command()
+@with_options(JobAt)
 def void(  # noqa: PLR0913 - each is an option
-    job: JobName = None,
+    at: JobAt,
     *,
     node: Annotated[str, typer.Option("--node", metavar="ADDRESS", help="Whose share.")],
     epoch: Annotated[int, typer.Option("--epoch", min=0, max=2**32 - 1)],
@@ -265,16 +221,13 @@ def void(  # noqa: PLR0913 - each is an option
     file: Annotated[
         Path | None, typer.Option("--file", help="Of `ledger export`: no coordinator is asked.")
     ] = None,
-    chain_url: _ChainUrl = "",
+    chain_url: ChainUrl = "",
     yes: NoConfirmation = False,
     as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """As arbiters, void a node's share inside its challenge window and slash its stake."""
     from payments.cli.account import account_address
     from payments.cli.acts import VoidOrder, void_share
-    from payments.cli.service import JobAt
 
     if not key or key_passphrase_file is None:
         raise typer.BadParameter(
@@ -290,40 +243,34 @@ def void(  # noqa: PLR0913 - each is an option
         signatures=tuple(signature or ()),
         is_signed_only=sign_only,
     )
-    at = JobAt(job, address, token_file, file)
-    void_share(order, at, chain_url, yes=yes, as_json=as_json)
+    void_share(order, (at, file), chain_url, yes=yes, as_json=as_json)
 
 
 @app.command()
+@with_options(NamedJobAt)
 def reclaim(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")],
+    at: NamedJobAt,
     *,
     yes: NoConfirmation = False,
     as_json: AsJson = False,
-    address: Address = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Announce a job's end on its ledger; run it again after the wait to take its free escrow."""
-    from payments.cli.service import JobAt, reclaim_job
+    from payments.cli.service import reclaim_job
 
-    reclaim_job(JobAt(job, address, token_file), yes=yes, as_json=as_json)
+    reclaim_job(at, yes=yes, as_json=as_json)
 
 
 @app.command()
-def retry(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id or the beginning of it.")],
-    *,
-    address: Address = None,
-    token_file: TokenFile = None,
-) -> None:
+@with_options(NamedJobAt)
+def retry(at: NamedJobAt) -> None:
     """Clear a job's halt once its cause is mended: what failed is tried again."""
     from hypergpu.terminal.output import say
-    from payments.cli.service import JobAt, open_payments_client, run
+    from payments.cli.service import open_payments_client, run
 
     async def work() -> None:
-        async with open_payments_client(JobAt(job, address, token_file)) as payments:
+        async with open_payments_client(at) as payments:
             purposes = await payments.retry_halted()
-        say(f"tried again: {', '.join(purposes)}" if purposes else f"{job} is not halted")
+        say(f"tried again: {', '.join(purposes)}" if purposes else f"{at.job} is not halted")
 
     run(work)
 
@@ -351,7 +298,7 @@ def deploy(  # noqa: PLR0913 - each is an option
     chain: Annotated[
         str, typer.Option("--chain", help="Name, profile file or RPC address; else the setting.")
     ] = "",
-    chain_url: _ChainUrl = "",
+    chain_url: ChainUrl = "",
     data_dir: DataDir = None,
     passphrase_file: OperatorsPassphraseFile = None,
     yes: NoConfirmation = False,
@@ -370,35 +317,3 @@ def deploy(  # noqa: PLR0913 - each is an option
         treasury=account_address(treasury, "--treasury") if treasury else None,
     )
     deploy_ledger(order, (chain, chain_url), (data_dir, passphrase_file), yes=yes, as_json=as_json)
-
-
-def _act_as_node(
-    act: "Callable[[LedgerAccount], Awaitable[None]]",
-    ledger: tuple[str | None, str],
-    whose: tuple[Path | None, Path | None],
-    *,
-    as_json: bool,
-) -> None:
-    """Open the node's account on the one ledger of its jobs, act, and print what was done."""
-    from payments.cli.account import (
-        NODE_KEY,
-        folder_named,
-        held_jobs,
-        one_ledger,
-        open_account,
-        open_key,
-    )
-    from payments.cli.service import run
-    from payments.cli.show import say_act
-
-    job, chain_url = ledger
-    folder = folder_named("state_dir", whose[0])
-    domain = one_ledger(held_jobs(folder, job))
-    key = open_key(folder, NODE_KEY, whose[1])
-
-    async def work() -> None:
-        async with open_account(domain, chain_url, key) as account:
-            await act(account)
-            say_act(account.result(), as_json=as_json)
-
-    run(work)

@@ -62,25 +62,6 @@ class DeployOrder(NamedTuple):
         return options
 
 
-async def deploy(
-    chain: Ethereum, profile: ChainProfile, key: IdentityKey, options: LedgerOptions
-) -> tuple[Address, int]:
-    """Create a ledger by a coordinator's key: its address and block."""
-    if not await chain.code(options.token):
-        detail = f"there is no contract at the token's address {options.token}"
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="name an ERC-20: --token ADDRESS")
-    if not await chain.balance_wei(key.address):
-        raise HyperGPUError(
-            Reason.ARGUMENT_INVALID,
-            f"the coordinator's account {key.address} has no gas money on chain {profile.chain_id}",
-            fix="send it some of the chain's coin",
-        )
-    nonce = await chain.next_nonce(key.address)
-    call = ContractCall(ledger_contract(), None, options.creation_data())
-    block = await Wallet(chain, key).send(call)
-    return created_address(key.address, nonce), block
-
-
 def _option_faults(options: LedgerOptions) -> list[str]:
     """Everything that the ledger would refuse."""
     least, most = WINDOW_S_LEAST, _SECONDS_MOST
@@ -137,15 +118,16 @@ async def _create_ledger(
         if tuple(options.arbiters) == (key.address,):
             note("the coordinator is the only arbiter: nobody else can void what it pays")
         confirm(f"create a ledger on chain {profile.chain_id} by {key.address}?", yes=yes)
-        ledger, block = await deploy(chain, profile, key, options)
+        if not await chain.code(options.token):
+            detail = f"there is no contract at the token's address {options.token}"
+            fix = "name an ERC-20: --token ADDRESS"
+            raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
+        ledger = created_address(key.address, await chain.next_nonce(key.address))
+        call = ContractCall(ledger_contract(), None, options.creation_data())
+        block = await Wallet(chain, key).send(call)
     finally:
         await chain.close()
-    return Deployed(
-        ledger=ledger,
-        chain_id=profile.chain_id,
-        coordinator=key.address,
-        block=block,
-    )
+    return Deployed(ledger=ledger, chain_id=profile.chain_id, coordinator=key.address, block=block)
 
 
 async def _open_chain(chain: str, chain_url: str) -> tuple[Ethereum, ChainProfile]:

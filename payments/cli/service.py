@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc.aio
 import msgspec
@@ -19,6 +19,7 @@ from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
 from hypergpu.v1 import payments_pb2_grpc
 from hypergpu.wire.messages import receipt_value, terms_value
+from payments.cli.options import JobAt, NamedJobAt
 from payments.cli.show import amount_text, time_text
 from payments.core.verify import (
     FILE_BYTES_MAX,
@@ -33,22 +34,12 @@ from payments.shell.chains import CallRefusedError, ChainUnreachableError
 Result = TypeVar("Result")
 
 
-class JobAt(NamedTuple):
-    """Options that name a job and its coordinator, or a file of its receipts."""
-
-    job: str | None
-    """Id, name or beginning of an id; None: the newest."""
-    address: str | None
-    token_file: str | None
-    file: Path | None = None
-    """Written by `ledger export`; None: the coordinator is asked."""
-
-    async def receipts(self) -> ReceiptFile:
-        """All receipts of the job, from the file or the coordinator."""
-        if self.file is not None:
-            return read_receipt_file(self.file)
-        async with open_payments_client(self) as payments:
-            return await payments.receipt_file()
+async def read_receipts(at: JobAt, file: Path | None = None) -> ReceiptFile:
+    """All receipts of a job, from a file that `ledger export` wrote or from the coordinator."""
+    if file is not None:
+        return read_receipt_file(file)
+    async with open_payments_client(at) as payments:
+        return await payments.receipt_file()
 
 
 def read_receipt_file(path: Path) -> ReceiptFile:
@@ -130,7 +121,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
 
 @asynccontextmanager
-async def open_payments_client(at: JobAt) -> AsyncIterator[PaymentsClient]:
+async def open_payments_client(at: JobAt | NamedJobAt) -> AsyncIterator[PaymentsClient]:
     """Connect to the payments of a job's coordinator."""
     flags = {"address": at.address, "token_file": at.token_file}
     calls = await PaymentsCalls.open(await asyncio.to_thread(find_target, flags))
@@ -151,15 +142,17 @@ class Verified(
     block: int | None
     """None: no chain was asked."""
     is_sound: bool
-    faults: list[str]
-    open: list[str]
-    nodes: list[NodeFinding]
+    faults: tuple[str, ...]
+    open: tuple[str, ...]
+    nodes: tuple[NodeFinding, ...]
     decimals: int
 
 
-def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) -> None:
+def verify_job(
+    at: JobAt, file: Path | None, chain_url: str, *, is_offline: bool, as_json: bool
+) -> None:
     """Check a job and print the result; a fault is an error."""
-    found = run(lambda: _check_job(at, chain_url, is_offline=is_offline))
+    found = run(lambda: _check_job(at, file, chain_url, is_offline=is_offline))
     if as_json:
         say_json(found)
     else:
@@ -170,15 +163,15 @@ def verify_job(at: JobAt, chain_url: str, *, is_offline: bool, as_json: bool) ->
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
 
 
-async def _check_job(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified:
-    receipts = await at.receipts()
+async def _check_job(at: JobAt, file: Path | None, chain_url: str, *, is_offline: bool) -> Verified:
+    receipts = await read_receipts(at, file)
     domain = receipts.terms.domain
     if is_offline or not domain.chain_id:
         return _result(receipts, verify(receipts), decimals=0)
     # Receipts alone are checked without the extra [chain].
     from payments.cli.account import open_ledger, read_records
 
-    if at.file is None and not chain_url:
+    if file is None and not chain_url:
         async with open_payments_client(at) as payments:
             chain_url = (await payments.ledger()).on_chain.url
     async with open_ledger(domain, chain_url) as ledger:
@@ -186,18 +179,15 @@ async def _check_job(at: JobAt, chain_url: str, *, is_offline: bool) -> Verified
         return _result(receipts, verify(receipts, records), decimals=ledger.decimals)
 
 
-def _result(receipts: ReceiptFile, found: Verification, *, decimals: int) -> Verified:
-    domain = receipts.terms.domain
+def _result(file: ReceiptFile, found: Verification, *, decimals: int) -> Verified:
+    domain = file.terms.domain
     return Verified(
-        job=found.job_id,
+        job=file.job_id,
         chain_id=domain.chain_id,
         ledger=domain.contract,
-        block=found.block,
         is_sound=not found.faults,
-        faults=list(found.faults),
-        open=list(found.open),
-        nodes=list(found.nodes),
         decimals=decimals,
+        **found._asdict(),
     )
 
 
@@ -241,7 +231,7 @@ class Reclaimed(
     free_escrow: str
 
 
-def reclaim_job(at: JobAt, *, yes: bool, as_json: bool) -> None:
+def reclaim_job(at: NamedJobAt, *, yes: bool, as_json: bool) -> None:
     """Announce a job's end; once its time has come, take what is free."""
     state, sentence = run(lambda: _announce_or_take(at, yes=yes))
     if as_json:
@@ -250,7 +240,7 @@ def reclaim_job(at: JobAt, *, yes: bool, as_json: bool) -> None:
         say(sentence)
 
 
-async def _announce_or_take(at: JobAt, *, yes: bool) -> tuple[Reclaimed, str]:
+async def _announce_or_take(at: NamedJobAt, *, yes: bool) -> tuple[Reclaimed, str]:
     async with open_payments_client(at) as payments:
         chain = await _chain(payments)
         free = amount_text(int(chain.free_escrow), chain.decimals)

@@ -2,15 +2,10 @@
 
 Anyone can run this: it needs the receipts and any RPC. A *fault* contradicts the receipts or the
 rule; something *open* is not done yet or cannot be told from the receipts at hand. Files of
-receipts, as ``ledger export`` writes them, are JSON lines: a header, then one signed receipt a
-line, ordered by node and sequence. The encoding leaves no choice, so the same receipts give the
+receipts, as ``ledger export`` writes them and ``ledger verify --file`` reads them, are JSON lines:
+a header, then one signed receipt a line, ordered by node and sequence. The encoding leaves no
+choice (field order as declared, no blanks, signatures in base64), so the same receipts give the
 same bytes.
-
-Files of receipts, as ``ledger export`` writes them and ``ledger verify --file`` reads them.
-
-A file is JSON lines: a header, then one signed receipt a line, ordered by node and sequence. The
-encoding leaves no choice (field order as declared, no blanks, signatures in base64), so the same
-receipts give the same bytes.
 """
 
 from collections import defaultdict
@@ -164,10 +159,9 @@ class NodeFinding(msgspec.Struct, frozen=True):
     void: Wei = Wei(0)
 
 
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
+class Verification(NamedTuple):
     """Result of a check."""
 
-    job_id: JobId
     nodes: tuple[NodeFinding, ...]
     faults: tuple[str, ...]
     open: tuple[str, ...]
@@ -199,7 +193,6 @@ def verify(file: ReceiptFile, ledger: LedgerRecords | None = None) -> Verificati
     view = ledger.view if ledger else None
     nodes = sorted({*chains, *(view.accounts if view else ())})
     return Verification(
-        job_id=file.job_id,
         nodes=tuple(_finding(node, chains.get(node, {}), file.unit_price, view) for node in nodes),
         faults=tuple(faults),
         open=tuple(open_),
