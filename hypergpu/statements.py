@@ -69,6 +69,13 @@ class Terms(msgspec.Struct, frozen=True):
         return self.job == job_key(self.coordinator, job_id)
 
 
+class JobTerms(msgspec.Struct, frozen=True):
+    """Terms of a job with its id: the file ``terms.json`` of a node's ledger folder."""
+
+    job_id: JobId
+    terms: Terms
+
+
 def terms_of(coordinator: Address, job_id: JobId, domain: Domain) -> Terms:
     """Terms of a job that a coordinator creates.
 

@@ -26,7 +26,7 @@ import structlog
 from gpu_node.shell.state import StatePaths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements import Domain, SignedReceipt, Terms, receipt_fault
+from hypergpu.statements import Domain, JobTerms, SignedReceipt, Terms, receipt_fault
 from hypergpu.streams import write_durably
 
 log = structlog.get_logger()
@@ -40,13 +40,6 @@ _SHOWN_MOST = 1_000
 """Newest receipts that a hello shows; about 500 KB."""
 _CLAIM = "take what is owed: hypergpu ledger claim"
 Content = TypeVar("Content")
-
-
-class JobTerms(msgspec.Struct, frozen=True):
-    """Terms of a job, with its id."""
-
-    job_id: JobId
-    terms: Terms
 
 
 class OwnTally(msgspec.Struct, frozen=True):

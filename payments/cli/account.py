@@ -22,6 +22,7 @@ from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
 from hypergpu.statements import (
     Domain,
+    JobTerms,
     SignedReceipt,
     Terms,
     address_bytes,
@@ -251,13 +252,6 @@ COORDINATOR_KEY = Path("identity/coordinator.key")
 Content = TypeVar("Content")
 
 
-class HeldTerms(msgspec.Struct, frozen=True):
-    """File ``terms.json`` of a node's ledger folder."""
-
-    job_id: JobId
-    terms: Terms
-
-
 class WorkerFacts(msgspec.Struct, frozen=True):
     """File ``worker.json`` of a node, as far as the ledger states it."""
 
@@ -355,7 +349,7 @@ def worker_facts(state_dir: Path) -> tuple[WorkerFacts, bytes]:
 
 
 def _held_job(folder: Path) -> HeldJob | None:
-    terms = _read(folder / "terms.json", HeldTerms)
+    terms = _read(folder / "terms.json", JobTerms)
     if terms is None:
         return None
     newest = _read(folder / "newest.json", SignedReceipt)

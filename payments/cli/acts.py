@@ -2,7 +2,7 @@
 void.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,14 +15,19 @@ from hypergpu.statements import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
 from payments.cli.account import (
+    NODE_KEY,
     HeldJob,
     LedgerAccount,
     OpenLedger,
+    folder_named,
+    held_jobs,
+    one_ledger,
     open_account,
+    open_key,
     open_keystore,
     worker_facts,
 )
-from payments.cli.options import JobAt
+from payments.cli.options import JobAt, NodeOptions
 from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text
 from payments.core.ledger import worth
@@ -43,6 +48,20 @@ class DueShare(NamedTuple):
     opened_at_s: int
     closed_at_s: int
     """0: the epoch is open."""
+
+
+def act_as_node(options: NodeOptions, work: Callable[[LedgerAccount], Awaitable[None]]) -> None:
+    """Open the node's account on the one ledger of its jobs, act, and print what was done."""
+    folder = folder_named("state_dir", options.state_dir)
+    domain = one_ledger(held_jobs(folder, options.job))
+    key = open_key(folder, NODE_KEY, options.passphrase_file)
+
+    async def act_and_say() -> None:
+        async with open_account(domain, options.chain_url, key) as account:
+            await work(account)
+            say_act(account.result(), as_json=options.as_json)
+
+    run(act_and_say)
 
 
 async def claim(node: LedgerAccount, held: HeldJob, to: Address | None) -> None:

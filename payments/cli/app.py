@@ -156,10 +156,11 @@ def register(
 ) -> None:
     """Register this machine's node on the ledger of its jobs, with stake if it is named."""
     from payments.cli.account import folder_named
+    from payments.cli.acts import act_as_node
     from payments.cli.acts import register as register_node
 
     folder = folder_named("state_dir", node.state_dir)
-    node.act(lambda account: register_node(account, folder, stake_amount))
+    act_as_node(node, lambda account: register_node(account, folder, stake_amount))
 
 
 @app.command()
@@ -169,9 +170,10 @@ def stake(
     amount: _Amount,
 ) -> None:
     """Add to the stake of this machine's node: shares up to it are paid at once."""
+    from payments.cli.acts import act_as_node
     from payments.cli.acts import stake as add_stake
 
-    node.act(lambda account: add_stake(account, amount))
+    act_as_node(node, lambda account: add_stake(account, amount))
 
 
 @app.command()
@@ -183,12 +185,13 @@ def unstake(
     ] = "all",
 ) -> None:
     """Ask for stake back; run it again once its wait is over to take it."""
+    from payments.cli.acts import act_as_node
     from payments.cli.acts import unstake as ask_back
 
     if amount != "all" and not (amount.isascii() and amount.isdecimal() and int(amount)):
         raise typer.BadParameter(f"{amount} is neither a whole number above 0 nor: all")
     wanted = None if amount == "all" else int(amount)
-    node.act(lambda account: ask_back(account, wanted))
+    act_as_node(node, lambda account: ask_back(account, wanted))
 
 
 @app.command()

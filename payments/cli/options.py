@@ -1,16 +1,11 @@
 """Options that several commands of ``hypergpu ledger`` take; help loads them and little else."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from hypergpu.terminal.commands import Address, AsJson, JobName, TokenFile
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from payments.cli.account import LedgerAccount
 
 ChainUrl = Annotated[
     str, typer.Option("--chain-url", metavar="URL", help="RPC of the chain; else a public one.")
@@ -55,27 +50,3 @@ class NodeOptions(NamedTuple):
     state_dir: StateDir = None
     passphrase_file: NodesPassphraseFile = None
     as_json: AsJson = False
-
-    def act(self, work: "Callable[[LedgerAccount], Awaitable[None]]") -> None:
-        """Open the node's account on the one ledger of its jobs, act, and print what was done."""
-        from payments.cli.account import (
-            NODE_KEY,
-            folder_named,
-            held_jobs,
-            one_ledger,
-            open_account,
-            open_key,
-        )
-        from payments.cli.service import run
-        from payments.cli.show import say_act
-
-        folder = folder_named("state_dir", self.state_dir)
-        domain = one_ledger(held_jobs(folder, self.job))
-        key = open_key(folder, NODE_KEY, self.passphrase_file)
-
-        async def act_and_say() -> None:
-            async with open_account(domain, self.chain_url, key) as account:
-                await work(account)
-                say_act(account.result(), as_json=self.as_json)
-
-        run(act_and_say)

@@ -70,18 +70,10 @@ class LedgerOptions(NamedTuple):
         )
 
 
-class LocalDeployment(NamedTuple):
-    """Transactions that make a local chain ready, in order, and what they create."""
-
-    payloads: Sequence[tuple[str, Payload]]
-    """By purpose."""
-    addresses: LedgerAddresses
-
-
 def plan_local_deployment(
     account: Address, first_nonce: int, profile: ChainProfile
-) -> LocalDeployment:
-    """Token, ledger and play money, for the account's next nonces.
+) -> tuple[LedgerAddresses, list[UnsignedTransaction]]:
+    """Token, ledger and play money, for the account's next nonces, in order; and their addresses.
 
     The account is treasury and the one arbiter: play money needs no quorum.
     """
@@ -90,12 +82,13 @@ def plan_local_deployment(
     window_s = profile.window_s
     options = LedgerOptions(token, window_s, window_s, 1, account, [account])
     mint = token_contract().encode("mint", account, _LOCAL_TOKENS)
-    payloads = (
-        (TOKEN_PURPOSE, Payload(b"", token_contract().encode_creation(), DEPLOY_GAS)),
-        (LEDGER_PURPOSE, Payload(b"", options.creation_data(), DEPLOY_GAS)),
-        (MINT_PURPOSE, Payload(address_bytes(token), mint, _MINT_GAS)),
-    )
-    return LocalDeployment(payloads, LedgerAddresses(ledger, token))
+    payloads = {
+        TOKEN_PURPOSE: Payload(b"", token_contract().encode_creation(), DEPLOY_GAS),
+        LEDGER_PURPOSE: Payload(b"", options.creation_data(), DEPLOY_GAS),
+        MINT_PURPOSE: Payload(address_bytes(token), mint, _MINT_GAS),
+    }
+    wanted = [UnsignedTransaction(purpose, None, None, each) for purpose, each in payloads.items()]
+    return LedgerAddresses(ledger, token), wanted
 
 
 async def check_chain(chain: Ethereum, profile: ChainProfile) -> None:
@@ -113,19 +106,6 @@ async def check_chain(chain: Ethereum, profile: ChainProfile) -> None:
             fix="name that chain's own RPC: HYPERGPU_COORDINATOR_CHAIN_URL=URL; or the chain:"
             " HYPERGPU_CHAIN=CHAIN",
         )
-
-
-async def provide_gas_money(chain: Ethereum, account: Address, profile: ChainProfile) -> str:
-    """Fill the account on a local chain; elsewhere return a complaint if it is empty, else none."""
-    if await chain.balance_wei(account) > 0:
-        return ""
-    if profile.is_local:
-        await chain.ask("anvil_setBalance", account, hex(_LOCAL_WEI))
-        return ""
-    return (
-        f"KEY_FUNDS: {account} has nothing to pay gas with on chain {profile.chain_id}."
-        " Fix: send it some of the chain's currency"
-    )
 
 
 async def recognise_ledger(chain: Ethereum, domain: Domain) -> LedgerAddresses:
@@ -264,7 +244,17 @@ class ChainConnection:
         return TransactionQueue(self.chain, self._host.key, self.profile, self._store)
 
     async def _provide_gas_money(self) -> str:
-        return await provide_gas_money(self.chain, self._host.key.address, self.profile)
+        """Fill the account on a local chain; elsewhere return a complaint if it is empty."""
+        account = self._host.key.address
+        if await self.chain.balance_wei(account) > 0:
+            return ""
+        if self.profile.is_local:
+            await self.chain.ask("anvil_setBalance", account, hex(_LOCAL_WEI))
+            return ""
+        return (
+            f"KEY_FUNDS: {account} has nothing to pay gas with on chain {self.profile.chain_id}."
+            " Fix: send it some of the chain's currency"
+        )
 
     async def _deploy(self) -> None:
         if not self.profile.is_local:
@@ -279,12 +269,8 @@ class ChainConnection:
         nonce = self.queue.next_nonce
         if nonce is None:
             raise ChainUnreachableError("the account's newest transactions are not final yet")
-        deployment = plan_local_deployment(self._host.key.address, nonce, self.profile)
         # Known before it is sent: a kill in between sends the same bytes to the same addresses.
-        self.addresses = deployment.addresses
-        wanted = [
-            UnsignedTransaction(purpose, None, None, made) for purpose, made in deployment.payloads
-        ]
+        self.addresses, wanted = plan_local_deployment(self._host.key.address, nonce, self.profile)
         await self.queue.send(await self.queue.add(wanted, head))
 
     def _known_addresses(self) -> LedgerAddresses:

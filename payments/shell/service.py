@@ -12,7 +12,6 @@ from payments.core.ledger import LedgerState, worth
 from payments.core.settlement import ReclaimOrder
 from payments.core.transactions import (
     AccountView,
-    EpochView,
     JobOnLedger,
     OutboxRow,
     ShareState,
@@ -176,26 +175,22 @@ def _node(
 def _shares(
     node: NodeId, scores: dict[int, int], view: JobOnLedger | None
 ) -> Iterator[pb.LedgerShare]:
-    """Shares of epochs; one that the view has forgotten is settled, so it was paid."""
     for number, score in sorted(scores.items()):
-        if view is None or not view.is_open:
-            yield pb.LedgerShare(epoch=number, score=score, state="measured")
-            continue
-        epoch = view.epochs.get(number)
-        if epoch is None:
-            settled = number < min(view.epochs, default=0)
-            yield pb.LedgerShare(epoch=number, score=score, state="paid" if settled else "measured")
-            continue
-        share = epoch.shares.get(node, _NO_SHARE)
-        yield pb.LedgerShare(
-            epoch=number, score=score, state=_share_state(share, epoch), amount=str(share.amount)
-        )
+        state, amount = _share_state(node, number, view)
+        yield pb.LedgerShare(epoch=number, score=score, state=state, amount=amount)
 
 
-def _share_state(share: ShareView, epoch: EpochView) -> str:
+def _share_state(node: NodeId, number: int, view: JobOnLedger | None) -> tuple[str, str]:
+    """State and amount of a share; one that the view has forgotten is settled, so it was paid."""
+    if view is None or not view.is_open:
+        return "measured", ""
+    epoch = view.epochs.get(number)
+    if epoch is None:
+        return "paid" if number < min(view.epochs, default=0) else "measured", ""
+    share = epoch.shares.get(node, _NO_SHARE)
     if share.state is ShareState.DUE:
-        return "closed" if epoch.closed_at_s else "recorded"
-    return _STATES[share.state]
+        return "closed" if epoch.closed_at_s else "recorded", str(share.amount)
+    return _STATES[share.state], str(share.amount)
 
 
 def _transactions(

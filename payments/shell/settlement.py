@@ -126,32 +126,24 @@ class LedgerReader:
             cache.scanned_at = block.number
             # A node that forces receipts in may open the epoch after the last closed one.
             cache.dirty.update(range(cache.settled_below, state.ended_epochs + 2))
+        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
+        nodes = sorted(state.nodes)
         if is_scan or cache.is_dirty:
-            await self._read_accounts(state, cache, block)
+            cache.accounts.update(await reader.accounts(nodes))
         wanted = {
             epoch
             for epoch in cache.dirty | cache.epochs.keys()
             if epoch in cache.dirty or self._is_payable(cache.epochs[epoch], block)
         }
         if wanted:
-            await self._read_epochs(state, cache, sorted(wanted), block)
+            cache.epochs.update(await reader.epochs(sorted(wanted), nodes))
+            self._forget_settled(state, cache)
         cache.is_dirty = False
         cache.dirty.clear()
 
     def _is_payable(self, epoch: EpochView, block: ChainBlock) -> bool:
         is_over = block.time_s >= epoch.closed_at_s + self._window_s
         return bool(epoch.closed_at_s) and is_over and bool(epoch.nodes_due())
-
-    async def _read_accounts(self, state: LedgerState, cache: _JobCache, block: ChainBlock) -> None:
-        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
-        cache.accounts.update(await reader.accounts(sorted(state.nodes)))
-
-    async def _read_epochs(
-        self, state: LedgerState, cache: _JobCache, epochs: Sequence[int], block: ChainBlock
-    ) -> None:
-        reader = JobReader(self._chain, self._target.ledger, state.terms.job, block)
-        cache.epochs.update(await reader.epochs(epochs, sorted(state.nodes)))
-        self._forget_settled(state, cache)
 
     def _forget_settled(self, state: LedgerState, cache: _JobCache) -> None:
         """Drop epochs that are closed and paid from the scans, from the lowest on."""

@@ -275,10 +275,14 @@ def _open_engine(database_url: str, folder: Path) -> Engine:
         if "://" in database_url:
             url = make_url(database_url)
         else:
+            url = URL.create("sqlite", database=database_url or str(folder / FILE))
+        if url.get_backend_name() == "sqlite":
             # The journal may be any file; the payments lie in one of their own beside it.
-            beside = Path(database_url).parent if database_url else folder
-            url = URL.create("sqlite", database=str(beside / FILE))
-        engine = _sqlite_engine(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
+            beside = Path(url.database or "").with_name(FILE)
+            engine = _sqlite_engine(url.set(database=str(beside)))
+        else:
+            url = url.set(drivername="postgresql+psycopg")
+            engine = create_engine(url, pool_pre_ping=True, paramstyle="format")
         _METADATA.create_all(engine)
     except ArgumentError as wrong:
         raise HyperGPUError(Reason.FOLDER_UNUSABLE, f"the payments' database: {wrong}") from None
@@ -291,14 +295,7 @@ def _open_engine(database_url: str, folder: Path) -> Engine:
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
-    return create_engine(
-        url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, paramstyle="format"
-    )
-
-
 def _sqlite_engine(url: URL) -> Engine:
-    url = url.set(database=str(Path(url.database or "").with_name(FILE)))
     engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
