@@ -1,12 +1,13 @@
 """The chains that a coordinator can settle on: limits, costs, finality, settings and errors.
 
-A chain is given by name (a row of the table), by a TOML file with the fields of `ChainProfile`, or
+A chain is given by name (a file in ``payments/profiles``), by a TOML file of its own, or
 by the address of its RPC: an unknown chain gets slow and expensive figures rather than wrong ones.
 Loads without web3. Settings are ``HYPERGPU_COORDINATOR_*`` in the coordinator's environment.
 """
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ NONE = "none"
 """No chain: receipts are signed and kept."""
 ANVIL = "anvil"
 """A chain of play money, started beside the coordinator unless its RPC is given."""
+_FOLDER = Path(__file__).parents[1] / "profiles"
 _FILE_BYTES_MAX = 100_000
 Count = Annotated[int, Meta(ge=0)]
 Some = Annotated[int, Meta(ge=1)]
@@ -67,71 +69,15 @@ class NamedChain(msgspec.Struct, frozen=True):
     """Warning for the operator; empty: none."""
 
 
-_PROFILES = {
-    # Measured on Anvil 1.7.1 with a block each second.
-    ANVIL: ChainProfile(
-        chain_id=31337,
-        block_ms=1_000,
-        depth=3,
-        window_s=30,
-        in_flight_max=2_048,
-        batch_max=500,
-        tip_wei=1_000_000_000,
-        max_fee_cap_wei=1_000_000_000_000,
-        bump_blocks=5,
-        gas_percent=100,
-        is_local=True,
-    ),
-    # An OP Stack rollup, docs.base.org: blocks are reorganised only if the sequencer fails.
-    "base-sepolia": ChainProfile(
-        chain_id=84532,
-        rpc_url="https://sepolia.base.org",
-        block_ms=2_000,
-        depth=10,
-        window_s=3_600,
-        in_flight_max=32,
-        batch_max=10,
-        tip_wei=1_000_000,
-        max_fee_cap_wei=100_000_000_000,
-        bump_blocks=5,
-        gas_percent=100,
-    ),
-    # docs.arbitrum.io: the gas limit also pays for the data on Ethereum.
-    "arbitrum-sepolia": ChainProfile(
-        chain_id=421614,
-        rpc_url="https://sepolia-rollup.arbitrum.io/rpc",
-        block_ms=250,
-        depth=20,
-        window_s=3_600,
-        in_flight_max=32,
-        batch_max=10,
-        transaction_gas_max=32_000_000,
-        tip_wei=0,
-        max_fee_cap_wei=100_000_000_000,
-        bump_blocks=40,
-        gas_percent=300,
-    ),
-    # docs.monad.xyz: the gas limit is charged; cold storage costs four times Ethereum's.
-    "monad-testnet": ChainProfile(
-        chain_id=10143,
-        rpc_url="https://testnet-rpc.monad.xyz",
-        block_ms=400,
-        depth=3,
-        window_s=3_600,
-        in_flight_max=16,
-        batch_max=100,
-        transaction_gas_max=30_000_000,
-        tip_wei=2_000_000_000,
-        max_fee_cap_wei=1_000_000_000_000,
-        bump_blocks=10,
-        gas_percent=200,
-    ),
-}
+@cache
+def _profiles() -> dict[str, ChainProfile]:
+    """The chains that are known by name: files of the package."""
+    return {path.stem: read_profile(path) for path in sorted(_FOLDER.glob("*.toml"))}
 
 
 def chain_names() -> tuple[str, ...]:
     """Names of the table, in order."""
-    return tuple(sorted(_PROFILES))
+    return tuple(_profiles())
 
 
 def named_chain(chain: str, chain_url: str = "") -> NamedChain | None:
@@ -146,7 +92,7 @@ def named_chain(chain: str, chain_url: str = "") -> NamedChain | None:
     if "://" in chain:
         check_url(chain)
         return None
-    profile = _PROFILES.get(chain)
+    profile = _profiles().get(chain)
     if profile is None and chain.endswith(".toml"):
         profile = read_profile(Path(chain).expanduser())
     if profile is None:
@@ -170,7 +116,7 @@ def named_chain(chain: str, chain_url: str = "") -> NamedChain | None:
 
 def profile_of_id(chain_id: int) -> tuple[ChainProfile, str]:
     """Profile of a chain that an RPC says it is of, and a note where its figures are assumed."""
-    for profile in _PROFILES.values():
+    for profile in _profiles().values():
         if profile.chain_id == chain_id:
             return profile, ""
     return ChainProfile(chain_id=chain_id), (
