@@ -207,7 +207,7 @@ class Quality(msgspec.Struct, frozen=True):
     reason: str
 
 
-def trial_of(node: NodeId, gain: float, round_gain: float, base_loss: float) -> Trial | None:
+def judged_trial(node: NodeId, gain: float, round_gain: float, base_loss: float) -> Trial | None:
     """Trial of a node by one judgement; None where the round did not gain enough to tell.
 
     Args:
@@ -224,7 +224,7 @@ def trial_of(node: NodeId, gain: float, round_gain: float, base_loss: float) -> 
     return Trial(node, min(_PART_MOST, max(0.0, gain / round_gain)))
 
 
-def worth_by(trials: Sequence[Trial]) -> Worth | None:
+def worth_from_trials(trials: Sequence[Trial]) -> Worth | None:
     """The worth of every node by the newest trials of a job; None where they do not tell.
 
     Args:
@@ -310,10 +310,7 @@ def add_trials(trials: Trials, waiting: UnmeasuredRound) -> Trials:
     if judgement is None or judgement.base_loss is None:
         return trials
     base, whole = judgement.base_loss, _round_gain(judgement)
-    found = (
-        trial_of(node, gain, math.nan if whole is None else whole, base)
-        for node, gain in _gains(waiting).items()
-    )
+    found = (judged_trial(node, gain, whole, base) for node, gain in _gains(waiting).items())
     return (*trials, *(trial for trial in found if trial is not None))[-TRIALS_KEPT:]
 
 
@@ -326,7 +323,7 @@ def update_qualities(waiting: UnmeasuredRound, trials: Trials) -> dict[NodeId, Q
     """
     known = [due.agreement for due in waiting.due.values() if due.agreement is not None]
     typical = median(known) if known else None
-    worth = worth_by(trials)
+    worth = worth_from_trials(trials)
     is_idle = _is_idle(waiting)
     return {
         node: quality_of(
@@ -359,12 +356,13 @@ def _is_idle(waiting: UnmeasuredRound) -> bool:
     if waiting.judgement is None or not (gains := _gains(waiting)):
         return False
     whole = _round_gain(waiting.judgement)
-    return (whole is None or whole <= 0) and all(gain <= 0 for gain in gains.values())
+    return not whole > 0 and all(gain <= 0 for gain in gains.values())
 
 
-def _round_gain(judgement: Judgement) -> float | None:
+def _round_gain(judgement: Judgement) -> float:
+    """Reduction of the loss by the whole round; not a number where it is not known."""
     if judgement.base_loss is None or judgement.made_loss is None:
-        return None
+        return math.nan
     return judgement.base_loss - judgement.made_loss
 
 

@@ -30,7 +30,6 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s
 from coordinator.core.transfer.forecast import (
     CarriedWindow,
-    ConnectionStart,
     forecast_transfer,
     round_path,
     stall_us,
@@ -216,7 +215,7 @@ class NodeLink:
             is_stalled = path.bits_per_s == STALLED_BITS_PER_S
             if not is_stalled:
                 own = _shared_out(path, connections)
-                expected = forecast_transfer(own, part_bytes, ConnectionStart.IDLE, carried)
+                expected = forecast_transfer(own, part_bytes, carried)
                 self._carried[way] = expected.sample_left(chance)
                 whole_us = expected.sample_us(chance)
                 if now_us + (1 - done) * whole_us <= self._until_us:

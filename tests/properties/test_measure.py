@@ -27,7 +27,7 @@ from coordinator.core.measure.reading import (
     update_estimate,
     update_rate,
 )
-from coordinator.core.transfer.forecast import forecast_transfer, transfer_us
+from coordinator.core.transfer.forecast import draw_transfer, forecast_transfer
 from coordinator.core.transfer.tcp import CongestionControl, NetworkPath, steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
@@ -216,7 +216,7 @@ SIZES = st.integers(1, 200_000_000).map(Bytes)
 
 
 def drawn_us(path: NetworkPath, size_bytes: Bytes) -> Microseconds:
-    return transfer_us(path, size_bytes, random.Random(7).random)
+    return draw_transfer(path, size_bytes, random.Random(7).random).took_us
 
 
 @given(path=PATHS, size_bytes=SIZES)

@@ -15,9 +15,9 @@ from coordinator.core.quality import (
     JUDGED_LEAST,
     TRIALS_KEPT,
     UpdateFindings,
+    judged_trial,
     quality_of,
-    trial_of,
-    worth_by,
+    worth_from_trials,
 )
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -84,7 +84,7 @@ def test_nodes_of_equal_work_are_worth_the_same_however_often_each_is_judged(
     count = len(nodes)
     parts = drawn.draw(st.lists(parts_found, min_size=count, max_size=count))
     turns = [[*parts[turn:], *parts[:turn]] for turn in range(count)]
-    worths = [worth_by(trials_of(nodes, turned)) for turned in turns]
+    worths = [worth_from_trials(trials_of(nodes, turned)) for turned in turns]
     found = [worth for worth in worths if worth is not None]
     assert len(found) in {0, count}
     if found:
@@ -97,7 +97,7 @@ def test_nodes_of_equal_work_are_worth_the_same_however_often_each_is_judged(
 def test_nodes_that_are_found_alike_have_the_whole_judged_often_or_never(
     part: float, often: int, seldom: int
 ) -> None:
-    worth = worth_by([*[Trial(OFTEN, part)] * often, *[Trial(SELDOM, part)] * seldom])
+    worth = worth_from_trials([*[Trial(OFTEN, part)] * often, *[Trial(SELDOM, part)] * seldom])
     assert worth is not None
     assert {worth.of(node) for node in (OFTEN, SELDOM, NEVER)} == {1.0}
 
@@ -112,7 +112,7 @@ def test_over_a_long_job_two_equals_are_paid_alike_though_one_is_judged_nine_tim
         drawn = OFTEN if chance.random() < 0.9 else SELDOM
         trials.append(Trial(drawn, max(0.0, chance.gauss(0.3, 0.25))))
         del trials[:-TRIALS_KEPT]
-        worth = worth_by(trials)
+        worth = worth_from_trials(trials)
         for node in earned:
             known = None if worth is None else worth.of(node)
             quality = quality_of(UpdateFindings(agreement=1.0, typical_agreement=1.0, worth=known))
@@ -127,7 +127,7 @@ def test_whoever_is_found_worthless_comes_to_nothing_and_takes_little_from_the_o
     trials: list[Trial] = []
     for _ in range(12):
         trials += [Trial(FREE, 0.0), *(Trial(node, 0.4) for node in honest)]
-        worth = worth_by(trials)
+        worth = worth_from_trials(trials)
         assert worth is not None
         worths.append(worth)
     assert [worth.of(FREE) for worth in worths] == sorted(
@@ -139,14 +139,17 @@ def test_whoever_is_found_worthless_comes_to_nothing_and_takes_little_from_the_o
 
 
 def test_few_trials_or_useless_ones_tell_nothing() -> None:
-    assert worth_by([Trial(FREE, 0.0), Trial(OFTEN, 1.0)]) is None
-    assert worth_by([Trial(FREE, 0.0)] * 5 + [Trial(OFTEN, 1.0)] * 4) is None
-    assert worth_by([Trial(FREE, 0.0)] * 500 + [Trial(OFTEN, 1.0)] * TRIALS_KEPT) == ({OFTEN: 1}, 1)
+    assert worth_from_trials([Trial(FREE, 0.0), Trial(OFTEN, 1.0)]) is None
+    assert worth_from_trials([Trial(FREE, 0.0)] * 5 + [Trial(OFTEN, 1.0)] * 4) is None
+    assert worth_from_trials([Trial(FREE, 0.0)] * 500 + [Trial(OFTEN, 1.0)] * TRIALS_KEPT) == (
+        {OFTEN: 1},
+        1,
+    )
 
 
 @given(gain=st.floats(), whole=st.floats(), base=st.floats())
 def test_a_trial_is_finite_or_none(gain: float, whole: float, base: float) -> None:
-    trial = trial_of(OFTEN, gain, whole, base)
+    trial = judged_trial(OFTEN, gain, whole, base)
     assert trial is None or 0 <= trial.part <= 1_000
 
 
@@ -167,7 +170,7 @@ def test_a_trial_is_finite_or_none(gain: float, whole: float, base: float) -> No
     ],
 )
 def test_a_trial_by_example(gain: float, whole: float, part: float | None) -> None:
-    trial = trial_of(OFTEN, gain, whole, 2.0)
+    trial = judged_trial(OFTEN, gain, whole, 2.0)
     assert (None if trial is None else trial.part) == (
         None if part is None else pytest.approx(part)
     )

@@ -9,12 +9,11 @@ import pytest
 
 from coordinator.core.transfer.forecast import (
     CarriedWindow,
-    ConnectionStart,
     TransferForecast,
     Window,
+    draw_transfer,
     forecast_transfer,
     round_path,
-    transfer_us,
 )
 from coordinator.core.transfer.tcp import CongestionControl, NetworkPath, steady_packets_per_us
 from hypergpu.units import Bytes, Microseconds
@@ -127,7 +126,8 @@ def cell_id(cell: Pull | Throughput) -> str:
 def pulled_s(cell: Pull) -> list[float]:
     """Drawn times of the cell's pull, shortest first."""
     times_us = [
-        transfer_us(cell.path, cell.size_bytes, random.Random(seed).random) for seed in range(DRAWS)
+        draw_transfer(cell.path, cell.size_bytes, random.Random(seed).random).took_us
+        for seed in range(DRAWS)
     ]
     return sorted((time_us + cell.path.rtt_us / 2) / 1e6 for time_us in times_us)
 
@@ -140,7 +140,7 @@ def moved_mbit_per_s(cell: Throughput) -> list[float]:
         low, high = 1, 1 << 40
         while high - low > low // 50 + 1:
             middle = (low + high) // 2
-            took_us = transfer_us(cell.path, Bytes(middle), random.Random(seed).random)
+            took_us = draw_transfer(cell.path, Bytes(middle), random.Random(seed).random).took_us
             low, high = (middle, high) if took_us <= cell.seconds * 1e6 else (low, middle)
         return low * 8 / 1e6 / cell.seconds
 
@@ -191,7 +191,9 @@ def test_a_forecast_on_a_clean_path_is_sure() -> None:
 
 
 def test_a_forecast_on_a_lossy_path_has_the_median_and_the_spread_of_draws() -> None:
-    seen = sorted(transfer_us(LOSSY, SIZE, random.Random(seed).random) for seed in range(201))
+    seen = sorted(
+        draw_transfer(LOSSY, SIZE, random.Random(seed).random).took_us for seed in range(201)
+    )
     expected = forecast_transfer(LOSSY, SIZE)
     assert seen[60] <= expected.median_us <= seen[140]
     half_width = (seen[167] - seen[33]) / 2 / seen[100]
@@ -203,12 +205,6 @@ def test_draws_lie_between_the_shortest_and_the_longest_time() -> None:
         (Microseconds(10), Microseconds(20), Microseconds(40)), (CarriedWindow(10),) * 3
     )
     assert [times.sample_us(chance) for chance in (0, 0.25, 0.5, 0.75, 1)] == [10, 15, 20, 30, 40]
-
-
-def test_a_cold_connection_shakes_hands_first() -> None:
-    path = NetworkPath(rtt_us=Microseconds(80_000))
-    cold = forecast_transfer(path, SIZE, ConnectionStart.COLD).median_us
-    assert cold - forecast_transfer(path, SIZE).median_us == 160_000
 
 
 def test_rounding_moves_no_number_by_more_than_two_percent() -> None:
@@ -224,17 +220,14 @@ def test_rounding_moves_no_number_by_more_than_two_percent() -> None:
 def test_a_transfer_goes_on_with_the_window_that_another_left() -> None:
     path, size_bytes = NetworkPath(rtt_us=Microseconds(100_000)), Bytes(250_000)
     first = forecast_transfer(path, size_bytes)
-    second = forecast_transfer(path, size_bytes, ConnectionStart.IDLE, first.left[0])
+    second = forecast_transfer(path, size_bytes, first.left[0])
     assert second.median_us < first.median_us - path.rtt_us
 
 
 def test_what_a_loss_has_taught_slows_the_next_transfer_down() -> None:
     path = NetworkPath(rtt_us=Microseconds(100_000))
     fresh, careful = CarriedWindow(20), CarriedWindow(20, slow_start_until=20)
-    times = [
-        forecast_transfer(path, SIZE, ConnectionStart.IDLE, each).median_us
-        for each in (fresh, careful)
-    ]
+    times = [forecast_transfer(path, SIZE, each).median_us for each in (fresh, careful)]
     assert times[1] > 2 * times[0]
 
 
@@ -372,7 +365,7 @@ def test_a_path_without_a_round_trip_has_a_forecast(
     assert steady_packets_per_us(path) > 0
     dice = random.Random(1)
     assert Window(path, dice.random) is not None
-    assert transfer_us(path, NEAR_SIZE, dice.random) >= 0
+    assert draw_transfer(path, NEAR_SIZE, dice.random).took_us >= 0
     least_us = int(NEAR_SIZE) * 8_000_000 // bits_per_s if bits_per_s else 0
     assert forecast_transfer(path, NEAR_SIZE).median_us >= least_us
 

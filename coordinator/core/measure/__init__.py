@@ -6,8 +6,7 @@ Readings are made of observations one at a time; everything else is read off a r
 `reading`          `Observation` and `NodeReading`, the values.
 `observations`     ``add_observation(reading, observation) -> NodeReading``
 `estimators`       ``update_estimate(estimate, value, at_ms, *, weight) -> Estimate`` and
-                   ``update_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``;
-                   ``age_ms(estimate, now_ms) -> Milliseconds | None``
+                   ``update_rate`` (harmonic); ``laplace_quantile(mean, deviation, share)``
 `line`             ``loss_share(reading) -> float | None``; ``mean_burst(reading) -> float``;
                    ``goodput_of(reading, direction, connections) -> Estimate``, in bit/s;
                    ``loss_of_goodput(bits_per_s, rtt_us, connections=1) -> float``

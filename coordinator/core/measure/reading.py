@@ -257,11 +257,6 @@ def laplace_quantile(mean: float, deviation: float, share: float) -> float:
     return mean + beyond if share >= 0.5 else mean * mean / (mean + beyond)
 
 
-def age_ms(estimate: Estimate, now_ms: Milliseconds) -> Milliseconds | None:
-    """Since the newest observation; None: there is none."""
-    return Milliseconds(max(0, now_ms - estimate.at_ms)) if estimate.count else None
-
-
 def _limit(estimate: Estimate) -> float:
     """How many times the mean an observation may be without being clipped."""
     return 1 + SURPRISE * max(estimate.deviation / estimate.mean, STEADY_SHARE)

@@ -63,35 +63,6 @@ def byte_budget(known: NodeSpeed, computing_us: float, utilisation: float) -> By
     return Bytes(int((1 - utilisation) * computing_us * known.cautious_up_bits_per_s / 8e6))
 
 
-def next_family(
-    levels: Sequence[str],
-    previous: PlanMemory | None,
-    *,
-    needing: float,
-    needing_with_room: float,
-) -> CodecFamily:
-    """Dense or sparse, for the whole round.
-
-    Args:
-        levels: Those that the job may use.
-        previous: The plan before.
-        needing: Share of the job's work whose line bears no dense codec.
-        needing_with_room: The same when dense codecs have to fit easily.
-    """
-    dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
-    sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
-    if not dense or not sparse:
-        return CodecFamily(tuple(levels), is_sparse=not dense)
-    is_held = previous is not None and previous.span_ms > 0
-    if previous is None or not previous.is_sparse or not is_held:
-        is_sparse = needing >= (_SPARSE_FROM_DENSE if is_held else _SPARSE_FROM)
-        return CodecFamily(sparse if is_sparse else dense, is_sparse)
-    dense_rounds = previous.dense_rounds + 1 if needing_with_room < _DENSE_FROM else 0
-    if dense_rounds >= _PATIENCE:
-        return CodecFamily(dense, is_sparse=False)
-    return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
-
-
 def round_family(
     spec: JobSpec,
     previous: PlanMemory | None,
@@ -100,9 +71,14 @@ def round_family(
     sizes: ModelSizes,
     computing_us: float,
 ) -> CodecFamily:
-    """The family of a round whose median node may compute for as long as ``computing_us``."""
+    """The family of a round whose median node may compute for as long as ``computing_us``: by the
+    share of the job's work whose line bears no dense codec.
+    """
     levels, utilisation = allowed_codecs(spec, sizes), spec.aware.utilisation
-    is_dense = previous is not None and previous.span_ms > 0 and not previous.is_sparse
+    dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
+    sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
+    if not dense or not sparse:
+        return CodecFamily(levels, is_sparse=not dense)
     step_us = median(mine.step_us for mine in known.values())
     shares = {
         node: work_share(mine.step_us, step_us, spec.data.sharding) for node, mine in known.items()
@@ -117,8 +93,15 @@ def round_family(
         ]
         return sum(shares[node] for node in needing) / sum(shares.values())
 
-    needing = share(_HOLD if is_dense else 1.0)
-    return next_family(levels, previous, needing=needing, needing_with_room=share(_ROOM))
+    is_held = previous is not None and previous.span_ms > 0
+    if previous is None or not previous.is_sparse or not is_held:
+        least = _SPARSE_FROM_DENSE if is_held else _SPARSE_FROM
+        is_sparse = share(_HOLD if is_held else 1.0) >= least
+        return CodecFamily(sparse if is_sparse else dense, is_sparse)
+    dense_rounds = previous.dense_rounds + 1 if share(_ROOM) < _DENSE_FROM else 0
+    if dense_rounds >= _PATIENCE:
+        return CodecFamily(dense, is_sparse=False)
+    return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
 
 
 def node_codec(
@@ -143,7 +126,7 @@ def node_codec(
     return memory.codec, memory.lighter_rounds + 1
 
 
-def outline_codec(
+def codec_for_span(
     family_: CodecFamily,
     memory: NodeMemory,
     sizes: ModelSizes,
@@ -151,8 +134,8 @@ def outline_codec(
     budget_bytes: Bytes,
     kept_bytes: Bytes,
 ) -> str:
-    """The codec that a round is outlined with: the one that the node holds as long as it may be
-    kept, so that noise at the edge of a budget moves no round; else the one that fits.
+    """The codec that the span of a round is worked out with: the one that the node holds as long as
+    it may be kept, so that noise at the edge of a budget moves no round; else the one that fits.
 
     Args:
         family_: Of the round.

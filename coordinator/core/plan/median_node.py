@@ -63,7 +63,7 @@ class MedianNode(msgspec.Struct, frozen=True):
 
 
 def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, NodeSpeed]) -> int:
-    """The largest middle H: within the user's limit, and in at least so many rounds.
+    """The largest H of the median node: within the user's limit, and in at least so many rounds.
 
     Whoever states fewer rounds than that finds those enough. A node counts by the steps that it
     would be given: one that says it is a thousand times faster has no thousand times as many.
@@ -160,7 +160,7 @@ def drift(request: PlanRequest, moving_share: float) -> Drift:
 
 
 def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -> tuple[int, str]:
-    """The middle H if nothing came before, and what decided it."""
+    """The median node's H if nothing came before, and what decided it."""
     least = min(_LEAST, request.spec.training.inner_steps)
     decayed = decay_steps(request)
     wanted, why = max(
@@ -184,7 +184,7 @@ def plan_median_node(
     computing_us: float,
     most: int,
 ) -> MedianNode:
-    """The middle H: at most every five rounds another one, and not for a small change.
+    """The median node's H: at most every five rounds another one, and not for a small change.
 
     Args:
         request: What is planned.
@@ -192,7 +192,7 @@ def plan_median_node(
         moving_us: What each of them moves bytes for.
         dense_us: What each would if nothing were sparse: it changes with the network alone.
         computing_us: What the middle one has to compute for.
-        most: The largest middle H.
+        most: The largest H of the median node.
     """
     previous = request.previous
     step_us = median(mine.step_us for mine in known.values())
@@ -227,7 +227,7 @@ def _changes(
     drift_: Drift,
     most: int,
 ) -> bool:
-    """Whether the middle H becomes ``steps``."""
+    """Whether the median node's H becomes ``steps``."""
     if not previous.span_ms:
         return True
     held = previous.inner_steps

@@ -42,7 +42,7 @@ class StepBounds(NamedTuple):
 
 
 def step_bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> StepBounds:
-    """How far single nodes may stray from the middle H.
+    """How far single nodes may stray from the median node's H.
 
     Where any node may train on any sample updates are weighted by their samples, so that few
     steps do no harm and many are what a fast node is there for. With speeds of 10 : 1 the middle
@@ -74,7 +74,7 @@ def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
 
 
 def _reach(sharding: str) -> tuple[float, float]:
-    """The least and the most of the middle H."""
+    """The least and the most of the median node's H."""
     return (0.5, 2) if sharding != "iid" else (1 / 16, 8)
 
 

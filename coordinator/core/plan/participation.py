@@ -57,8 +57,8 @@ class Participation(NamedTuple):
     band: Band
     reason: str = ""
     """Why it is of that band; empty for a normal node."""
-    may_stretch: bool = True
-    """Whether the round is made long enough for it."""
+    is_awaited: bool = True
+    """Whether the round is made long enough for it, and is not closed before."""
 
 
 def candidate_memories(request: PlanRequest) -> dict[NodeId, NodeMemory]:
@@ -187,7 +187,7 @@ def _part(
         return _resting(memory, _exclusion(memory))
     if memory.retries and not is_fresh:
         reason = f"on trial after {_times(memory.retries)}"
-        return Participation(memory, True, Band.POOR, reason, may_stretch=False)
+        return Participation(memory, True, Band.POOR, reason, is_awaited=False)
     if memory.cut_rounds >= (1 if memory.retries else _CUTS):
         return _resting_part(memory, number, f"no update in time, {memory.cut_rounds} in a row")
     if spans > _excluded_from(request, memory):

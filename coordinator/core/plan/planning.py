@@ -17,9 +17,9 @@ from coordinator.core.plan.codecs import (
     FINEST,
     CodecFamily,
     byte_budget,
+    codec_for_span,
     delta_codec,
     node_codec,
-    outline_codec,
     round_family,
 )
 from coordinator.core.plan.decision import (
@@ -80,7 +80,7 @@ _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
 
 
-class Outline(NamedTuple):
+class CommonPlan(NamedTuple):
     """What holds for all nodes of the round."""
 
     family: CodecFamily
@@ -90,12 +90,12 @@ class Outline(NamedTuple):
     """What the round is made to take, before it is stretched for anybody."""
 
 
-class Frame(NamedTuple):
+class PlanInputs(NamedTuple):
     """What the plans of all nodes of the round are made of."""
 
     request: PlanRequest
     sizes: ModelSizes
-    outline: Outline
+    common: CommonPlan
     limits: StepBounds
 
     @property
@@ -153,31 +153,31 @@ def plan_round(
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)
-    outline = _outline(request, known, memories, sizes)
+    common = _common_plan(request, known, memories, sizes)
     limits = step_bounds(
-        outline.middle.inner_steps,
+        common.middle.inner_steps,
         request.spec.aware.inner_steps_max,
         request.spec.data.sharding,
     )
-    frame = Frame(request, sizes, outline, limits)
-    works = {node: _node_work(frame, node, mine, memories[node]) for node, mine in known.items()}
-    steps = outline.middle.inner_steps
+    inputs = PlanInputs(request, sizes, common, limits)
+    works = {node: _node_work(inputs, node, mine, memories[node]) for node, mine in known.items()}
+    steps = common.middle.inner_steps
     found = participations(
         request,
         memories,
-        {node: work.least_us / outline.span_us for node, work in works.items()},
-        {n: (outline.span_us - w.moving_us) / w.known.step_us / steps for n, w in works.items()},
+        {node: work.least_us / common.span_us for node, work in works.items()},
+        {n: (common.span_us - w.moving_us) / w.known.step_us / steps for n, w in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
-    return _assemble_plan(frame, works, found)
+    return _assemble_plan(inputs, works, found)
 
 
-def _outline(
+def _common_plan(
     request: PlanRequest,
     known: Mapping[NodeId, NodeSpeed],
     memories: Mapping[NodeId, NodeMemory],
     sizes: ModelSizes,
-) -> Outline:
+) -> CommonPlan:
     """The round as the middle one of those nodes sees it that are not excluded."""
     number, previous = request.round, request.previous
     known = {n: mine for n, mine in known.items() if not is_excluded(memories[n], number)} or known
@@ -196,7 +196,7 @@ def _outline(
     )
     moving_us, computing_us, dense = {}, {}, sizes.update_bytes[FINEST]
     for node, mine in known.items():
-        codec = outline_codec(
+        codec = codec_for_span(
             family,
             memories[node],
             sizes,
@@ -220,7 +220,7 @@ def _outline(
         steps_us = [mine.step_us for mine in known.values()]
         span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
     span_us = steady_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
-    return Outline(family, down, middle_, span_us)
+    return CommonPlan(family, down, middle_, span_us)
 
 
 def _computing_us(spec: JobSpec, mine: NodeSpeed, moving_us: float, up_bytes: Bytes) -> float:
@@ -230,22 +230,22 @@ def _computing_us(spec: JobSpec, mine: NodeSpeed, moving_us: float, up_bytes: By
     return computing_for(moving_us, mine.cautious_up_us(up_bytes), utilisation)
 
 
-def _node_work(frame: Frame, node: NodeId, known: NodeSpeed, memory: NodeMemory) -> NodeWork:
+def _node_work(inputs: PlanInputs, node: NodeId, known: NodeSpeed, memory: NodeMemory) -> NodeWork:
     """A candidate's codec, batch and least time: the steps follow when it is known who works."""
-    request, sizes, outline = frame.request, frame.sizes, frame.outline
-    computing_us = _OVERRUN * outline.middle.computing_us
+    request, sizes, common = inputs.request, inputs.sizes, inputs.common
+    computing_us = _OVERRUN * common.middle.computing_us
     budget = byte_budget(known, computing_us, request.spec.aware.utilisation)
-    codec, lighter_rounds = node_codec(outline.family, memory, sizes, budget)
-    moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[outline.down])
-    stated, prefetched = frame.stated_batch, request.prefetched.get(node, 0)
+    codec, lighter_rounds = node_codec(common.family, memory, sizes, budget)
+    moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[common.down])
+    stated, prefetched = inputs.stated_batch, request.prefetched.get(node, 0)
     held = held_batch(request.spec, memory)
     hidden_us = min(moved_us, prefetched * known.step_us * held.size / stated)
     stretch = 1.0 if exchanges_each_step(request.spec) else _STRETCH
     batch = own_batch(
         request.spec,
         memory,
-        fewest_us=frame.limits.least * known.step_us,
-        room_us=stretch * outline.span_us - moved_us + hidden_us,
+        fewest_us=inputs.limits.least * known.step_us,
+        room_us=stretch * common.span_us - moved_us + hidden_us,
     )
     if batch.size != (memory.batch_size or stated):
         # Steps that were taken with another batch begin no shard of this one.
@@ -259,17 +259,17 @@ def _node_work(frame: Frame, node: NodeId, known: NodeSpeed, memory: NodeMemory)
         batch=batch,
         step_us=known.step_us * batch.size / stated,
         prefetched=prefetched,
-        bounds=own_bounds(frame.limits, batch.size / stated, request.spec),
+        bounds=own_bounds(inputs.limits, batch.size / stated, request.spec),
         is_batch_held=batch.size == (memory.batch_size or stated),
     )
 
 
 def _assemble_plan(
-    frame: Frame, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
 ) -> RoundPlan:
-    request, outline = frame.request, frame.outline
+    request, common = inputs.request, inputs.common
     working = {node: work for node, work in works.items() if found[node].is_taking_part}
-    span_us = _stretched_us(frame, working, found)
+    span_us = _stretched_us(inputs, working, found)
     asked = {
         node: _inner_steps(work, span_us, found[node].memory) for node, work in working.items()
     }
@@ -277,8 +277,8 @@ def _assemble_plan(
     given = fit_steps(asked, {node: work.batch.size for node, work in working.items()}, left)
     # What was prefetched is done, or nearly so: the end of the job does not cut it.
     given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in given.items()}
-    plans = _node_plans(frame, working, found, given=given, span_us=span_us)
-    closes_ms = _deadline(frame, plans, working, found, span_us)
+    plans = _node_plans(inputs, working, found, given=given, span_us=span_us)
+    closes_ms = _deadline(inputs, plans, working, found, span_us)
     plans = {
         node: replace(
             plan,
@@ -292,19 +292,19 @@ def _assemble_plan(
         for node, plan in plans.items()
     }
     resting = {n: resting_reason(found[n].reason) for n in works if n not in working}
-    codecs = [c for c in outline.family.levels if any(p.codec == c for p in plans.values())]
+    codecs = [c for c in common.family.levels if any(p.codec == c for p in plans.values())]
     return RoundPlan(
         round=request.round,
         nodes=plans,
         resting=resting,
         deadline_ms=closes_ms,
-        down=outline.down,
-        is_sparse=outline.family.is_sparse,
-        memory=_memory(frame, works, found, asked=asked, plans=plans, span_us=span_us),
+        down=common.down,
+        is_sparse=common.family.is_sparse,
+        memory=_memory(inputs, works, found, asked=asked, plans=plans, span_us=span_us),
         reason=round_reason(
-            outline.middle,
+            common.middle,
             codecs=codecs,
-            down=outline.down,
+            down=common.down,
             deadline_ms=closes_ms,
             resting=len(resting),
         ),
@@ -324,19 +324,19 @@ def _is_middle_kept(request: PlanRequest, middle_: MedianNode) -> bool:
 
 
 def _stretched_us(
-    frame: Frame, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
+    inputs: PlanInputs, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
 ) -> float:
     """The round's span with what it is made longer by for those whom it waits for."""
-    outline, previous = frame.outline, frame.request.previous
-    stretches = [work.least_us for node, work in working.items() if found[node].may_stretch]
-    span_us = max([outline.span_us, *stretches])
-    if previous is None or not _is_middle_kept(frame.request, outline.middle):
+    common, previous = inputs.common, inputs.request.previous
+    stretches = [work.least_us for node, work in working.items() if found[node].is_awaited]
+    span_us = max([common.span_us, *stretches])
+    if previous is None or not _is_middle_kept(inputs.request, common.middle):
         return span_us
-    return max(outline.span_us, steady_span_us(span_us, previous.stretched_ms))
+    return max(common.span_us, steady_span_us(span_us, previous.stretched_ms))
 
 
 def _node_plans(
-    frame: Frame,
+    inputs: PlanInputs,
     working: Mapping[NodeId, NodeWork],
     found: Mapping[NodeId, Participation],
     *,
@@ -344,8 +344,8 @@ def _node_plans(
     span_us: float,
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
-    stated, sizes, spec = frame.stated_batch, frame.sizes, frame.request.spec
-    down_bytes = sizes.update_bytes[frame.outline.down]
+    stated, sizes, spec = inputs.stated_batch, inputs.sizes, inputs.request.spec
+    down_bytes = sizes.update_bytes[inputs.common.down]
     finishes, uploads = {}, {}
     for node, work in working.items():
         size = sizes.update_bytes[work.codec]
@@ -355,7 +355,7 @@ def _node_plans(
         forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
-    delays = upload_delays(uploads, frame.request.line_bits_per_s)
+    delays = upload_delays(uploads, inputs.request.line_bits_per_s)
     return {
         node: NodePlan(
             inner_steps=given[node],
@@ -378,7 +378,7 @@ def _node_plans(
 
 
 def _deadline(
-    frame: Frame,
+    inputs: PlanInputs,
     plans: Mapping[NodeId, NodePlan],
     working: Mapping[NodeId, NodeWork],
     found: Mapping[NodeId, Participation],
@@ -388,9 +388,9 @@ def _deadline(
 
     Nobody waits for those on trial, unless there is no quorum without them.
     """
-    spec, stated = frame.request.spec, frame.stated_batch
+    spec, stated = inputs.request.spec, inputs.stated_batch
     quorum = max(1, ceil(spec.round.quorum * len(plans) - 1e-9))
-    awaited = {node for node in plans if found[node].may_stretch}
+    awaited = {node for node in plans if found[node].is_awaited}
     awaited = awaited if len(awaited) >= quorum else set(plans)
     arrivals = tuple(
         UpdateArrival(
@@ -408,7 +408,7 @@ def _deadline(
 
 
 def _memory(
-    frame: Frame,
+    inputs: PlanInputs,
     works: Mapping[NodeId, NodeWork],
     found: Mapping[NodeId, Participation],
     *,
@@ -416,8 +416,8 @@ def _memory(
     plans: Mapping[NodeId, NodePlan],
     span_us: float,
 ) -> PlanMemory:
-    outline, nodes = frame.outline, absentees(frame.request)
-    middle_ = outline.middle
+    common, nodes = inputs.common, absentees(inputs.request)
+    middle_ = common.middle
     for node, work in works.items():
         memory = found[node].memory
         steps = asked.get(node, memory.inner_steps)
@@ -435,13 +435,13 @@ def _memory(
     return PlanMemory(
         inner_steps=middle_.inner_steps,
         changed_at_round=middle_.changed_at_round,
-        is_sparse=outline.family.is_sparse,
+        is_sparse=common.family.is_sparse,
         nodes=nodes,
         crowded_rounds=middle_.drift.crowded_rounds,
         drift=middle_.drift.factor,
-        span_ms=Milliseconds(max(1, round(outline.span_us / 1000))),
+        span_ms=Milliseconds(max(1, round(common.span_us / 1000))),
         stretched_ms=Milliseconds(max(1, round(span_us / 1000))),
         dense_ms=Milliseconds(max(1, round(middle_.dense_at_change_us / 1000))),
-        dense_rounds=outline.family.dense_rounds,
-        down=outline.down,
+        dense_rounds=common.family.dense_rounds,
+        down=common.down,
     )

@@ -18,7 +18,15 @@ from coordinator.core.job.commands import (
     PlanRound,
     ReleaseNode,
 )
-from coordinator.core.job.state import Job, Model, Participant, Phase, Round, WorkState
+from coordinator.core.job.state import (
+    AcceptedUpdate,
+    Job,
+    Model,
+    Participant,
+    Phase,
+    Round,
+    WorkState,
+)
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.plan.participation import LEAST_MS
@@ -165,13 +173,6 @@ _SCALE_MOST = 1.25
 _WEIGHT_ONE = 1_000_000
 
 
-class UpdateWork(NamedTuple):
-    """The work behind an update."""
-
-    samples: Samples
-    inner_steps: int
-
-
 class Weights(NamedTuple):
     """The outer step's pseudo-gradient is ``scale * weighted mean``."""
 
@@ -179,7 +180,7 @@ class Weights(NamedTuple):
     scale: float
 
 
-def update_weights(works: Mapping[NodeId, UpdateWork], sharding: str) -> Weights:
+def update_weights(works: Mapping[NodeId, AcceptedUpdate], sharding: str) -> Weights:
     """Weigh updates by samples, or by inner steps where labels are skewed.
 
     Where any node may train on any sample an update counts by its samples, whatever its batches.
@@ -294,12 +295,9 @@ def aggregate(round_: Round, base: Model) -> Aggregate:
 def _weights(round_: Round) -> Weights:
     """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
     updates = {node: update for node, _, update in round_.accepted_updates}
-    if round_.spec.strategy != "aware":
-        return Weights({node: update.samples for node, update in updates.items()}, 1.0)
-    done = {
-        node: UpdateWork(update.samples, update.inner_steps) for node, update in updates.items()
-    }
-    return update_weights(done, round_.spec.data.sharding)
+    return update_weights(
+        updates, round_.spec.data.sharding if round_.spec.strategy == "aware" else "iid"
+    )
 
 
 def _set_late_deadline(job: Job, round_: Round) -> JobStep:
@@ -356,7 +354,7 @@ def outstanding(job: Job) -> tuple[Command, ...]:
 
 
 def remake(job: Job) -> Command:
-    """The command that makes a lost current model again from the model and updates before it."""
+    """The command that makes the current model, from the model and updates before it if any."""
     if job.previous is None or job.closed is None:
         return InitialiseModel(job.job_id, job.spec, job.manifest)
     return aggregate(job.closed, job.previous)
@@ -364,7 +362,7 @@ def remake(job: Job) -> Command:
 
 def _phase_commands(job: Job) -> tuple[Command, ...]:
     if job.active_phase is Phase.PREPARING:
-        return (InitialiseModel(job.job_id, job.spec, job.manifest),)
+        return (remake(job),)
     if job.active_phase is Phase.AGGREGATING:
         return (aggregate(job.open_round, job.newest_model),)
     if job.phase is Phase.PLANNING:

@@ -3,7 +3,6 @@ worlds of many nodes. No packets are moved.
 """
 
 from collections.abc import Callable
-from enum import Enum
 from functools import lru_cache
 from math import cos, exp, log, pi, sqrt
 from typing import NamedTuple
@@ -129,13 +128,6 @@ def stall_us(path: NetworkPath) -> Microseconds:
     return Microseconds(max(tcp.RTO_FLOOR_US, 2 * path.rtt_us))
 
 
-class ConnectionStart(Enum):
-    """What the connection was before the transfer."""
-
-    IDLE = "idle"  # open; its window is what idling has left of it
-    COLD = "cold"  # not there: TCP and TLS shake hands first
-
-
 class CarriedWindow(NamedTuple):
     """What a transfer leaves to the next one over the same connection."""
 
@@ -222,39 +214,28 @@ class _Transfer:
         self.congestion.note_timeout(self.now_us)
 
 
-def transfer_us(
-    path: NetworkPath, size_bytes: int, dice: Dice, *, start: ConnectionStart = ConnectionStart.IDLE
-) -> Microseconds:
-    """How long a transfer over a fresh or long idle connection takes; see `drawn`."""
-    return draw_transfer(path, size_bytes, dice, start=start).took_us
-
-
 def draw_transfer(
     path: NetworkPath,
     size_bytes: int,
     dice: Dice,
     *,
-    start: ConnectionStart = ConnectionStart.IDLE,
     carried: CarriedWindow | None = None,
 ) -> TransferDraw:
     """From the first byte's leaving to the last one's arriving, as one draw.
 
-    Costs a few microseconds a round trip and ends after `constants.ROUNDS_MOST` of them: what is
+    Costs a few microseconds a round trip and ends after `tcp.ROUNDS_MOST` of them: what is
     left then moves at the steady rate.
 
     Args:
         path: The way.
         size_bytes: Payload.
         dice: Where losses fall.
-        start: What the connection was before.
         carried: What earlier transfers over it have left; None: a fresh window.
     """
     transfer = _Transfer(path, size_bytes, dice)
     if carried is not None:
         transfer.congestion.window = min(carried.window_packets, path.buffer_packets)
         transfer.congestion.slow_start_until = carried.slow_start_until
-    if start is ConnectionStart.COLD:
-        transfer.now_us = float(tcp.HANDSHAKE_RTTS * path.rtt_us)
     for _ in range(tcp.ROUNDS_MOST):
         if not transfer.left or transfer.congestion.is_steady:
             break
@@ -318,16 +299,15 @@ class TransferForecast(msgspec.Struct, frozen=True):
 def forecast_transfer(
     path: NetworkPath,
     size_bytes: Bytes,
-    start: ConnectionStart = ConnectionStart.IDLE,
     carried: CarriedWindow | None = None,
 ) -> TransferForecast:
     """The distribution of a transfer's time.
 
     A microsecond once it is known; fifteen draws, or one on a path without losses, when it is new.
-    For the arguments see `drawn`.
+    For the arguments see `draw_transfer`.
     """
     draws = sorted(
-        draw_transfer(path, size_bytes, _sequence(seed), start=start, carried=carried)
+        draw_transfer(path, size_bytes, _sequence(seed), carried=carried)
         for seed in range(_DRAWS if path.events_per_packet else 1)
     )
     return TransferForecast(

@@ -20,13 +20,12 @@ from coordinator.core.measure.reading import (
     StepTime,
     TransferDirection,
     TransferTime,
-    age_ms,
     inverse,
     laplace_quantile,
     update_estimate,
     update_rate,
 )
-from coordinator.core.transfer.forecast import transfer_us
+from coordinator.core.transfer.forecast import draw_transfer
 from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 
@@ -147,8 +146,7 @@ def test_what_is_no_positive_number_is_passed_over() -> None:
 def test_a_late_observation_counts_but_makes_nothing_newer() -> None:
     estimate = update_estimate(settle(100.0), 104.0, Milliseconds(2))
     assert estimate.mean > 100.0
-    assert age_ms(estimate, Milliseconds(10)) == 3
-    assert age_ms(Estimate(), Milliseconds(10)) is None
+    assert estimate.at_ms == 7
 
 
 def test_quantiles_are_those_of_laplace_and_never_negative() -> None:
@@ -234,7 +232,7 @@ class Node:
             congestion_control=self.control,
         )
         size = Bytes(BYTES // self.connections)
-        return transfer_us(path, size, self.dice.random) - self.rtt_us // 2
+        return draw_transfer(path, size, self.dice.random).took_us - self.rtt_us // 2
 
 
 def errors(node: Node, rounds: int) -> list[float]:

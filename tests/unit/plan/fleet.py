@@ -22,7 +22,7 @@ from coordinator.core.plan.decision import (
     RoundPlan,
 )
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.transfer.forecast import transfer_us
+from coordinator.core.transfer.forecast import draw_transfer
 from coordinator.core.transfer.tcp import CongestionControl, NetworkPath
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
@@ -201,7 +201,7 @@ class Fleet:
         path = self.truths[node].path(way, plan.connections)
         share = -(-size // plan.connections)
         draws = range(plan.connections)
-        return max(transfer_us(path, share, self._dice.random) for _ in draws)
+        return max(draw_transfer(path, share, self._dice.random).took_us for _ in draws)
 
     def _probe(self, present: Iterable[NodeId]) -> None:
         at_ms = Milliseconds(self.at_ms)

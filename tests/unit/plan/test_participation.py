@@ -106,7 +106,7 @@ def test_each_exclusion_in_a_row_is_twice_as_long() -> None:
 def test_a_node_on_trial_takes_part_and_nobody_waits_for_it() -> None:
     trial = _part(4.0, NodeMemory("int4", rests_until_round=10, retries=1), took_ms=None)
     assert trial.is_taking_part
-    assert not trial.may_stretch
+    assert not trial.is_awaited
 
 
 def test_a_node_that_was_late_three_times_in_a_row_is_excluded() -> None:

@@ -7,16 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from coordinator.core.job.state import AcceptedUpdate
 from coordinator.core.measure.reading import Conditions, NodeReading
 from coordinator.core.plan.decision import Band, NodeMemory, NodeResult, RoundPlan
 from coordinator.core.plan.node_work import balanced_span_us, own_batch
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
-from coordinator.core.round.lifecycle import UpdateWork, update_weights
+from coordinator.core.round.lifecycle import update_weights
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
+from tests.unit.job_states import update
 from tests.unit.plan.fleet import SIZES, Fleet, Truth, names, reading_of, spec
 
 FLEET = dict.fromkeys(names(5), Truth())
@@ -128,8 +130,12 @@ def test_a_batch_lies_within_its_limits_and_says_why_it_is_no_full_one(
 ONE, TWO = NodeId("a"), NodeId("b")
 
 
-def _works(**steps: int) -> dict[NodeId, UpdateWork]:
-    return {NodeId(node): UpdateWork(Samples(32 * mine), mine) for node, mine in steps.items()}
+def _work(samples: int, steps: int) -> AcceptedUpdate:
+    return replace(update("any"), samples=Samples(samples), inner_steps=steps)
+
+
+def _works(**steps: int) -> dict[NodeId, AcceptedUpdate]:
+    return {NodeId(node): _work(32 * mine, mine) for node, mine in steps.items()}
 
 
 def test_an_update_of_common_data_counts_by_its_samples() -> None:
@@ -151,9 +157,7 @@ def test_equal_steps_on_own_data_need_no_scale() -> None:
 
 
 def test_updates_of_nodes_with_own_data_count_alike_whatever_their_batches() -> None:
-    found = update_weights(
-        {ONE: UpdateWork(Samples(48), 1), TWO: UpdateWork(Samples(16), 1)}, "dirichlet"
-    )
+    found = update_weights({ONE: _work(48, 1), TWO: _work(16, 1)}, "dirichlet")
     assert found.weights[ONE] == found.weights[TWO]
     assert found.scale == 1
 
