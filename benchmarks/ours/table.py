@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import rich.table
+from msgspec.structs import asdict
 from rich.console import Console
 
 from benchmarks.ours.cluster import BenchmarkError
@@ -128,11 +129,20 @@ def run_parts(
     found: list[PartFigures] = []
     for name in names:
         part = measure_part(name, whole.parts[name])
-        show(_table(f"{whole.title}: {name}", whole.columns, part, is_partial=True))
+        show(
+            ResultTable(
+                title=f"{whole.title}: {name}",
+                columns=whole.columns,
+                is_partial=True,
+                **asdict(part),
+            )
+        )
         found.append(part)
     every = merge_figures([*found, PartFigures(notes=whole.notes())])
-    is_partial = {*names} != {*whole.parts} or any(map(_is_missed, every.notes))
-    return _table(whole.title, whole.columns, every, is_partial=is_partial)
+    is_partial = {*names} != {*whole.parts} or any(note.startswith(_MISSED) for note in every.notes)
+    return ResultTable(
+        title=whole.title, columns=whole.columns, is_partial=is_partial, **asdict(every)
+    )
 
 
 def measure_part(name: str, part: Callable[[], PartFigures]) -> PartFigures:
@@ -141,23 +151,6 @@ def measure_part(name: str, part: Callable[[], PartFigures]) -> PartFigures:
         return part()
     except BenchmarkError as error:
         return PartFigures(notes=[f"{_MISSED} {name}: {error}"])
-
-
-def _is_missed(note: str) -> bool:
-    return note.startswith(_MISSED)
-
-
-def _table(
-    title: str, columns: Sequence[str], found: PartFigures, *, is_partial: bool
-) -> ResultTable:
-    return ResultTable(
-        title=title,
-        columns=columns,
-        rows=found.rows,
-        metrics=found.metrics,
-        notes=found.notes,
-        is_partial=is_partial,
-    )
 
 
 def merge_figures(parts: Iterable[PartFigures]) -> PartFigures:
