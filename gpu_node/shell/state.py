@@ -6,7 +6,7 @@ import shutil
 import socket
 from collections.abc import Container
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 from cryptography import x509
@@ -112,6 +112,7 @@ class StatePaths:
 
 
 _NONCES_RESERVED = 1000
+Content = TypeVar("Content", bound=msgspec.Struct)
 
 
 class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +126,20 @@ class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     """Life of the certificate, from when it was written."""
 
 
+def _load(path: Path, kind: type[Content], *, fix: str) -> Content | None:
+    """A file's content; None: there is no such file.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, the file is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as broken:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged: {fix}") from broken
+
+
 def load_memory(paths: StatePaths) -> Memory:
     """The memory; empty on the first start.
 
@@ -132,13 +147,8 @@ def load_memory(paths: StatePaths) -> Memory:
         HyperGPUError: FILE_UNUSABLE, the file is damaged. Forgetting silently could send work
         twice.
     """
-    if not paths.memory.exists():
-        return Memory()
-    try:
-        return msgspec.json.decode(paths.memory.read_bytes(), type=Memory)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
-        detail = f"{paths.memory} is damaged: delete it with {paths.jobs} to start fresh"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    fix = f"delete it with {paths.jobs} to start fresh"
+    return _load(paths.memory, Memory, fix=fix) or Memory()
 
 
 def save_memory(paths: StatePaths, memory: Memory) -> None:
@@ -152,13 +162,7 @@ def load_coordinator(paths: StatePaths) -> JoinedCoordinator | None:
     Raises:
         HyperGPUError: FILE_UNUSABLE, the file is damaged.
     """
-    if not paths.coordinator.exists():
-        return None
-    try:
-        return msgspec.json.decode(paths.coordinator.read_bytes(), type=JoinedCoordinator)
-    except (msgspec.MsgspecError, UnicodeError) as broken:
-        detail = f"{paths.coordinator} is damaged: join again"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    return _load(paths.coordinator, JoinedCoordinator, fix="join again")
 
 
 def save_coordinator(paths: StatePaths, coordinator: JoinedCoordinator) -> None:

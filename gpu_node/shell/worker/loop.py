@@ -4,8 +4,7 @@ import math
 import queue
 import threading
 import traceback
-from collections.abc import Callable
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
@@ -13,7 +12,7 @@ from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.statements import Lease
 from hypergpu.streams import OUT_OF_MEMORY, FrameError, frame, read_frame
 
-Outcome = TypeVar("Outcome")
+WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
 
 
 class WorkerLoop:
@@ -23,10 +22,7 @@ class WorkerLoop:
         self._requests = requests
         self._replies = replies
         self._log = log
-        self._waiting: queue.SimpleQueue[
-            protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
-        ]
-        self._waiting = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[WaitingRequest] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._open_leases: set[Lease] = set()
         self._aborted_leases: set[Lease] = set()
@@ -48,9 +44,7 @@ class WorkerLoop:
                 return 1
         return 0
 
-    def _next(
-        self, trainers: Trainers
-    ) -> protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker:
+    def _next(self, trainers: Trainers) -> WaitingRequest:
         """The next request. Until it comes, steps of the next round are taken, if it has some."""
         while self._waiting.empty() and trainers.advance_prefetch(self.log):
             pass
@@ -81,49 +75,36 @@ class WorkerLoop:
     def _answer(
         self, trainers: Trainers, request: protocol.TrainShard | protocol.WriteInitialModel
     ) -> protocol.Reply:
+        try:
+            if isinstance(request, protocol.WriteInitialModel):
+                trainers.write_initial_model(request)
+                return protocol.InitialModelWritten(request.number)
+            return self._train(trainers, request)
+        except ShardError as error:
+            failure = WorkFailure(str(error), is_fatal=False)
+        except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
+            self.log(traceback.format_exc())
+            failure = work_failure(error)
+        reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
-            return self._write_initial_model(trainers, request)
-        reply = self._train(trainers, request)
-        with self._lock:
-            self._open_leases.discard(request.lease)
-            self._aborted_leases.discard(request.lease)
-        return reply
+            number = request.number
+            return protocol.InitialModelFailed(number=number, reason=reason, is_fatal=is_fatal)
+        return protocol.ShardFailed(lease=request.lease, reason=reason, is_fatal=is_fatal)
 
-    def _write_initial_model(
-        self, trainers: Trainers, request: protocol.WriteInitialModel
-    ) -> protocol.Reply:
-        outcome = self._catch_failure(lambda: trainers.write_initial_model(request))
-        if isinstance(outcome, WorkFailure):
-            reason, is_fatal = outcome
-            return protocol.InitialModelFailed(
-                number=request.number, reason=reason, is_fatal=is_fatal
-            )
-        return protocol.InitialModelWritten(request.number)
-
-    def _train(self, trainers: Trainers, request: protocol.TrainShard) -> protocol.Reply:
+    def _train(
+        self, trainers: Trainers, request: protocol.TrainShard
+    ) -> protocol.ShardTrained | protocol.ShardAborted:
         lease = request.lease
         callbacks = ShardCallbacks(lambda: self._raise_if_aborted(lease), self._send, self.log)
         try:
             callbacks.raise_if_aborted()
-            outcome = self._catch_failure(lambda: trainers.train(request, callbacks))
+            return protocol.ShardTrained(lease, trainers.train(request, callbacks))
         except ShardAbortedError:
             return protocol.ShardAborted(lease)
-        if isinstance(outcome, WorkFailure):
-            return protocol.ShardFailed(
-                lease=lease, reason=outcome.reason, is_fatal=outcome.is_fatal
-            )
-        return protocol.ShardTrained(lease, outcome)
-
-    def _catch_failure(self, work: Callable[[], Outcome]) -> "Outcome | WorkFailure":
-        try:
-            return work()
-        except ShardAbortedError:
-            raise
-        except ShardError as error:
-            return WorkFailure(str(error), is_fatal=False)
-        except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
-            self.log(traceback.format_exc())
-            return failure_of(error)
+        finally:
+            with self._lock:
+                self._open_leases.discard(lease)
+                self._aborted_leases.discard(lease)
 
     def _raise_if_aborted(self, lease: Lease) -> None:
         with self._lock:
@@ -155,7 +136,7 @@ class WorkFailure(NamedTuple):
     is_fatal: bool
 
 
-def failure_of(error: Exception) -> WorkFailure:
+def work_failure(error: Exception) -> WorkFailure:
     """Judge an error: after running out of memory or a driver's fault the process is not whole.
 
     Any other error, such as shapes that do not fit, is the work's fault and the worker is well.

@@ -28,7 +28,6 @@ from gpu_node.shell.worker.batches import Batches, batches_of
 from gpu_node.shell.worker.protocol import ShardProgress, TrainShard
 from gpu_node.shell.worker.trainer import (
     InitialState,
-    OptimizerState,
     ShardCallbacks,
     ShardError,
     Trainer,
@@ -155,19 +154,6 @@ def _work(request: TrainShard, prefetch: Prefetch, end_round: int) -> PrefetchWo
     return PrefetchWork(job_id, end_round, task, request.state_dir, request.data_dir)
 
 
-class PrefetchResult(NamedTuple):
-    """The outcome of a complete prefetch."""
-
-    start: Flat
-    """The end of the round before, where the steps started."""
-    end: Flat
-    optimizer: OptimizerState
-    loss_first: float
-    loss_last: float
-    compute_s: float
-    steps: int
-
-
 class PrefetchRun:
     """The steps of a prefetch, as far as they have been taken.
 
@@ -181,11 +167,11 @@ class PrefetchRun:
         if end.model is None:
             raise AssertionError("a prefetch needs an end state with a model")
         self.work = work
-        self._trainer = trainer
+        self.trainer = trainer
         self._batches = batches_of(work.task, trainer)
-        self._start = end.model
+        self.start = end.model
         self._losses: list[SupportsFloat] = []
-        self._compute_s = 0.0
+        self.compute_s = 0.0
         self._read_at_s = time.monotonic() + _READ_INTERVAL_S
         self.steps_taken = 0
         task = work.task
@@ -205,23 +191,20 @@ class PrefetchRun:
         """Take one step."""
         self._time(self._step)
 
-    def result(self) -> PrefetchResult:
-        """The outcome, once the prefetch is done."""
-        end = Flat.empty(self._trainer.layout)
-        self._time(lambda: self._trainer.store(end))
-        return PrefetchResult(
-            start=self._start,
-            end=end,
-            optimizer=self._trainer.optimizer(),
-            loss_first=float(self._losses[0]),
-            loss_last=self.loss,
-            compute_s=self._compute_s,
-            steps=self.steps_taken,
-        )
+    @property
+    def loss_first(self) -> float:
+        """Loss of the first step, once it was taken."""
+        return float(self._losses[0])
+
+    def stored_model(self) -> Flat:
+        """The model after the steps taken."""
+        end = Flat.empty(self.trainer.layout)
+        self._time(lambda: self.trainer.store(end))
+        return end
 
     def _step(self) -> None:
         indices, rate = self._batches.at(self.steps_taken)
-        loss = self._trainer.step(indices, rate)
+        loss = self.trainer.step(indices, rate)
         self._losses = [*self._losses[:1], loss]
         self.steps_taken += 1
         # Reading a loss waits for the device: seldom enough to keep it busy, often enough that it
@@ -233,7 +216,7 @@ class PrefetchRun:
     def _time(self, work: Callable[[], None]) -> None:
         started_s = time.monotonic()
         work()
-        self._compute_s += time.monotonic() - started_s
+        self.compute_s += time.monotonic() - started_s
 
 
 _PROGRESS_INTERVAL_S = 0.25
@@ -318,7 +301,7 @@ def _complete_prefetch(
     *,
     kept: EndState | None,
     early: PrefetchRun | None,
-) -> PrefetchResult | None:
+) -> PrefetchRun | None:
     """Take the rest of the request's own prefetch; None: it has none."""
     work = own_prefetch(request)
     if work is None or kept is None or kept.model is None:
@@ -335,14 +318,13 @@ def _complete_prefetch(
             steps = request.task.inner_steps
             callbacks.report(ShardProgress(request.lease, run.steps_taken, steps, run.loss))
             due_s = time.monotonic() + _PROGRESS_INTERVAL_S
-    result = run.result()
-    if not math.isfinite(result.loss_last):
-        raise ShardError(_not_finite(f"the loss ({result.loss_last})", run.steps_taken))
-    return result
+    if not math.isfinite(run.loss):
+        raise ShardError(_not_finite(f"the loss ({run.loss})", run.steps_taken))
+    return run
 
 
 def _initial_state(
-    task: Task, before: Flat, kept: EndState | None, prefetched: PrefetchResult | None
+    task: Task, before: Flat, kept: EndState | None, prefetched: PrefetchRun | None
 ) -> InitialState:
     """State at the start of the round's own steps: its model, moved by a prefetch.
 
@@ -351,10 +333,11 @@ def _initial_state(
     if prefetched is None:
         optimizer = None if kept is None else kept.optimizer
         return InitialState(before, task.seed, optimizer, task.weight_decay)
-    moved = prefetched.end.parameters - prefetched.start.parameters
+    end = prefetched.stored_model()
+    moved = end.parameters - prefetched.start.parameters
     moved += before.parameters
-    start = prefetched.end._replace(parameters=moved)
-    return InitialState(start, task.seed, prefetched.optimizer, task.weight_decay)
+    optimizer = prefetched.trainer.optimizer()
+    return InitialState(end._replace(parameters=moved), task.seed, optimizer, task.weight_decay)
 
 
 def read_model(path: Path, layout: Layout, task: Task) -> Flat:
@@ -380,13 +363,13 @@ def _take_steps(
     trainer: Trainer,
     batches: Batches,
     callbacks: ShardCallbacks,
-    prefetched: PrefetchResult | None,
+    prefetched: PrefetchRun | None,
 ) -> Losses:
     """Take the steps that no prefetch has taken."""
     first = last = math.nan
     taken = 0
     if prefetched is not None:
-        first, last, taken = prefetched.loss_first, prefetched.loss_last, prefetched.steps
+        first, last, taken = prefetched.loss_first, prefetched.loss, prefetched.steps_taken
     steps = len(batches.indices)
     due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     for number in range(taken + 1, steps + 1):

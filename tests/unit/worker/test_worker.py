@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gpu_node.shell.worker.batches import Schedule, learning_rate
-from gpu_node.shell.worker.loop import failure_of
+from gpu_node.shell.worker.loop import work_failure
 from gpu_node.shell.worker.protocol import Limits, ShardProgress, TrainShard
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks
@@ -291,7 +291,7 @@ def test_a_step_with_half_a_batch_is_given_half_the_time(tmp_path: Path) -> None
     ],
 )
 def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
-    failed = failure_of(error)
+    failed = work_failure(error)
     assert not failed.is_fatal
     assert failed.reason == f"{type(error).__name__}: {error}"
 
@@ -305,7 +305,7 @@ def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
     ],
 )
 def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> None:
-    failed = failure_of(error)
+    failed = work_failure(error)
     assert failed.is_fatal
     assert "lower training.batch_size" in failed.reason
 
@@ -319,11 +319,11 @@ def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> No
     ],
 )
 def test_a_fault_of_the_driver_is_fatal(text: str) -> None:
-    assert failure_of(RuntimeError(text)).is_fatal
+    assert work_failure(RuntimeError(text)).is_fatal
 
 
 def test_an_error_without_a_text_is_told_by_its_kind() -> None:
-    assert failure_of(RuntimeError()).reason == "RuntimeError"
+    assert work_failure(RuntimeError()).reason == "RuntimeError"
 
 
 ROOT = Path(__file__).parents[3]
