@@ -46,9 +46,9 @@ from gpu_node.core.work import (
     give_up,
     hand_back_rejected,
     release_job,
+    resume_transfer,
     retry_later,
     retry_transfer,
-    send_update,
     take_assignment,
 )
 from hypergpu.statements import Lease
@@ -111,16 +111,14 @@ def keep_update(session: NodeSession, event: events.TrainingFinished) -> Session
 
 def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) -> SessionStep:
     """Send the update now, or after its planned wait."""
-    wait_ms = work.assignment.upload_after_ms
+    session = replace(session, work=work)
     if not session.is_connected:
-        return SessionStep(replace(session, work=work))
-    if wait_ms:
-        due_at_ms = Milliseconds(at_ms + wait_ms)
-        work = replace(work, retry_at_ms=due_at_ms)
-        return SessionStep(
-            replace(session, work=work), (state.SetTimer(events.Timer.RETRY, due_at_ms),)
-        )
-    return SessionStep(replace(session, work=work), (send_update(work),))
+        return SessionStep(session)
+    if not (wait_ms := work.assignment.upload_after_ms):
+        return resume_transfer(session)
+    due_at_ms = Milliseconds(at_ms + wait_ms)
+    waiting = replace(session, work=replace(work, retry_at_ms=due_at_ms))
+    return SessionStep(waiting, (state.SetTimer(events.Timer.RETRY, due_at_ms),))
 
 
 def hand_back_unfinished(

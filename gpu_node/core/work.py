@@ -58,10 +58,8 @@ def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
     plan = plan_work(session.memory, assignment)
     stale = plan.memory.stale()
     work: Fetching | Uploading = Fetching(assignment, plan.start)
-    command: state.NodeCommand = state.FetchInputs(assignment)
     if plan.finished is not None:
         work = Uploading(assignment, plan.finished.update)
-        command = send_update(work)
     ready = replace(
         session,
         memory=without_jobs(plan.memory, stale),
@@ -70,9 +68,8 @@ def _begin(session: NodeSession, assignment: Assignment) -> SessionStep:
         worker=_worker_for(session, lease),
         releasing=session.releasing - {lease.job_id} | stale,
     )
-    return delete_released(ready).then(
-        lambda reached: SessionStep(reached, (command,) if session.is_connected else ())
-    )
+    step = delete_released(ready)
+    return step.then(resume_transfer) if session.is_connected else step
 
 
 def _worker_for(session: NodeSession, lease: Lease) -> WorkerState:
@@ -211,11 +208,6 @@ def resume_transfer(session: NodeSession) -> SessionStep:
         return SessionStep(session)
     command: state.NodeCommand = state.FetchInputs(work.assignment)
     if isinstance(work, Uploading):
-        command = send_update(work)
+        command = state.SendUpdate(work.assignment, work.update)
     resumed = replace(work, retry_at_ms=Milliseconds(0))
     return SessionStep(replace(session, work=resumed), (command,))
-
-
-def send_update(work: Uploading) -> state.SendUpdate:
-    """The command that sends an update."""
-    return state.SendUpdate(work.assignment, work.update)
