@@ -16,7 +16,7 @@ from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.access import Access
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import capabilities_message, command_message, progress_message
-from gpu_node.shell.control import ControlLink, EventQueue
+from gpu_node.shell.control import ControlStream, EventQueue
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
@@ -74,7 +74,7 @@ class Daemon:
         )
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
-        self._link = ControlLink(self._access, receipts, self._event_queue, prober=prober)
+        self._stream = ControlStream(self._access, receipts, self._event_queue, prober=prober)
         caps = worker_caps(
             settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
         )
@@ -82,14 +82,14 @@ class Daemon:
             worker_command(self._kind),
             os.environ | caps,
             report=self._event_queue.put,
-            report_progress=lambda progress: self._link.send(progress_message(progress)),
+            report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )
         self._uploader = Uploader(paths, identity, prober.measurements, receipts)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
         initial_models = InitialModels(cache, self._worker, limit_ms)
         self._transfers = TransferTasks(
-            self._link, cache, self._uploader, initial_models, self._event_queue
+            self._stream, cache, self._uploader, initial_models, self._event_queue
         )
         self._timers: dict[events.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,7 +147,7 @@ class Daemon:
             await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
             known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
             if capabilities is None and known is not None:
-                self._link.note_worker_starting()
+                self._stream.note_worker_starting()
                 self._start_task(self._warm_up(known))
             self._set_capabilities(capabilities or known or await self._learn_capabilities())
             # A node that has joined before joins again where a token is given.
@@ -162,7 +162,7 @@ class Daemon:
             await self._close()
 
     def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
-        self._link.capabilities = capabilities_message(capabilities, self._name)
+        self._stream.capabilities = capabilities_message(capabilities, self._name)
 
     async def _learn_capabilities(self) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
@@ -187,9 +187,9 @@ class Daemon:
         finally:
             ending.cancel()
         if found == known:
-            self._link.note_worker_ready()
+            self._stream.note_worker_ready()
         else:
-            self._link.offer(capabilities_message(found, self._name))
+            self._stream.offer(capabilities_message(found, self._name))
 
     async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
         """Decide, persist, act."""
@@ -228,7 +228,7 @@ class Daemon:
     def _perform_transfer(self, command: state.NodeCommand) -> None:
         match command:
             case state.OpenLink(working=working):
-                self._link.open(working)
+                self._stream.open(working)
             case state.FetchInputs(assignment=assignment):
                 self._transfers.fetch(assignment)
             case state.SendUpdate():
@@ -237,7 +237,7 @@ class Daemon:
                 self._transfers.stop(lease)
             case _:
                 if (message := command_message(command)) is not None:
-                    self._link.send(message)
+                    self._stream.send(message)
 
     async def _train(self, command: state.StartTraining) -> None:
         assignment = command.assignment
@@ -257,7 +257,7 @@ class Daemon:
     async def _join(self) -> JoinedCoordinator:
         if self._token is None:
             raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{self._paths.root} holds no certificate")
-        return await self._access.join(self._token, self._link.capabilities)
+        return await self._access.join(self._token, self._stream.capabilities)
 
     async def _report_join(self) -> None:
         try:
@@ -293,7 +293,7 @@ class Daemon:
         for task in tuple(self._tasks):
             task.cancel()
         await self._transfers.close()
-        await asyncio.gather(self._link.close(), self._worker.stop())
+        await asyncio.gather(self._stream.close(), self._worker.stop())
         await asyncio.to_thread(self._access.restore_route)
 
 

@@ -17,16 +17,6 @@ import structlog
 
 from gpu_node.core import events
 from gpu_node.shell.worker import protocol
-from gpu_node.shell.worker.protocol import (
-    MEMORY_BYTES,
-    STEP_FLOOR_MS,
-    THREADS,
-    Reply,
-    Request,
-    StopWorker,
-    decode_reply,
-    encode,
-)
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements import Lease, Task
 from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
@@ -52,7 +42,11 @@ def worker_command(kind: str) -> tuple[str, ...]:
 
 def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict[str, str]:
     """The owner's caps as the worker reads them; 0 is none."""
-    caps = {THREADS: threads, MEMORY_BYTES: memory_bytes, STEP_FLOOR_MS: step_floor_ms}
+    caps = {
+        protocol.THREADS: threads,
+        protocol.MEMORY_BYTES: memory_bytes,
+        protocol.STEP_FLOOR_MS: step_floor_ms,
+    }
     return {name: str(cap) for name, cap in caps.items() if cap}
 
 
@@ -71,7 +65,7 @@ class WorkerProcess:
         command: tuple[str, ...],
         environment: Mapping[str, str],
         *,
-        on_reply: Callable[[Reply], None],
+        on_reply: Callable[[protocol.Reply], None],
         on_death: Callable[[str], None],
     ) -> None:
         self._command = command
@@ -95,12 +89,12 @@ class WorkerProcess:
             if self._process is None:
                 await self._spawn()
 
-    def send(self, request: Request) -> None:
+    def send(self, request: protocol.Request) -> None:
         """Send without waiting for the worker to read: one that hangs may not."""
         process = self._process
         # One that just died is reported as a death.
         if process is not None and process.stdin is not None:
-            process.stdin.write(frame(encode(request)))
+            process.stdin.write(frame(protocol.encode(request)))
 
     def kill(self, reason: str) -> None:
         """End the worker at once."""
@@ -114,7 +108,7 @@ class WorkerProcess:
         watching = self._watching
         if self._process is None or watching is None:
             return
-        self.send(StopWorker())
+        self.send(protocol.StopWorker())
         await asyncio.wait([watching], timeout=_STOP_GRACE_S)
         self.kill("")
         await asyncio.wait([watching])
@@ -155,7 +149,7 @@ class WorkerProcess:
             raise AssertionError("the worker was spawned with a pipe")
         try:
             while (payload := await next_frame(process.stdout)) is not None:
-                self._on_reply(decode_reply(payload))
+                self._on_reply(protocol.decode_reply(payload))
         except (FrameError, msgspec.MsgspecError, UnicodeError) as broken:
             self.kill(f"it is not understood: {broken}")
 

@@ -23,7 +23,7 @@ from gpu_node.shell.calls import (
     contribution,
     update_header,
 )
-from gpu_node.shell.control import ControlLink, EventQueue, gather_or_cancel
+from gpu_node.shell.control import ControlStream, EventQueue, gather_or_cancel
 from gpu_node.shell.download import Download
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.receipts import ReceiptKeeper
@@ -273,15 +273,15 @@ class TransferTasks:
 
     def __init__(
         self,
-        link: ControlLink,
+        stream: ControlStream,
         cache: BlobCache,
         uploader: Uploader,
         initial_models: InitialModels,
         event_queue: EventQueue,
     ) -> None:
-        self._link = link
+        self._stream = stream
         self._cache = cache
-        self._download = Download(cache, link.prober.measurements)
+        self._download = Download(cache, stream.prober.measurements)
         self._models = Models(cache, self._download, initial_models)
         self._datasets = Datasets(cache, self._download)
         self._uploader = uploader
@@ -318,7 +318,7 @@ class TransferTasks:
         lease: Lease,
         transfer: Callable[[Calls], Coroutine[None, None, events.NodeEvent]],
     ) -> None:
-        calls = self._link.calls
+        calls = self._stream.calls
         # Without a link the session asks again once there is one.
         if calls is None or (kind, lease) in self._tasks:
             return
@@ -353,7 +353,7 @@ class TransferTasks:
         self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
         dataset: Path | None = None
         try:
-            async with self._link.connections.open(calls, assignment.connections) as bulk_calls:
+            async with self._stream.connections.open(calls, assignment.connections) as bulk_calls:
                 if task.manifest is not None:
                     dataset = await self._datasets.fetch(bulk_calls, task.manifest)
                 model = await self._models.get(bulk_calls, assignment)
@@ -369,7 +369,7 @@ class TransferTasks:
         assignment, update = command.assignment, command.update
         lease = assignment.lease
         try:
-            async with self._link.connections.open(calls, assignment.connections) as bulk_calls:
+            async with self._stream.connections.open(calls, assignment.connections) as bulk_calls:
                 await self._uploader.send(bulk_calls, assignment, update)
         except (grpc.aio.AioRpcError, HyperGPUError, OSError) as broken:
             return await self._upload_ended(lease, update, broken)
