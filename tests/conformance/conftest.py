@@ -11,6 +11,7 @@ from tests.conformance.journal_stores import (
     JournalStore,
     postgres_schema,
 )
+from tests.conformance.worker_process import ShardKit, Subject
 
 collect_ignore = [] if POSTGRES_URL else ["test_postgresql_lock.py"]
 
@@ -32,3 +33,9 @@ def store(
     """Each journal, empty."""
     with STORES[request.param](tmp_path, postgres_url) as opened:
         yield opened
+
+
+@pytest.fixture
+def kit(tmp_path: Path, subject: Subject) -> ShardKit:
+    """The files of one shard of a suite's subject."""
+    return ShardKit(tmp_path, subject)

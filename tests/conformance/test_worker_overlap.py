@@ -1,7 +1,6 @@
 """Rounds that a worker begins early come out as if it had begun them when they opened."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -10,12 +9,16 @@ from gpu_node.shell.worker.protocol import AbortShard, ShardAborted, TrainShard
 from hypergpu.ids import JobId
 from hypergpu.statements import Lease, Prefetch, SampleRange
 from hypergpu.units import Samples
-from tests.conformance.worker_process import ShardKit, Subject, Worker, change, spawn_worker
-
-LEARNERS = (
-    Subject("torch", "digits-cnn", {"channels": 8}),
-    Subject("numpy", "digits-softmax", {}),
+from tests.conformance.worker_process import (
+    SUBJECTS,
+    ShardKit,
+    Subject,
+    Worker,
+    change,
+    spawn_worker,
 )
+
+LEARNERS = (SUBJECTS[0], SUBJECTS[2])
 BEGUN = 2
 
 
@@ -41,11 +44,6 @@ def workers(subject: Subject) -> Iterator[Pair]:
 @pytest.fixture
 def worker(workers: Pair) -> Worker:
     return workers.one
-
-
-@pytest.fixture
-def kit(tmp_path: Path, subject: Subject) -> ShardKit:
-    return ShardKit(tmp_path, subject)
 
 
 def beginning(kit: ShardKit, round: int) -> Prefetch:

@@ -51,11 +51,6 @@ def worker(workers: dict[str, Worker], subject: Subject) -> Worker:
     return workers[subject.kind]
 
 
-@pytest.fixture
-def kit(tmp_path: Path, subject: Subject) -> ShardKit:
-    return ShardKit(tmp_path, subject)
-
-
 every_subject = pytest.mark.parametrize("subject", SUBJECTS, ids=subject_id)
 every_learner = pytest.mark.parametrize("subject", LEARNERS, ids=subject_id)
 every_codec = pytest.mark.parametrize("codec", ["int4", "topk64"])
@@ -193,49 +188,52 @@ def test_an_abort_of_another_lease_changes_nothing(worker: Worker, kit: ShardKit
     worker.train(request)
 
 
+UNFIT = [
+    ({"workload": "sorcery"}, "no workload 'sorcery'"),
+    ({"workload_version": 99}, "Fix: upgrade the older side"),
+    ({"options": {"sorcery": 1}}, "has no such option"),
+]
+
+
+def reason_id(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def reject_shard(worker: Worker, request: protocol.TrainShard, reason: str) -> None:
+    worker.send(request)
+    reply = worker.answer()
+    assert isinstance(reply, protocol.ShardFailed)
+    assert reason in reply.reason
+    assert not reply.is_fatal
+
+
 @every_subject
 @pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"layout": Digest("0" * 64)}, "layout"),
-        ({"workload": "sorcery"}, "no workload 'sorcery'"),
-        ({"workload_version": 99}, "Fix: upgrade the older side"),
-        ({"options": {"sorcery": 1}}, "has no such option"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ("fields", "reason"), [({"layout": Digest("0" * 64)}, "layout"), *UNFIT], ids=reason_id
 )
 def test_a_request_that_does_not_fit_fails_and_the_worker_lives(
     worker: Worker, kit: ShardKit, fields: dict[str, object], reason: str
 ) -> None:
-    worker.send(change(kit.request(0), **fields))
-    reply = worker.answer()
-    assert isinstance(reply, protocol.ShardFailed)
-    assert reason in reply.reason
-    assert not reply.is_fatal
+    reject_shard(worker, change(kit.request(0), **fields), reason)
     worker.train(kit.request(0))
 
 
+BAD_SHARDS = [
+    ({"ranges": ()}, "the shard is empty"),
+    ({"ranges": (SampleRange(5, Samples(0)),)}, "empty batch or range"),
+    ({"partition": 3}, "partition 3 of 1 does not exist"),
+    ({"model_path": "/nowhere/model"}, "the model cannot be read"),
+    ({"learning_rate": 1e30}, "lower inner.learning_rate"),
+    ({"skew_alpha": 0.5, "partitions": 10**6}, "cannot make 1000000 partitions"),
+]
+
+
 @every_learner
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"ranges": ()}, "the shard is empty"),
-        ({"ranges": (SampleRange(5, Samples(0)),)}, "empty batch or range"),
-        ({"partition": 3}, "partition 3 of 1 does not exist"),
-        ({"model_path": "/nowhere/model"}, "the model cannot be read"),
-        ({"learning_rate": 1e30}, "lower inner.learning_rate"),
-        ({"skew_alpha": 0.5, "partitions": 10**6}, "cannot make 1000000 partitions"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("fields", "reason"), BAD_SHARDS, ids=reason_id)
 def test_a_bad_shard_fails_with_its_reason(
     worker: Worker, kit: ShardKit, fields: dict[str, object], reason: str
 ) -> None:
-    worker.send(change(kit.request(0), **fields))
-    reply = worker.answer()
-    assert isinstance(reply, protocol.ShardFailed)
-    assert reason in reply.reason
-    assert not reply.is_fatal
+    reject_shard(worker, change(kit.request(0), **fields), reason)
 
 
 @every_subject
@@ -286,13 +284,8 @@ def test_a_training_does_not_depend_on_what_was_drawn_before(worker: Worker, kit
 @every_subject
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [
-        ({"workload": "sorcery"}, "no workload 'sorcery'"),
-        ({"workload_version": 99}, "Fix: upgrade the older side"),
-        ({"options": {"sorcery": 1}}, "has no such option"),
-        ({"model_path": "/nowhere/model"}, "FileNotFoundError"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    [*UNFIT, ({"model_path": "/nowhere/model"}, "FileNotFoundError")],
+    ids=reason_id,
 )
 def test_what_cannot_be_drawn_is_said_and_the_worker_lives(
     worker: Worker, kit: ShardKit, fields: dict[str, object], reason: str
@@ -382,30 +375,20 @@ too_large = pytest.mark.parametrize(
 
 
 @too_large
-def test_a_first_model_too_large_to_draw_is_fatal_to_the_worker(
-    tmp_path: Path, subject: Subject, cap_bytes: int
+@pytest.mark.parametrize("is_training", [False, True], ids=["first model", "training"])
+def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
+    tmp_path: Path, subject: Subject, cap_bytes: int, *, is_training: bool
 ) -> None:
     kit = ShardKit(tmp_path, Subject("null", "null", {"parameters": 1}))
     wanted = {"workload": subject.workload, "options": subject.options}
-    with spawn_worker(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
-        worker.send(msgspec.structs.replace(kit.initial_request(0), **wanted))
-        reply = worker.answer()
-        assert isinstance(reply, protocol.InitialModelFailed)
-        assert reply.is_fatal
-        assert "out of memory" in reply.reason
-        assert worker.process.wait(timeout=240) == 1
-
-
-@too_large
-def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
-    tmp_path: Path, subject: Subject, cap_bytes: int
-) -> None:
-    kit = ShardKit(tmp_path, Subject("null", "null", {"parameters": 1}))
-    request = change(kit.request(0), workload=subject.workload, options=subject.options)
+    request: protocol.Request = change(kit.request(0), **wanted)
+    if not is_training:
+        request = msgspec.structs.replace(kit.initial_request(0), **wanted)
     with spawn_worker(subject.kind, {"HYPERGPU_WORKER_MEMORY_BYTES": str(cap_bytes)}) as worker:
         worker.send(request)
         reply = worker.answer()
-        assert isinstance(reply, protocol.ShardFailed)
+        assert isinstance(reply, protocol.ShardFailed | protocol.InitialModelFailed)
+        assert isinstance(reply, protocol.ShardFailed) == is_training
         assert reply.is_fatal
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1
