@@ -32,9 +32,11 @@ from hypergpu.wire.messages import digest_message, digest_value, lease_message
 from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
-_WORKLOADS_MAX = 1_000
+_CAPABILITIES_BYTES_MAX = 8_192
+"""Limit for one node; a page of 100 nodes then stays below gRPC\'s 4 MiB."""
 _ROLES = {
     Role.NODE: job_pb2.TOKEN_ROLE_NODE,
+    Role.VIEWER: job_pb2.TOKEN_ROLE_VIEWER,
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }
@@ -113,10 +115,12 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
     """What a node says it can do.
 
     Raises:
-        HyperGPUError: REQUEST_INVALID, it names more workloads than anybody has.
+        HyperGPUError: REQUEST_INVALID, it is larger than lists of nodes can carry.
     """
-    if len(message.workloads) > _WORKLOADS_MAX:
-        detail = f"{len(message.workloads)} workloads are named, at most {_WORKLOADS_MAX} may be"
+    if message.ByteSize() > _CAPABILITIES_BYTES_MAX:
+        detail = (
+            f"capabilities are at most {_CAPABILITIES_BYTES_MAX} bytes, not {message.ByteSize()}"
+        )
         raise HyperGPUError(Reason.REQUEST_INVALID, detail)
     return Capabilities(
         device=message.device[:_LABEL_LENGTH_MAX],
@@ -188,6 +192,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         updates_refused=job.tally.updates_refused,
         samples=job.tally.samples,
         at_ms=now_ms,
+        owner=job.owner,
     )
     if job.model is not None:
         message.model.CopyFrom(digest_message(job.model.blob.digest))

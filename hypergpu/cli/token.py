@@ -25,6 +25,7 @@ class RoleName(Enum):
     """What a token is for."""
 
     NODE = "node"
+    VIEWER = "viewer"
     USER = "user"
     OPERATOR = "operator"
 

@@ -172,8 +172,12 @@ class AsyncCoordinator:
 
     async def jobs(self) -> list[JobView]:
         """Every job, oldest first."""
-        found = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest())
-        return [values.job_view(each) for each in found.jobs]
+        listed, page = [], ""
+        while True:
+            found = await self._call(self._jobs.ListJobs, job_pb2.ListJobsRequest(page=page))
+            listed += [values.job_view(each) for each in found.jobs]
+            if not (page := found.next_page):
+                return listed
 
     async def find_job(self, name: str | None = None) -> str:
         """Id of the job with this id, name or beginning of an id; without a name the newest's."""
@@ -274,8 +278,13 @@ class AsyncCoordinator:
 
     async def nodes(self) -> list[NodeView]:
         """Every node the coordinator knows."""
-        found = await self._call(self._operator.ListNodes, job_pb2.ListNodesRequest())
-        return [values.node_view(each) for each in found.nodes]
+        listed, page = [], ""
+        while True:
+            request = job_pb2.ListNodesRequest(page=page)
+            found = await self._call(self._operator.ListNodes, request)
+            listed += [values.node_view(each) for each in found.nodes]
+            if not (page := found.next_page):
+                return listed
 
     async def find_node(self, name: str) -> NodeView:
         """The node with this name or beginning of an id."""

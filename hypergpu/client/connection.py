@@ -28,7 +28,6 @@ from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
 from hypergpu.wire.credentials import (
     TLS_NAME,
-    Role,
     Token,
     authorization,
     fetch_authority,
@@ -97,9 +96,6 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
     """
     found = resolve_settings(flags, profile)
     token = parse_token(_token_text(found))
-    if token.role is Role.NODE:
-        detail = "the token is one for nodes: hypergpu join takes it"
-        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     named = found["address"].value
     address = listening((named,) if named else token.addresses)
     return ConnectionTarget(address, token, timeout_s(found))

@@ -40,6 +40,8 @@ class JobView(msgspec.Struct, frozen=True):
     samples: int
     model: str | None
     at_ms: int
+    owner: str = ""
+    """Id of the token that created it."""
 
 
 class ParticipantView(msgspec.Struct, frozen=True):
@@ -173,6 +175,7 @@ class ModelChunk(msgspec.Struct, frozen=True):
 
 ROLES = {
     Role.NODE: job_pb2.TOKEN_ROLE_NODE,
+    Role.VIEWER: job_pb2.TOKEN_ROLE_VIEWER,
     Role.USER: job_pb2.TOKEN_ROLE_USER,
     Role.OPERATOR: job_pb2.TOKEN_ROLE_OPERATOR,
 }

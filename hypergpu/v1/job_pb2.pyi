@@ -31,6 +31,7 @@ class _TokenRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     TOKEN_ROLE_NODE: _TokenRole.ValueType  # 1
     TOKEN_ROLE_USER: _TokenRole.ValueType  # 2
     TOKEN_ROLE_OPERATOR: _TokenRole.ValueType  # 3
+    TOKEN_ROLE_VIEWER: _TokenRole.ValueType  # 4
 
 class TokenRole(_TokenRole, metaclass=_TokenRoleEnumTypeWrapper): ...
 
@@ -38,6 +39,7 @@ TOKEN_ROLE_UNSPECIFIED: TokenRole.ValueType  # 0
 TOKEN_ROLE_NODE: TokenRole.ValueType  # 1
 TOKEN_ROLE_USER: TokenRole.ValueType  # 2
 TOKEN_ROLE_OPERATOR: TokenRole.ValueType  # 3
+TOKEN_ROLE_VIEWER: TokenRole.ValueType  # 4
 global___TokenRole = TokenRole
 
 @typing.final
@@ -129,9 +131,15 @@ global___GetJobResponse = GetJobResponse
 class ListJobsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PAGE_FIELD_NUMBER: builtins.int
+    page: builtins.str
+    """What the page before answered as `next_page`; empty: the first page."""
     def __init__(
         self,
+        *,
+        page: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page", b"page"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 
@@ -140,14 +148,18 @@ class ListJobsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_FIELD_NUMBER: builtins.int
+    next_page: builtins.str
+    """Empty: there is no further page."""
     @property
     def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobSummary]: ...
     def __init__(
         self,
         *,
         jobs: collections.abc.Iterable[global___JobSummary] | None = ...,
+        next_page: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["jobs", b"jobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "next_page", b"next_page"]) -> None: ...
 
 global___ListJobsResponse = ListJobsResponse
 
@@ -172,6 +184,7 @@ class JobSummary(google.protobuf.message.Message):
     SAMPLES_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     AT_MS_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     phase: builtins.str
@@ -190,6 +203,8 @@ class JobSummary(google.protobuf.message.Message):
     updates_refused: builtins.int
     samples: builtins.int
     at_ms: builtins.int
+    owner: builtins.str
+    """Id of the token that created it; only its holder and operators change the job."""
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     def __init__(
@@ -212,9 +227,10 @@ class JobSummary(google.protobuf.message.Message):
         samples: builtins.int = ...,
         model: hypergpu.v1.tensor_pb2.Digest | None = ...,
         at_ms: builtins.int = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "model", b"model", "name", b"name", "nodes", b"nodes", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
 
 global___JobSummary = JobSummary
 
@@ -659,9 +675,15 @@ global___ProgressReport = ProgressReport
 class ListNodesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PAGE_FIELD_NUMBER: builtins.int
+    page: builtins.str
+    """As in ListJobsRequest."""
     def __init__(
         self,
+        *,
+        page: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page", b"page"]) -> None: ...
 
 global___ListNodesRequest = ListNodesRequest
 
@@ -670,14 +692,17 @@ class ListNodesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_FIELD_NUMBER: builtins.int
+    next_page: builtins.str
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeSummary]: ...
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___NodeSummary] | None = ...,
+        next_page: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page", b"next_page", "nodes", b"nodes"]) -> None: ...
 
 global___ListNodesResponse = ListNodesResponse
 

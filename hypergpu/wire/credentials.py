@@ -39,9 +39,15 @@ _ADDRESS = re.compile(r"[^\s:,@/]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}", re
 
 
 class Role(Enum):
-    """Permissions of a token's holder. An operator may do all that a user may."""
+    """Permissions of a token's holder.
+
+    A node's token admits nodes, and sees and drains those that joined with it. A viewer sees all
+    jobs and nodes. A user also creates jobs, and changes and exports its own. An operator may do
+    everything.
+    """
 
     NODE = "node"
+    VIEWER = "viewer"
     USER = "user"
     OPERATOR = "operator"
 

@@ -4,7 +4,7 @@ import msgspec
 
 from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.core.plan.decision import RoundPlan
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef, Contribution, Terms
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
@@ -23,6 +23,8 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     spec: JobSpec
     manifest: BlobRef | None = None
     terms: Terms = Terms()
+    owner: TokenId = TokenId("")
+    """Token whose holder created the job."""
     """For whom and on which ledger its work is signed."""
     funding: Funding | None = None
     """Funding at the start; None: nothing limits the job's work."""

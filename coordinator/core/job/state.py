@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.plan.decision import NodePlan, PlanMemory
-from hypergpu.ids import Digest, JobId, NodeId, Slot
+from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef, Contribution, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -299,6 +299,8 @@ class Job(msgspec.Struct, frozen=True):
     manifest: BlobRef | None = None
     terms: Terms = Terms()
     """For whom and on which ledger its work is signed."""
+    owner: TokenId = TokenId("")
+    """Token that created it."""
     phase: Phase = Phase.PREPARING
     reason: str = "the initial model is being made"
     at_ms: Milliseconds = Milliseconds(0)

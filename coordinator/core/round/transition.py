@@ -270,6 +270,7 @@ def _create_job(event: events.JobCreated) -> JobStep:
         spec=event.spec,
         manifest=event.manifest,
         terms=event.terms,
+        owner=event.owner,
         at_ms=event.at_ms,
         funding=event.funding,
     )

@@ -19,6 +19,8 @@ from coordinator.shell.identity.authority import Authority, ServerIdentity
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.servicers.calls import (
+    OPERATORS,
+    USERS,
     Caller,
     Gate,
     JoinGate,
@@ -159,8 +161,8 @@ class Listeners:
         jobs = _service(job_pb2, "JobService")
         operator = _service(job_pb2, "OperatorService")
         health = _service(health_pb2, "Health")
-        users = TokenGate(tokens, guesses, for_operators=False)
-        operators = TokenGate(tokens, guesses, for_operators=True)
+        users = TokenGate(tokens, guesses, USERS)
+        operators = TokenGate(tokens, guesses, OPERATORS)
         others = frozenset(nodes.methods_by_name) - JOIN
         files = {"UploadData": upload_parser(job_pb2.UploadDataRequest)}
         updates = {"SubmitUpdate": upload_parser(node_pb2.SubmitUpdateRequest)}

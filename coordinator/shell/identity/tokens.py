@@ -97,6 +97,18 @@ class IssuedTokens:
         _check_role(record, roles)
         return record
 
+    def check_current(self, token_id: TokenId, now_s: int) -> None:
+        """Judge a token that was right when its stream began.
+
+        Raises:
+            HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP.
+        """
+        _check_current(self._tokens[token_id], now_s)
+
+    def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
+        """Nodes that joined with a token. Blocks: call it from a thread."""
+        return self._registry.joined_nodes(token_id)
+
     def check_join(self, credential: Credential, node: NodeId, now_s: int) -> TokenRecord:
         """Judge the token of a join without taking a use. Blocks: call it from a thread.
 

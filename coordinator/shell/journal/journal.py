@@ -272,6 +272,11 @@ class Registry:
         with self._database.reader() as connection:
             return connection.scalar(_join_query(token_id, node)) is not None
 
+    def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
+        """Nodes that took a use of the token."""
+        query = select(JOINS.c.node).where(JOINS.c.token_id == token_id)
+        return frozenset(NodeId(row["node"]) for row in self._rows(query))
+
     def _change(self, change: Executable) -> bool:
         with self._database.writer() as connection:
             return connection.execute(change).rowcount == 1

@@ -3,8 +3,8 @@ role and rate, and turns a refusal into a status with its numbered reason.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -15,11 +15,12 @@ from google.protobuf.message_factory import GetMessageClass
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.rate import GuessLimiter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
 from hypergpu import streams
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId
+from hypergpu.ids import NodeId, TokenId
 from hypergpu.streams import PROTOCOL, PROTOCOL_KEY, SOFTWARE, monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
@@ -44,6 +45,8 @@ log = structlog.get_logger()
 
 Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
 Parser = Callable[[bytes], Any]
+Listed = TypeVar("Listed")
+_PAGE_ITEMS = 100
 
 
 class Caller:
@@ -57,6 +60,28 @@ class Caller:
         }
         names = context.auth_context().get("x509_common_name", ())
         self.certificate_name = names[0].decode("ascii", "replace") if names else ""
+        self.token: TokenRecord | None = None
+        """The token that the gate admitted; None: the call needs none."""
+        self.recheck: Callable[[], None] = lambda: None
+        """Raise `HyperGPUError` where the token was revoked or expired since."""
+
+    def may_change(self, owner: TokenId) -> bool:
+        """Whether the caller may change a job that belongs to a token."""
+        token = self.token
+        return token is None or token.role is Role.OPERATOR or token.token_id == owner
+
+
+def page_of(listed: Sequence[Listed], page: str) -> tuple[Sequence[Listed], str]:
+    """The part of a list that a page names, and the name of the next; empty: there is none.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, no page has this name.
+    """
+    if page and not (page.isdecimal() and len(page) < 9):
+        raise HyperGPUError(Reason.REQUEST_INVALID, f"there is no page {page[:20]!r}")
+    first = int(page or "0")
+    following = first + _PAGE_ITEMS
+    return listed[first:following], str(following) if following < len(listed) else ""
 
 
 class Gate(Protocol):
@@ -203,6 +228,7 @@ def streaming(
             caller = Caller(context, name)
             await gate.admit(caller)
             async for answer in act(argument(raw, context), caller):
+                caller.recheck()
                 yield answer if isinstance(answer, bytes) else answer.SerializeToString()
                 failpoint("serve.chunk")
         except HyperGPUError as error:
@@ -243,8 +269,19 @@ def reject_other_protocol(theirs: int, who: str) -> None:
 
 NODE_KEY = "hypergpu-node"
 """Metadata that names the node when there is no TLS, which is on loopback only."""
-_USERS = frozenset({Role.USER, Role.OPERATOR})
-_OPERATORS = frozenset({Role.OPERATOR})
+OPERATORS = frozenset({Role.OPERATOR})
+USERS = frozenset({Role.USER, Role.OPERATOR})
+_VIEWERS = frozenset({Role.VIEWER, Role.USER, Role.OPERATOR})
+_ROLES = {
+    "JobService.ListJobs": _VIEWERS,
+    "JobService.GetJob": _VIEWERS,
+    "JobService.WatchJob": _VIEWERS,
+    "PaymentsService.GetLedger": _VIEWERS,
+    "PaymentsService.ListReceipts": _VIEWERS,
+    "OperatorService.ListNodes": frozenset(Role),
+    "OperatorService.DrainNode": frozenset({Role.NODE, Role.OPERATOR}),
+}
+"""Who may call a method where its service's gate does not decide."""
 _HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Update headers of one node: each may cost a row in the journal."""
 
@@ -264,18 +301,22 @@ class JoinGate:
 
 
 class TokenGate:
-    """Admits holders of a user's or an operator's token."""
+    """Admits holders of a token whose role may call the method."""
 
-    def __init__(self, tokens: IssuedTokens, guesses: GuessLimiter, *, for_operators: bool) -> None:
+    def __init__(self, tokens: IssuedTokens, guesses: GuessLimiter, roles: frozenset[Role]) -> None:
+        """Judge by `tokens`; ``roles`` may call the methods that `_ROLES` does not name."""
         self._tokens = tokens
         self._guesses = guesses
-        self._roles = _OPERATORS if for_operators else _USERS
+        self._roles = roles
 
     async def admit(self, caller: Caller) -> None:
         reject_other_caller(caller)
         with self._guesses.count_failures(peer_host(caller.peer), {Reason.TOKEN_INVALID}):
             credential = parse_authorization(caller.metadata.get("authorization", ""))
-            self._tokens.check(credential, self._roles, unix_s())
+            roles = _ROLES.get(caller.method, self._roles)
+            record = self._tokens.check(credential, roles, unix_s())
+        caller.token = record
+        caller.recheck = lambda: self._tokens.check_current(record.token_id, unix_s())
 
 
 class NodeGate:

@@ -5,6 +5,7 @@ import math
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -33,11 +34,11 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
-from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.calls import Caller, Requests, page_of
 from coordinator.shell.servicers.transfer import BlobRange, blob_chunks
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId, NodeId, Slot
+from hypergpu.ids import JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
@@ -209,6 +210,15 @@ _REQUEST_ID_LENGTH_MAX = 128
 _KEEP_MANIFEST_S = 60
 
 
+class _Creation(NamedTuple):
+    """A job that a caller wants."""
+
+    request_id: str
+    owner: TokenId
+    spec: JobSpec
+    manifest: tensor_pb2.Manifest | None
+
+
 class JobServicer:
     """One method a call; `coordinator.shell.servicers.calls` has admitted the caller."""
 
@@ -223,22 +233,23 @@ class JobServicer:
             raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
         spec = parse_spec_json(request.spec_json)
         manifest = request.manifest if request.HasField("manifest") else None
-        creating = asyncio.create_task(self._create_in_turn(request.request_id, spec, manifest))
+        owner = caller.token.token_id if caller.token else TokenId("")
+        creating = asyncio.create_task(
+            self._create_in_turn(_Creation(request.request_id, owner, spec, manifest))
+        )
         # A caller who goes away does not leave a job behind that is half created.
         return job_pb2.CreateJobResponse(job_id=await asyncio.shield(creating))
 
-    async def _create_in_turn(
-        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
-    ) -> JobId:
+    async def _create_in_turn(self, wanted: "_Creation") -> JobId:
         async with self._creating:
-            return await self._create(request_id, spec, manifest)
+            return await self._create(wanted)
 
-    async def _create(
-        self, request_id: str, spec: JobSpec, manifest: tensor_pb2.Manifest | None
-    ) -> JobId:
+    async def _create(self, wanted: "_Creation") -> JobId:
+        request_id, owner, spec, manifest = wanted
         driver = self._services.driver
         packed = packed_manifest(manifest) if manifest is not None else b""
-        fingerprint = digest_of(spec_json(spec).encode() + b"\0" + packed)
+        named = f"{owner}\0{spec_json(spec)}\0".encode()
+        fingerprint = digest_of(named + packed)
         known = await driver.in_writer(self._services.journal.request, request_id)
         if known is not None:
             if known.fingerprint != fingerprint:
@@ -255,6 +266,7 @@ class JobServicer:
             event = JobCreated(
                 at_ms=_NOW,
                 job_id=job_id,
+                owner=owner,
                 spec=spec,
                 manifest=blob,
                 terms=self._services.job_terms.terms(job_id, spec.pay),
@@ -308,38 +320,40 @@ class JobServicer:
         driver = self._services.driver
         resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
         runtimes = [self._summary(runtime) for runtime in driver.runtimes.values()]
-        return job_pb2.ListJobsResponse(jobs=[*resting, *runtimes])
+        page, next_page = page_of([*resting, *runtimes], request.page)
+        return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
 
     async def pause_job(
         self, request: job_pb2.PauseJobRequest, caller: Caller
     ) -> job_pb2.PauseJobResponse:
-        await self._change(request.job_id, JobPaused(at_ms=_NOW))
+        await self._change(caller, request.job_id, JobPaused(at_ms=_NOW))
         return job_pb2.PauseJobResponse()
 
     async def resume_job(
         self, request: job_pb2.ResumeJobRequest, caller: Caller
     ) -> job_pb2.ResumeJobResponse:
-        runtime = self._runtime(request.job_id)
+        runtime = self._changeable(caller, request.job_id)
         if runtime.is_given_up:
             await load_layout(self._services, runtime)
-        await self._change(request.job_id, JobResumed(at_ms=_NOW))
+        await self._change(caller, request.job_id, JobResumed(at_ms=_NOW))
         retry_after_resume(self._services, runtime)
         return job_pb2.ResumeJobResponse()
 
     async def stop_job(
         self, request: job_pb2.StopJobRequest, caller: Caller
     ) -> job_pb2.StopJobResponse:
-        await self._change(request.job_id, JobStopped(at_ms=_NOW))
+        await self._change(caller, request.job_id, JobStopped(at_ms=_NOW))
         return job_pb2.StopJobResponse()
 
     async def set_parameters(
         self, request: job_pb2.SetParametersRequest, caller: Caller
     ) -> job_pb2.SetParametersResponse:
-        runtime = self._runtime(request.job_id)
+        runtime = self._changeable(caller, request.job_id)
         async with runtime.settings_lock:
             before = runtime.job.next_spec or runtime.job.spec
             spec = with_parameters(before, dict(request.parameters))
-            await self._change(request.job_id, ParametersChanged(at_ms=_NOW, spec=spec))
+            changed = ParametersChanged(at_ms=_NOW, spec=spec)
+            await self._change(caller, request.job_id, changed)
         return job_pb2.SetParametersResponse()
 
     async def remove_job(
@@ -348,9 +362,10 @@ class JobServicer:
         job_id = JobId(request.job_id)
         driver = self._services.driver
         if job_id in driver.unreadable:
+            _require_owner(caller, job_id, TokenId(""))
             del driver.unreadable[job_id]
         else:
-            await self._measure_ended(self._runtime(job_id))
+            await self._measure_ended(self._changeable(caller, job_id))
             self._close(self._runtime(job_id))
         await driver.in_writer(self._services.journal.remove_job, job_id)
         await asyncio.to_thread(self._delete_files, job_id)
@@ -409,7 +424,8 @@ class JobServicer:
     def export_model(
         self, request: job_pb2.ExportModelRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
-        return export_model(self._services, self._runtime(request.job_id), request)
+        runtime = self._changeable(caller, request.job_id)
+        return export_model(self._services, runtime, request)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
@@ -429,7 +445,27 @@ class JobServicer:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
         return runtime
 
-    async def _change(self, job_id: str, event: Event) -> None:
-        self._runtime(job_id)
+    def _changeable(self, caller: Caller, job_id: str) -> JobRuntime:
+        """The job, if it is the caller's.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        runtime = self._runtime(job_id)
+        _require_owner(caller, runtime.job.job_id, runtime.job.owner)
+        return runtime
+
+    async def _change(self, caller: Caller, job_id: str, event: Event) -> None:
+        self._changeable(caller, job_id)
         if reason := await self._services.driver.submit(JobId(job_id), event):
             raise HyperGPUError(Reason.JOB_PHASE, reason)
+
+
+def _require_owner(caller: Caller, job_id: JobId, owner: TokenId) -> None:
+    if not caller.may_change(owner):
+        whose = f"belongs to token {owner}" if owner else "is an operator's to change"
+        raise HyperGPUError(
+            Reason.ROLE_FORBIDDEN,
+            f"{job_id} {whose}",
+            fix="use the token that created the job, or an operator's",
+        )

@@ -11,13 +11,13 @@ from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.translate import Capabilities, reading_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.streams import monotonic_ms, unix_s
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.credentials import token_text
+from hypergpu.wire.credentials import Role, token_text
 
 log = structlog.get_logger()
 
@@ -43,10 +43,21 @@ class OperatorServicer:
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
         records = await self._services.driver.in_writer(self._services.journal.nodes)
-        summaries = [self._summary(record) for record in records]
-        for summary in summaries:
+        own = await self._own_nodes(caller)
+        summaries = [
+            self._summary(record) for record in records if own is None or record.node in own
+        ]
+        page, next_page = page_of(summaries, request.page)
+        for summary in page:
             self._add_reading(summary)
-        return job_pb2.ListNodesResponse(nodes=summaries)
+        return job_pb2.ListNodesResponse(nodes=page, next_page=next_page)
+
+    async def _own_nodes(self, caller: Caller) -> frozenset[NodeId] | None:
+        """Nodes that joined with a node's token; None for the other roles, which see all."""
+        token = caller.token
+        if token is None or token.role is not Role.NODE:
+            return None
+        return await asyncio.to_thread(self._tokens.joined_nodes, token.token_id)
 
     def _add_reading(self, summary: job_pb2.NodeSummary) -> None:
         """Add the measurements of a node that was here since this process began, and its health."""
@@ -97,6 +108,10 @@ class OperatorServicer:
         self, request: job_pb2.DrainNodeRequest, caller: Caller
     ) -> job_pb2.DrainNodeResponse:
         node = NodeId(request.node_id)
+        own = await self._own_nodes(caller)
+        if own is not None and node not in own:
+            detail = f"node {node[:64]} did not join with this token"
+            raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="use the token it joined with")
         if node not in self._services.nodes.streams:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
@@ -129,7 +144,9 @@ class OperatorServicer:
     ) -> job_pb2.CreateTokenResponse:
         role = translate.role_value(request.role)
         if role is None:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "the role is node, user or operator")
+            raise HyperGPUError(
+                Reason.REQUEST_INVALID, "the role is node, viewer, user or operator"
+            )
         if request.ttl_s > _TTL_S_MAX:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"ttl_s is at most {_TTL_S_MAX}")
         grant = TokenGrant(role, request.ttl_s, request.uses, request.label[:_LABEL_LENGTH_MAX])

@@ -8,8 +8,8 @@ import grpc
 import pytest
 
 from coordinator.shell.app.listeners import payments_handlers
-from coordinator.shell.servicers.calls import Caller
-from hypergpu.client import ConnectionTarget, Coordinator
+from coordinator.shell.servicers.calls import Caller, page_of
+from hypergpu.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.streams import PROTOCOL_ENTRY
@@ -45,14 +45,109 @@ def operator_metadata(cluster: Cluster) -> tuple[tuple[str, str], ...]:
     return (*VERSION, ("authorization", f"Bearer {token.id}.{token.secret}"))
 
 
-def test_a_user_may_list_jobs_and_not_nodes(cluster: Cluster) -> None:
+def role_client(cluster: Cluster, role: Role) -> Coordinator:
+    """A connection with a new token of a role."""
     with cluster.coordinator.client() as operator:
-        text = operator.create_token(Role.USER, ttl_s=60, uses=0, label="test").token
-    with client_with(cluster, text) as user:
+        return client_with(cluster, operator.create_token(role, ttl_s=600, label="test").token)
+
+
+WAITING = JobSpec(workload="null", training=TrainingSettings(nodes=7))
+
+
+def test_a_user_may_list_jobs_and_nodes_and_not_tokens(cluster: Cluster) -> None:
+    with role_client(cluster, Role.USER) as user:
         user.jobs()
+        user.nodes()
         with pytest.raises(HyperGPUError) as refused:
-            user.nodes()
+            user.tokens()
     assert refused.value.reason is Reason.ROLE_FORBIDDEN
+
+
+def test_only_its_owner_and_operators_change_a_job(cluster: Cluster) -> None:
+    with role_client(cluster, Role.USER) as owner, role_client(cluster, Role.USER) as other:
+        job_id = owner.submit(WAITING)
+        assert other.job(job_id).job.owner == owner.token_id
+        for change in (
+            lambda: other.stop(job_id),
+            lambda: other.pause(job_id),
+            lambda: other.resume(job_id),
+            lambda: other.set_parameters(job_id, {"training.rounds": "3"}),
+            lambda: other.remove(job_id),
+        ):
+            with pytest.raises(HyperGPUError, match="belongs to token") as refused:
+                change()
+            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+        owner.pause(job_id)
+        assert owner.job(job_id).job.phase == "paused"
+        with cluster.coordinator.client() as operator:
+            operator.stop(job_id)
+        owner.remove(job_id)
+
+
+def test_a_viewer_sees_all_and_changes_nothing(cluster: Cluster) -> None:
+    with cluster.coordinator.client() as operator, role_client(cluster, Role.VIEWER) as viewer:
+        job_id = operator.submit(WAITING)
+        assert job_id in [job.id for job in viewer.jobs()]
+        viewer.nodes()
+        for change in (lambda: viewer.submit(WAITING), lambda: viewer.stop(job_id)):
+            with pytest.raises(HyperGPUError) as refused:
+                change()
+            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+        operator.stop(job_id)
+        operator.remove(job_id)
+
+
+async def test_a_nodes_token_sees_and_drains_the_nodes_that_joined_with_it(
+    cluster: Cluster,
+) -> None:
+    with cluster.coordinator.client() as operator:
+        text = operator.create_token(Role.NODE, ttl_s=600, label="test").token
+    own = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    await own.join(text)
+    foreign = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    await foreign.join(cluster.coordinator.node_token())
+    with client_with(cluster, text) as owner:
+        assert [node.id for node in owner.nodes()] == [own.node_id]
+        with pytest.raises(HyperGPUError, match="did not join with this token"):
+            owner.drain(foreign.node_id)
+    await own.close()
+    await foreign.close()
+
+
+async def test_a_revoked_token_ends_its_open_watch(cluster: Cluster) -> None:
+    with cluster.coordinator.client() as operator:
+        created = operator.create_token(Role.VIEWER, ttl_s=600, label="test")
+        job_id = operator.submit(WAITING)
+        target = ConnectionTarget(cluster.coordinator.address, parse_token(created.token), 10.0)
+        async with await AsyncCoordinator.open(target) as viewer:
+            updates = viewer.read_events(job_id)
+            await anext(updates)
+            operator.revoke_token(created.id)
+            operator.pause(job_id)
+            with pytest.raises(HyperGPUError) as refused:
+                async for _ in updates:
+                    pass
+        assert refused.value.reason is Reason.TOKEN_REVOKED
+        operator.stop(job_id)
+        operator.remove(job_id)
+
+
+def test_a_list_is_cut_into_pages_and_nothing_is_lost() -> None:
+    listed, page = list(range(250)), ""
+    collected: list[int] = []
+    while True:
+        items, page = page_of(listed, page)
+        assert len(items) <= 100
+        collected += items
+        if not page:
+            break
+    assert collected == listed
+
+
+@pytest.mark.parametrize("page", ["x", "-1", "9" * 20])
+def test_a_page_that_no_list_named_is_rejected(page: str) -> None:
+    with pytest.raises(HyperGPUError, match="there is no page"):
+        page_of([1], page)
 
 
 def test_a_revoked_token_opens_nothing(cluster: Cluster) -> None:

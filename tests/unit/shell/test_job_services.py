@@ -19,7 +19,7 @@ from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer, participants, watch_job
 from coordinator.shell.translate import Capabilities
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId
+from hypergpu.ids import Digest, JobId, TokenId
 from hypergpu.jobfile import spec_json
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
@@ -136,8 +136,16 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
     assert list(services.driver.runtimes) == [again.job_id]
 
 
-NOBODY: Any = None
-"""Who calls makes no difference to these methods."""
+class AnyCaller:
+    """A caller who may change every job; these methods do not look further."""
+
+    token = None
+
+    def may_change(self, owner: TokenId) -> bool:
+        return True
+
+
+NOBODY: Any = AnyCaller()
 OTHER = JobId("job-000000000002")
 
 
@@ -242,9 +250,6 @@ async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) ->
     assert isinstance(first, int)
     assert isinstance(second, HyperGPUError)
     assert second.reason is Reason.JOB_UNKNOWN
-
-
-"""Who calls makes no difference to these methods."""
 
 
 async def test_settings_changed_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
