@@ -16,7 +16,7 @@ from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.access import Access
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import capabilities_message, command_message, progress_message
-from gpu_node.shell.control import ControlStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
@@ -74,7 +74,7 @@ class Daemon:
         )
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
-        self._stream = ControlStream(self._access, receipts, self._event_queue, prober=prober)
+        self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         caps = worker_caps(
             settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
         )

@@ -186,7 +186,7 @@ _LASTING = frozenset(
 )
 
 
-class ControlStream:
+class CoordinatorStream:
     """At most one control stream at a time, and the channel that bulk calls share with it."""
 
     def __init__(

@@ -23,7 +23,7 @@ from gpu_node.shell.calls import (
     contribution,
     update_header,
 )
-from gpu_node.shell.control import ControlStream, EventQueue, gather_or_cancel
+from gpu_node.shell.control import CoordinatorStream, EventQueue, gather_or_cancel
 from gpu_node.shell.download import Download
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.receipts import ReceiptKeeper
@@ -273,7 +273,7 @@ class TransferTasks:
 
     def __init__(
         self,
-        stream: ControlStream,
+        stream: CoordinatorStream,
         cache: BlobCache,
         uploader: Uploader,
         initial_models: InitialModels,

@@ -11,7 +11,7 @@ import pytest
 from coordinator.shell.probe_echo import LIFE_MS, RATE, ProbeEcho, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.access import Access
-from gpu_node.shell.control import ControlStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key
@@ -220,7 +220,9 @@ def transfer(
 class LinkKit:
     """A node's link to a small service, measured often."""
 
-    def __init__(self, service: FakeCoordinator, link: ControlStream, events: EventQueue) -> None:
+    def __init__(
+        self, service: FakeCoordinator, link: CoordinatorStream, events: EventQueue
+    ) -> None:
         self.service = service
         self.link = link
         self.events = events
@@ -251,7 +253,7 @@ async def kit(tmp_path: Path) -> AsyncIterator[LinkKit]:
             access = Access(paths, identity, timeout_ms=TIMEOUT_MS)
             await access.join(there.token, CAPABILITIES)
             receipts = ReceiptKeeper(paths, identity.node_id)
-            link = ControlStream(access, receipts, events, prober=Prober(FAST))
+            link = CoordinatorStream(access, receipts, events, prober=Prober(FAST))
             link.capabilities = CAPABILITIES
             yield LinkKit(there.service, link, events)
             await link.close()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpu_node.core import events
 from gpu_node.shell.access import Access
-from gpu_node.shell.control import ControlStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
@@ -55,7 +55,7 @@ class JoinedNode:
     def dial_with(self, access: Access) -> None:
         self.access = access
         receipts = ReceiptKeeper(self.paths, self.identity.node_id)
-        self.link = ControlStream(access, receipts, self.event_queue, renewal_retry_s=0.05)
+        self.link = CoordinatorStream(access, receipts, self.event_queue, renewal_retry_s=0.05)
         self.link.capabilities = CAPABILITIES
 
     async def join(self) -> None:
@@ -375,7 +375,7 @@ async def test_a_node_that_never_joined_is_told_to(tmp_path: Path) -> None:
     with state_paths_in(tmp_path) as paths:
         event_queue, identity = EventQueue(), identity_key(paths)
         access = Access(paths, identity, timeout_ms=TIMEOUT_MS)
-        ControlStream(access, ReceiptKeeper(paths, identity.node_id), event_queue).open(())
+        CoordinatorStream(access, ReceiptKeeper(paths, identity.node_id), event_queue).open(())
         event = await event_queue.next()
     assert isinstance(event, events.LinkRejected)
     assert "NODE_NOT_JOINED" in event.reason
