@@ -1,0 +1,66 @@
+// What the timeline shows, in words: for the tooltip, the table and screen readers.
+import { duration, percent } from "./format";
+import { arrivedAt } from "./job_at";
+import type { Lane, LaneResult, Round, SegmentPhase } from "./types";
+
+export const PHASES: SegmentPhase[] = ["download", "train", "encode", "upload", "wait", "rest"];
+
+export const PHASE_TEXT: Record<SegmentPhase, string> = {
+  download: "gets the model",
+  train: "trains",
+  encode: "compresses its update",
+  upload: "sends its update",
+  wait: "waits for the round",
+  rest: "rests",
+};
+
+export const RESULT_TEXT: Record<LaneResult, string> = {
+  pending: "at work",
+  accepted: "accepted",
+  rejected: "rejected",
+  handed_back: "handed back",
+  lost: "no update",
+  resting: "resting",
+};
+
+export function phaseTimes(lane: Lane, now_ms: number): [SegmentPhase, number][] {
+  return PHASES.map((phase): [SegmentPhase, number] => [
+    phase,
+    lane.segments
+      .filter((each) => each.phase === phase)
+      .reduce((sum, each) => sum + Math.max(0, (each.end_ms ?? now_ms) - each.start_ms), 0),
+  ]).filter(([, ms]) => ms > 0);
+}
+
+export function tookMs(lane: Lane, round: Round): number | null {
+  const arrived = arrivedAt(lane);
+  return arrived === null ? null : arrived - round.started_at_ms;
+}
+
+/** The forecast beside what it took: `forecast 2.0 s ± 0.3 s, took 2.1 s (5.0 % later)`. */
+export function forecastText(lane: Lane, round: Round): string {
+  const took = tookMs(lane, round);
+  if (lane.forecast_ms === null) return took === null ? "no forecast yet" : `took ${duration(took)}; nothing was known to forecast it`;
+  const spread = lane.forecast_spread_ms ? ` ± ${duration(lane.forecast_spread_ms)}` : "";
+  const forecast = `forecast ${duration(lane.forecast_ms)}${spread}`;
+  if (took === null) return forecast;
+  const off = took / lane.forecast_ms - 1;
+  const how = Math.abs(off) < 0.005 ? "as forecast" : `${percent(Math.abs(off), 0)} ${off > 0 ? "later" : "sooner"}`;
+  return `${forecast}, took ${duration(took)} (${how})`;
+}
+
+export function laneSentence(name: string, lane: Lane, round: Round, now_ms: number): string {
+  const times = phaseTimes(lane, now_ms).map(([phase, ms]) => `${phase} ${duration(ms)}`);
+  const result = RESULT_TEXT[lane.result] + (lane.result_reason ? ` (${lane.result_reason})` : "");
+  const plan = lane.reason ? ` Plan: ${lane.reason}.` : "";
+  return `${name}, round ${round.number + 1}: ${result}. ${times.join(", ")}. ${forecastText(lane, round)}.${plan}`;
+}
+/** The moment at which enough updates were in; null before it. */
+export function quorumAt(round: Round): number | null {
+  const times = Object.values(round.lanes)
+    .filter((each) => each.result === "accepted")
+    .map(arrivedAt)
+    .filter((each) => each !== null)
+    .sort((a, b) => a - b);
+  return round.quorum > 0 ? (times[round.quorum - 1] ?? null) : null;
+}

@@ -1,0 +1,54 @@
+// Who looks at the page: the code of the link becomes a cookie, and the address bar forgets it.
+import { ApiError, call, get, post } from "../lib/api";
+import type { Role } from "../lib/types";
+import { feed } from "./feed.svelte";
+import { player } from "./player.svelte";
+
+interface Who {
+  role: Role;
+  name?: string;
+  node?: string | null;
+}
+
+class Session {
+  who = $state.raw<Who | null>(null);
+  refused = $state("");
+
+  get role(): Role {
+    return this.who?.role ?? feed.now.hello?.role ?? "viewer";
+  }
+
+  /** Whether buttons that change something may be pressed. */
+  get mayAct(): boolean {
+    return !player.isRecorded && this.role !== "viewer";
+  }
+
+  async end(): Promise<void> {
+    await call("DELETE", "session");
+    location.reload();
+  }
+}
+
+export const session = new Session();
+
+async function exchange(code: string): Promise<void> {
+  try {
+    await post("session", { code });
+  } catch (thrown) {
+    session.refused = thrown instanceof ApiError ? thrown.message : "the link could not be checked";
+  }
+}
+
+export async function openSession(): Promise<void> {
+  const code = /[#&]code=([^&]+)/.exec(location.hash)?.[1];
+  if (code) {
+    history.replaceState(null, "", location.pathname + location.search + "#/jobs");
+    await exchange(decodeURIComponent(code));
+  }
+  try {
+    session.who = await get<Who>("session");
+    feed.needs_login = false;
+  } catch (thrown) {
+    feed.needs_login = thrown instanceof ApiError && (thrown.status === 401 || thrown.status === 403);
+  }
+}

@@ -1,0 +1,29 @@
+import { svelte } from "@sveltejs/vite-plugin-svelte";
+import { defineConfig } from "vite";
+
+// Twice: in parts for the server, and by `--mode recorded` as one script and one style sheet, which
+// an exported page holds within its single file.
+export default defineConfig(({ mode }) => {
+  const isWhole = mode === "recorded";
+  return {
+    base: "./",
+    plugins: [svelte()],
+    build: {
+      outDir: isWhole ? "../dist/recorded" : "../dist",
+      emptyOutDir: true,
+      target: "es2022",
+      modulePreload: false,
+      cssCodeSplit: false,
+      assetsInlineLimit: isWhole ? 10_000 : 0,
+      rollupOptions: isWhole
+        ? { output: { inlineDynamicImports: true, entryFileNames: "page.js", assetFileNames: "page[extname]" } }
+        : {},
+    },
+    server: {
+      proxy: {
+        "/api": "http://127.0.0.1:7780",
+        "/feed": { target: "ws://127.0.0.1:7780", ws: true },
+      },
+    },
+  };
+});
