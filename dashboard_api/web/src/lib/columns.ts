@@ -30,7 +30,6 @@ export const COLUMNS: Column[] = [
   number("loss", "Loss", "Share of packets lost", (node) => node.loss, (node) => percent(node.loss)),
   number("up", "Up", "Measured goodput of updates", (node) => node.up_bits_per_s, (node) => bitsPerS(node.up_bits_per_s)),
   number("down", "Down", "Measured goodput of models", (node) => node.down_bits_per_s, (node) => bitsPerS(node.down_bits_per_s)),
-  number("step", "Step", "Time of an inner step", (node) => node.step_us, (node) => micros(node.step_us)),
   number("accepted", "Accepted", "Updates that were accepted", (node) => node.updates_accepted, (node) => whole(node.updates_accepted)),
   number("rejected", "Rejected", "Updates that were rejected; the drawer has the reasons", (node) => node.updates_rejected, (node) => whole(node.updates_rejected)),
   number("earned", "Earned", "Worth of its receipts", (node) => Number(node.earned), (node, decimals) => money(node.earned, decimals, 2)),

@@ -43,5 +43,9 @@ export function columned(series: Series, name: NodeKey, from_ms: number, to_ms: 
     sums[column] = (sums[column] ?? 0) + value;
     counts[column] = (counts[column] ?? 0) + 1;
   });
-  return sums.map((sum, column) => (counts[column] ? sum / (counts[column] ?? 1) : null));
+  const means = sums.map((sum, column) => (counts[column] ? sum / (counts[column] ?? 1) : null));
+  const last = means.findLastIndex((each) => each !== null);
+  // A reading holds until the next one.
+  for (let column = 1; column <= last; column += 1) means[column] ??= means[column - 1] ?? null;
+  return means;
 }

@@ -7,7 +7,7 @@ import { player } from "./player.svelte";
 interface Who {
   role: Role;
   name?: string;
-  node?: string | null;
+  token?: string;
 }
 
 class Session {
