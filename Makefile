@@ -19,9 +19,14 @@ TESTS = $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -n $(WORKERS) --dist lo
 # The program itself, not its wrapper in Node.
 FORGE = "$$(ls ../node_modules/@foundry-rs/forge-*/bin/forge | head -1)"
 
+WEB := dashboard_api/web
+# The pinned Node where npm has one for this machine.
+WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . || echo node)"
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-gpu wheel full check sim bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: web web-test web-drift
 .PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
@@ -113,9 +118,12 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
 	$(BIN)/python .ci/lock.py locks/uv.txt uv
 	npm install --package-lock-only
-	@node -e 'const fs = require("fs"), lock = JSON.parse(fs.readFileSync("package-lock.json")); \
-		for (const one of Object.values(lock.packages)) delete one.funding; \
-		fs.writeFileSync("package-lock.json", JSON.stringify(lock, null, 2) + "\n")'
+	cd $(WEB) && rm -rf node_modules package-lock.json && npm install --package-lock-only
+	@node -e 'const fs = require("fs"); \
+		for (const path of ["package-lock.json", "$(WEB)/package-lock.json"]) { \
+			const lock = JSON.parse(fs.readFileSync(path)); \
+			for (const one of Object.values(lock.packages)) delete one.funding; \
+			fs.writeFileSync(path, JSON.stringify(lock, null, 2) + "\n"); }'
 
 # The committed stubs must be what the schemas give. They come from an old compiler on purpose:
 # its code runs on newer protobuf, and newer code does not run on older protobuf.
@@ -125,6 +133,23 @@ drift: .venv-proto/.installed
 	@$(PROTOC) --grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) $(SERVICES)
 	@diff -r --exclude=__init__.py --exclude=__pycache__ $(STUBS)/hypergpu/v1 hypergpu/v1 \
 		|| { echo "hypergpu/v1 differs from what the schemas give. Fix: make proto" >&2; exit 1; }
+
+# The page of the dashboard. Its own Node, so that the same sources give the same bytes everywhere.
+web: $(WEB)/node_modules/.installed ## Build the dashboard's page into dashboard_api/dist.
+	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn
+	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --mode recorded
+
+web-test: $(WEB)/node_modules/.installed ## Check the types of the dashboard's page and test what it computes.
+	@cd $(WEB) && $(WEB_NODE) node_modules/svelte-check/bin/svelte-check --fail-on-warnings --output human
+	@cd $(WEB) && $(WEB_NODE) node_modules/vitest/vitest.mjs run
+
+# The committed page must be what the sources give.
+web-drift: $(WEB)/node_modules/.installed
+	@rm -rf build/dist && mkdir -p build
+	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --outDir ../../build/dist --emptyOutDir
+	@cd $(WEB) && $(WEB_NODE) node_modules/vite/bin/vite.js build --logLevel warn --mode recorded --outDir ../../build/dist/recorded
+	@diff -r build/dist dashboard_api/dist \
+		|| { echo "dashboard_api/dist differs from what dashboard_api/web gives. Fix: make web" >&2; exit 1; }
 
 .venv/.installed: locks/dev.txt locks/uv.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found. Fix: install" \
@@ -151,4 +176,10 @@ node_modules/.installed: package-lock.json
 	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
 	@echo "Installing buf, Anvil, forge, solc and OpenZeppelin into node_modules"
 	@npm install --no-save --silent
+	@touch $@
+
+$(WEB)/node_modules/.installed: $(WEB)/package-lock.json
+	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
+	@echo "Installing Vite, Svelte and a Node of their own into $(WEB)/node_modules"
+	@cd $(WEB) && npm ci --silent
 	@touch $@

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {Path("hypergpu/v1"), Path("benchmarks/results")}
-"""Stubs of the wire, and the benchmarks' results."""
+GENERATED = {Path("hypergpu/v1"), Path("benchmarks/results"), Path("dashboard_api/dist")}
+"""Stubs of the wire, the benchmarks' results and the built page."""
 
 
 @cache
@@ -163,7 +163,8 @@ class FolderPair(msgspec.Struct, frozen=True, order=True):
 
 def import_graph(root: Path) -> Graph:
     """Return which hand-written product files import which, tests aside."""
-    paths = [path for name in PACKAGES for path in sorted((root / name).rglob("*.py"))]
+    found = (path for name in PACKAGES for path in sorted((root / name).rglob("*.py")))
+    paths = [path for path in found if "node_modules" not in path.parts]
     known = {_module_name(path.relative_to(root)): str(path.relative_to(root)) for path in paths}
     return {
         str(path.relative_to(root)): {

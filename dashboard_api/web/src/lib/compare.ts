@@ -27,7 +27,9 @@ export function jobCurve(job: Job): Curve {
     bytes += round.bytes_up + round.bytes_down;
     if (round.metric !== null && round.ended_at_ms !== null) points.push({ time_ms: round.ended_at_ms - from_ms, bytes, metric: round.metric });
   }
-  return { name: job.name || job.id, points };
+  const strategy = job.spec["strategy"];
+  const name = job.name || job.id;
+  return { name: typeof strategy === "string" && !name.includes(strategy) ? `${name}, ${strategy}` : name, points };
 }
 
 /** Where a curve reaches the target, on the line between the evaluations before and after; null: nowhere. */
