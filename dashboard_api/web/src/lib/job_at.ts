@@ -7,10 +7,10 @@ function segmentsAt(segments: readonly Segment[], at_ms: number): Segment[] {
     .map((each) => (each.end_ms !== null && each.end_ms > at_ms ? { ...each, end_ms: null } : each));
 }
 
-/** When a lane's update was in: the end of its upload; null when it never was. */
+/** When a lane's update was in: the end of what came before its last wait; null when it never was. */
 export function arrivedAt(lane: Lane): number | null {
   if (lane.result !== "accepted" && lane.result !== "rejected") return null;
-  return lane.segments.filter((each) => each.phase === "upload").at(-1)?.end_ms ?? null;
+  return lane.segments.findLast((each) => each.phase !== "wait" && each.phase !== "rest")?.end_ms ?? null;
 }
 
 function laneAt(lane: Lane, round: Round, at_ms: number): Lane {
