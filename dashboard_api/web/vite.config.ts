@@ -1,5 +1,14 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
-import { defineConfig } from "vite";
+import { defineConfig, type Plugin } from "vite";
+
+// An exported page gets script and style within itself, so that its frame names neither.
+const withoutParts: Plugin = {
+  name: "without-parts",
+  transformIndexHtml: {
+    order: "post",
+    handler: (html) => html.replace(/\s*<script type="module"[^>]*><\/script>|\s*<link rel="stylesheet"[^>]*>/g, ""),
+  },
+};
 
 // Twice: in parts for the server, and by `--mode recorded` as one script and one style sheet, which
 // an exported page holds within its single file.
@@ -7,7 +16,7 @@ export default defineConfig(({ mode }) => {
   const isWhole = mode === "recorded";
   return {
     base: "./",
-    plugins: [svelte()],
+    plugins: isWhole ? [svelte(), withoutParts] : [svelte()],
     build: {
       outDir: isWhole ? "../dist/recorded" : "../dist",
       emptyOutDir: true,
