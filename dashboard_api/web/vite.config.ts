@@ -6,7 +6,10 @@ const withoutParts: Plugin = {
   name: "without-parts",
   transformIndexHtml: {
     order: "post",
-    handler: (html) => html.replace(/\s*<script type="module"[^>]*><\/script>|\s*<link rel="stylesheet"[^>]*>/g, ""),
+    handler: (html) => html.replace(/\s*<script type="module"[^>]*><\/script>|\s*<link rel="(?:stylesheet|icon)"[^>]*>/g, ""),
+  },
+  generateBundle: (_, bundle) => {
+    delete bundle["page.svg"];
   },
 };
 

@@ -5,6 +5,9 @@ import { feed } from "./state/feed.svelte";
 
 const STALE_AFTER_MS = 10_000;
 const PING_EACH_MS = 5000;
+/** Close codes of docs/feed.md: trying again without a new session is of no use. */
+const NO_SESSION = 4401;
+const REFUSED = 4403;
 
 let attempt = 0;
 let socket: WebSocket | null = null;
@@ -43,7 +46,12 @@ export function connect(): void {
   opened.onclose = (closed) => {
     if (socket !== opened) return;
     socket = null;
-    if (closed.code === 4401 || closed.code === 1008) feed.needs_login = true;
+    if (closed.code === NO_SESSION || closed.code === REFUSED) {
+      feed.needs_login = true;
+      feed.link = "disconnected";
+      feed.link_reason = closed.reason;
+      return;
+    }
     connectAgain(closed.reason || "the server of this page does not answer");
   };
 }

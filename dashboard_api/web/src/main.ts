@@ -25,7 +25,7 @@ async function start(): Promise<void> {
     feed.link = "recorded";
   } else {
     await openSession();
-    startFeed();
+    if (!feed.needs_login) startFeed();
   }
   const target = document.getElementById("page");
   if (target) mount(App, { target });
