@@ -1,0 +1,1 @@
+"""Decisions of the dashboard's server: state of the feed, alerts, series, sessions. Pure."""

@@ -1,0 +1,78 @@
+"""Sentences for journalled events, and what of them a search finds."""
+
+from collections.abc import Mapping
+
+from hypergpu.client import JobEvent
+from hypergpu.terminal.figures import score, short
+from hypergpu.units import several
+
+HIDDEN_KINDS = frozenset({"UpdateReceived", "UpdatesJudged"})
+"""Kinds with an entry for each node of each round: history has them, the feed's list has not."""
+_SENTENCES = {
+    "JobCreated": "the job was created",
+    "ModelInitialised": "the initial model is ready",
+    "PreparationFailed": "the initial model could not be made: {reason}",
+    "NodeJoined": "{node} joined",
+    "NodeLost": "{node} was lost: {reason}",
+    "NodeDraining": "{node} drains: {reason}",
+    "RoundPlanned": "round {round} was planned: {reason}",
+    "UpdateReceived": "the update of {node} for round {round} was accepted",
+    "UpdateRejected": "the update of {node} for round {round} was rejected: {reason}",
+    "ShardHandedBack": "{node} handed its shard of round {round} back: {reason}",
+    "DeadlineReached": "round {round} reached its deadline",
+    "AggregateReady": "the model of round {round} is ready",
+    "ModelLost": "the model's bytes were damaged: {reason}",
+    "EvaluationFailed": "the evaluation failed: {reason}",
+    "UpdatesJudged": "updates of round {round} were measured on held-out data",
+    "JobPaused": "the job was paused{because}",
+    "JobResumed": "the job goes on",
+    "JobStopped": "the job was stopped",
+    "ParametersChanged": "parameters were changed",
+    "RoundMeasured": "the quality of round {round} is final",
+    "JobEnded": "the job ended: {reason}",
+    "FundingChanged": "the funding of the job changed{because}",
+}
+
+
+def event_sentence(event: JobEvent, names: Mapping[str, str]) -> str:
+    """An event for people; ``names`` are the owners' names of machines, by node."""
+    fields = event.body
+    if event.kind == "EvaluationReady":
+        return _evaluation(event)
+    if event.kind == "RoundRecorded":
+        return str(fields.get("reason") or "the round closed")
+    node, reason = str(fields.get("node") or ""), str(fields.get("reason") or "")
+    plan = fields.get("plan")
+    if isinstance(plan, dict):
+        reason = str(plan.get("reason") or "")
+    return _SENTENCES.get(event.kind, event.kind).format(
+        node=names.get(node) or short(node),
+        reason=reason or "no reason was given",
+        because=f": {reason}" if reason else "",
+        round=event_round(event),
+    )
+
+
+def event_round(event: JobEvent) -> int | None:
+    """Round that an event belongs to, counted from 0; None: to no round."""
+    plan = event.body.get("plan")
+    number = (plan if isinstance(plan, dict) else event.body).get("round")
+    return number if isinstance(number, int) else None
+
+
+def event_node(event: JobEvent) -> str | None:
+    """Node that an event is about; None: no node."""
+    node = event.body.get("node")
+    return node if isinstance(node, str) else None
+
+
+def _evaluation(event: JobEvent) -> str:
+    fields = event.body
+    metric, loss = (_as_score(fields.get(name)) for name in ("metric", "loss"))
+    number = fields.get("round")
+    rounds = several(number, "round") if isinstance(number, int) else "some rounds"
+    return f"after {rounds}: {fields.get('metric_name') or 'metric'} {metric}, loss {loss}"
+
+
+def _as_score(value: object) -> str:
+    return score(float(value) if isinstance(value, int | float) else None)

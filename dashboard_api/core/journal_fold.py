@@ -1,0 +1,395 @@
+"""Journalled events into changes of the feed's state. Unknown kinds change nothing but the list."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dashboard_api.core.changes import Draft, JsonObject
+from dashboard_api.core.event_text import HIDDEN_KINDS, event_node, event_round, event_sentence
+from dashboard_api.core.lanes import (
+    closed_segments,
+    planned_lane,
+    received_segments,
+    resting_lane,
+)
+from dashboard_api.core.state import (
+    EVENTS_KEPT,
+    LANES_KEPT,
+    REJECTIONS_KEPT,
+    ROUNDS_KEPT,
+    EventLine,
+    JobState,
+    RoundState,
+)
+from hypergpu.client import JobEvent
+
+PRICED_SCORE = 1_000_000
+"""Score that the unit price pays for."""
+ROUNDS_KEPT_LEAST = 3
+
+
+class JobMemory(msgspec.Struct):
+    """Facts about a job that the fold needs and the feed does not show."""
+
+    next_sequence: int = 0
+    open_round: int | None = None
+    next_round: int = 0
+    slots: dict[str, int] = {}
+    """Slots of nodes in the order of joining."""
+    away_since_ms: dict[str, int] = {}
+    moved_at_ms: int = 0
+    """When the newest event was journalled, Unix time."""
+
+
+class JobFold:
+    """One job's part of the state, edited by its events."""
+
+    def __init__(self, draft: Draft, job_id: str) -> None:
+        self.draft = draft
+        self.job_id = job_id
+        self.path = ("jobs", job_id)
+        self.memory = JobMemory()
+        if draft.get(*self.path) is None:
+            draft.set(self.path, msgspec.to_builtins(JobState(id=job_id)))
+
+    def take_event(self, event: JobEvent, at_ms: int) -> None:
+        """Fold one event; events that were folded before change nothing.
+
+        Args:
+            event: As journalled.
+            at_ms: Its time on the wall clock; the journal's own time starts with the job.
+        """
+        if event.sequence < self.memory.next_sequence:
+            return
+        self.memory.next_sequence = event.sequence + 1
+        self.memory.moved_at_ms = at_ms
+        if fold := _FOLDS.get(event.kind):
+            fold(self, event, at_ms)
+        if event.kind not in HIDDEN_KINDS:
+            line = msgspec.to_builtins(self.event_line(event, at_ms))
+            self.draft.append((*self.path, "events"), [line], keep=EVENTS_KEPT)
+
+    def event_line(self, event: JobEvent, at_ms: int) -> EventLine:
+        """The event in a sentence."""
+        text = event_sentence(event, node_names(self.draft))
+        node, number = event_node(event), event_round(event)
+        return EventLine(event.sequence, at_ms, event.kind, text, node, number)
+
+    def get(self, *path: str) -> Any:
+        """A value of the job."""
+        return self.draft.get(*self.path, *path)
+
+    def set(self, **values: Any) -> None:
+        """Set values of the job."""
+        self.draft.set_each(self.path, values)
+
+    def round_path(self, number: int) -> tuple[str, ...]:
+        """Where a round is."""
+        return (*self.path, "rounds_by_number", str(number))
+
+    def open_round(self, number: int, at_ms: int, lanes: JsonObject, **values: Any) -> None:
+        """Add a round, and let go of the oldest ones."""
+        quorum = (self.get("spec", "round") or {}).get("quorum", 0.0)
+        state = RoundState(number, at_ms, quorum=float(quorum))
+        self.draft.set(
+            self.round_path(number), {**msgspec.to_builtins(state), "lanes": lanes, **values}
+        )
+        self.draft.set((*self.path, "levels"), {})
+        self.memory.open_round, self.memory.next_round = number, number + 1
+        self._drop_old_rounds()
+
+    def _drop_old_rounds(self) -> None:
+        rounds = self.get("rounds_by_number") or {}
+        lanes = sum(len(each["lanes"]) for each in rounds.values())
+        for number in sorted(rounds, key=int):
+            is_full = lanes > LANES_KEPT and len(rounds) > ROUNDS_KEPT_LEAST
+            if len(rounds) <= ROUNDS_KEPT and not is_full:
+                return
+            lanes -= len(rounds[number]["lanes"])
+            self.draft.drop((*self.path, "rounds_by_number", number))
+            rounds = self.get("rounds_by_number")
+
+    def require_lane(self, number: int, node: str, at_ms: int) -> tuple[str, ...] | None:
+        """Where a node's lane is; an unplanned round and lane are added, a past one is not.
+
+        None: the round is no longer, or was never, in the state.
+        """
+        round_path = self.round_path(number)
+        if self.draft.get(*round_path) is None:
+            if number < self.memory.next_round:
+                return None
+            self.open_round(number, at_ms, {})
+        lane = (*round_path, "lanes", node)
+        if self.draft.get(*lane) is None:
+            start_ms = self.draft.get(*round_path, "started_at_ms")
+            batch = (self.get("spec", "training") or {}).get("batch_size", 0)
+            self.draft.set(lane, planned_lane(self.slot(node), {}, batch, start_ms))
+        return lane
+
+    def slot(self, node: str) -> int:
+        """The node's number in the job."""
+        return self.memory.slots.setdefault(node, len(self.memory.slots))
+
+    def end_lane(self, lane: tuple[str, ...], at_ms: int, result: str, reason: str) -> None:
+        """Close a lane whose update is still awaited."""
+        if self.draft.get(*lane, "result") == "pending":
+            segments = closed_segments(self.draft.get(*lane, "segments"), at_ms)
+            ended = {"segments": segments, "result": result, "result_reason": reason}
+            self.draft.set_each(lane, ended)
+
+    def end_round(self, number: int, at_ms: int) -> None:
+        """Close a round and what is open in its lanes."""
+        path = self.round_path(number)
+        if self.draft.get(*path) is None or self.draft.get(*path, "ended_at_ms") is not None:
+            return
+        self.draft.set((*path, "ended_at_ms"), at_ms)
+        for node in tuple(self.draft.get(*path, "lanes")):
+            lane = (*path, "lanes", node)
+            self.end_lane(lane, at_ms, "lost", "its update was not in when the round closed")
+            segments = closed_segments(self.draft.get(*lane, "segments"), at_ms)
+            self.draft.set((*lane, "segments"), segments)
+        if self.memory.open_round == number:
+            self.memory.open_round = None
+            self.draft.set((*self.path, "levels"), {})
+
+    def measure_cost(self) -> None:
+        """State what the accepted work is worth by the job's price."""
+        worth = int(self.get("unit_price") or 0) * int(self.get("score") or 0) // PRICED_SCORE
+        self.set(cost=str(worth))
+
+
+def node_names(draft: Draft) -> dict[str, str]:
+    """Owners' names of machines, by node."""
+    return {node: each.get("name", "") for node, each in (draft.get("nodes") or {}).items()}
+
+
+def _take_spec(fold: JobFold, spec: Any) -> None:
+    if not isinstance(spec, dict):
+        return
+    pay, training = spec.get("pay") or {}, spec.get("training") or {}
+    fold.set(
+        spec=spec,
+        name=str(spec.get("name") or ""),
+        workload=str(spec.get("workload") or ""),
+        rounds=int(training.get("rounds") or 0),
+        unit_price=str(pay.get("unit_price") or 0),
+        escrow=str(pay.get("escrow") or 0),
+    )
+    fold.measure_cost()
+
+
+def _job_created(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    fold.set(created_at_ms=at_ms)
+    _take_spec(fold, event.body.get("spec"))
+
+
+def _parameters_changed(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+    _take_spec(fold, event.body.get("spec"))
+
+
+def _model_initialised(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+    blob = _object(_object(event.body, "model"), "blob")
+    fold.set(model_bytes=int(blob.get("size_bytes") or 0), model=blob.get("digest"))
+
+
+def _node_joined(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    node = str(event.body.get("node"))
+    fold.slot(node)
+    since_ms = fold.memory.away_since_ms.pop(node, None)
+    path = ("nodes", node)
+    if fold.draft.get(*path) is None:
+        return
+    if fold.draft.get(*path, "joined_at_ms") is None:
+        fold.draft.set((*path, "joined_at_ms"), at_ms)
+    if since_ms is not None:
+        away_ms = fold.draft.get(*path, "away_ms") or 0
+        fold.draft.set((*path, "away_ms"), away_ms + max(0, at_ms - since_ms))
+
+
+def _node_lost(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    node = str(event.body.get("node"))
+    fold.memory.away_since_ms.setdefault(node, at_ms)
+    _end_open_lane(fold, event, at_ms, "lost")
+
+
+def _end_open_lane(fold: JobFold, event: JobEvent, at_ms: int, result: str) -> None:
+    node, number = str(event.body.get("node")), fold.memory.open_round
+    if number is None:
+        return
+    lane = (*fold.round_path(number), "lanes", node)
+    if fold.draft.get(*lane) is not None:
+        fold.end_lane(lane, at_ms, result, str(event.body.get("reason") or ""))
+
+
+def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    plan = _object(event.body, "plan")
+    number = plan.get("round")
+    if not isinstance(number, int):
+        return
+    batch = (fold.get("spec", "training") or {}).get("batch_size", 0)
+    lanes: JsonObject = {}
+    for node, part in _object(plan, "nodes").items():
+        lanes[node] = planned_lane(fold.slot(node), part, batch, at_ms)
+        if fold.draft.get("nodes", node) is not None:
+            shown = {name: lanes[node][name] for name in ("inner_steps", "codec", "batch")}
+            fold.draft.set_each(("nodes", node), shown)
+    for node, reason in _object(plan, "resting").items():
+        lanes[node] = resting_lane(fold.slot(node), str(reason), at_ms)
+    deadline_ms = plan.get("deadline_ms") or 0
+    fold.open_round(
+        number,
+        at_ms,
+        lanes,
+        reason=str(plan.get("reason") or ""),
+        deadline_at_ms=at_ms + deadline_ms if deadline_ms else None,
+    )
+
+
+def _update_received(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    update = _object(event.body, "update")
+    lane = _lane_of(fold, event, at_ms)
+    steps = int(update.get("inner_steps") or 0)
+    exchanged = 2 * steps * int(fold.get("model_bytes") or 0)
+    fold.set(naive_bytes=int(fold.get("naive_bytes") or 0) + exchanged)
+    if lane is None:
+        return
+    before = fold.draft.get(*lane, "segments")
+    segments, is_estimate = received_segments(before, update, at_ms)
+    accepted = {
+        "segments": segments,
+        "is_estimate": is_estimate,
+        "result": "accepted",
+        "result_reason": "",
+        "loss": update.get("loss_last"),
+        "update_bytes": int(_object(update, "blob").get("size_bytes") or 0),
+        "inner_steps": steps,
+        "codec": update.get("codec") or fold.draft.get(*lane, "codec"),
+    }
+    fold.draft.set_each(lane, accepted)
+
+
+def _update_rejected(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    node, reason = str(event.body.get("node")), str(event.body.get("reason") or "")
+    number = event_round(event) or 0
+    if fold.draft.get("nodes", node) is not None:
+        line = {"at_ms": at_ms, "job": fold.job_id, "round": number, "reason": reason}
+        fold.draft.append(("nodes", node, "rejections"), [line], keep=REJECTIONS_KEPT)
+    lane = (*fold.round_path(number), "lanes", node)
+    if fold.draft.get(*lane) is not None:
+        fold.end_lane(lane, at_ms, "rejected", reason)
+
+
+def _shard_handed_back(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    if lane := _lane_of(fold, event, at_ms):
+        fold.end_lane(lane, at_ms, "handed_back", str(event.body.get("reason") or ""))
+
+
+def _aggregate_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    number = event_round(event)
+    blob = _object(_object(event.body, "model"), "blob")
+    fold.set(model=blob.get("digest"))
+    if number is None:
+        return
+    for omitted in _list(event.body, "omitted"):
+        node, reason = str(omitted[0]), str(omitted[1])
+        lane = (*fold.round_path(number), "lanes", node)
+        if fold.draft.get(*lane) is not None:
+            fold.draft.set_each(lane, {"result": "rejected", "result_reason": reason})
+    fold.end_round(number, at_ms)
+
+
+def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    body, number = event.body, event_round(event)
+    if number is None or (
+        fold.draft.get(*fold.round_path(number)) is None and number < fold.memory.next_round
+    ):
+        return
+    duration_ms = int(body.get("duration_ms") or 0)  # type: ignore[call-overload]
+    if fold.draft.get(*fold.round_path(number)) is None:
+        fold.open_round(number, at_ms - duration_ms, {})
+    fold.end_round(number, at_ms)
+    names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
+    figures = {name: body.get(name) for name in (*names, "reason", "duration_ms")}
+    fold.draft.set_each(fold.round_path(number), figures)
+    fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
+
+
+def _eta_ms(fold: JobFold, number: int) -> int | None:
+    """Time until the last planned round closes, at the pace of the newest ones."""
+    rounds = fold.get("rounds_by_number") or {}
+    ends = sorted(each["ended_at_ms"] for each in rounds.values() if each["ended_at_ms"])[-6:]
+    left = int(fold.get("rounds") or 0) - number - 1
+    if len(ends) < 2 or left < 0:
+        return None
+    return (ends[-1] - ends[0]) * left // (len(ends) - 1)
+
+
+def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+    number, score = event_round(event), int(fold.get("score") or 0)
+    for measured in _list(event.body, "updates"):
+        contribution = _object(measured, "contribution")
+        quality_bps = int(measured.get("quality_bps") or 0)
+        score += quality_bps * int(contribution.get("samples") or 0)
+        lane = (*fold.round_path(number or 0), "lanes", str(contribution.get("node")))
+        if fold.draft.get(*lane) is not None:
+            told = {"quality_bps": quality_bps, "result_reason": str(measured.get("reason") or "")}
+            fold.draft.set_each(lane, told)
+    fold.set(score=score)
+    fold.measure_cost()
+
+
+def _evaluation_ready(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+    body, number = event.body, event_round(event)
+    loss, metric = body.get("loss"), body.get("metric")
+    fold.set(loss=loss, metric=metric, metric_name=str(body.get("metric_name") or ""))
+    # The model of round n is what n closed rounds made; rounds count from 0.
+    path = fold.round_path((number or 0) - 1)
+    if number and fold.draft.get(*path) is not None:
+        fold.draft.set((*path, "metric"), metric)
+
+
+def _job_paused(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+    fold.set(phase="paused", reason=str(event.body.get("reason") or "a user paused it"))
+
+
+def _job_ended(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    if fold.memory.open_round is not None:
+        fold.end_round(fold.memory.open_round, at_ms)
+    phase, reason = str(event.body.get("phase")), str(event.body.get("reason") or "")
+    fold.set(phase=phase, reason=reason, ended_at_ms=at_ms, eta_ms=None)
+
+
+def _lane_of(fold: JobFold, event: JobEvent, at_ms: int) -> tuple[str, ...] | None:
+    number = event_round(event)
+    node = str(event.body.get("node"))
+    return None if number is None else fold.require_lane(number, node, at_ms)
+
+
+def _object(fields: Any, name: str) -> JsonObject:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _list(fields: Any, name: str) -> list[Any]:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, list) else []
+
+
+_FOLDS: dict[str, Callable[[JobFold, JobEvent, int], None]] = {
+    "JobCreated": _job_created,
+    "ParametersChanged": _parameters_changed,
+    "ModelInitialised": _model_initialised,
+    "NodeJoined": _node_joined,
+    "NodeLost": _node_lost,
+    "RoundPlanned": _round_planned,
+    "UpdateReceived": _update_received,
+    "UpdateRejected": _update_rejected,
+    "ShardHandedBack": _shard_handed_back,
+    "AggregateReady": _aggregate_ready,
+    "RoundRecorded": _round_recorded,
+    "RoundMeasured": _round_measured,
+    "EvaluationReady": _evaluation_ready,
+    "JobPaused": _job_paused,
+    "JobEnded": _job_ended,
+}

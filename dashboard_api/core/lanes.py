@@ -1,0 +1,117 @@
+"""Lanes of a round: the plan's part for a node and the phases of its work, each with its time.
+
+A node that reports how long its phases took has exact segments. Of any other the borders are
+estimates: from progress that was seen, else from the computing time that the update states.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dashboard_api.core.changes import JsonObject
+
+PHASES = ("download", "train", "encode", "upload", "wait")
+
+
+def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> JsonObject:
+    """Lane of a participant at the opening of its round.
+
+    Args:
+        slot: The node's number in the job.
+        part: The node's entry in the plan, or its progress where nothing was planned.
+        batch: The job's batch size, for a part that states none.
+        at_ms: When the round was opened, Unix time.
+    """
+    forecast_ms = part.get("forecast_ms") or None
+    return {
+        "slot": slot,
+        "band": str(part.get("band") or "normal"),
+        "reason": str(part.get("reason") or ""),
+        "inner_steps": int(part.get("inner_steps") or 0),
+        "batch": int(part.get("batch_size") or batch),
+        "codec": str(part.get("codec") or ""),
+        "forecast_ms": forecast_ms,
+        "forecast_spread_ms": part.get("spread_ms") if forecast_ms else None,
+        "segments": [segment("download", at_ms, None)],
+        "is_estimate": True,
+        "result": "pending",
+        "result_reason": "",
+        "loss": None,
+        "update_bytes": 0,
+        "quality_bps": None,
+    }
+
+
+def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
+    """Lane of a node that the plan gave nothing."""
+    lane = planned_lane(slot, {"band": "poor", "reason": reason}, 0, at_ms)
+    rest = [segment("rest", at_ms, None)]
+    return lane | {"segments": rest, "result": "resting", "result_reason": reason}
+
+
+def segment(phase: str, start_ms: int, end_ms: int | None) -> JsonObject:
+    """A phase of a lane; without an end it goes on."""
+    return {"phase": phase, "start_ms": start_ms, "end_ms": end_ms}
+
+
+def closed_segments(segments: Sequence[JsonObject], at_ms: int) -> list[JsonObject]:
+    """The segments with an end of the one that goes on."""
+    return [
+        each if each["end_ms"] is not None else {**each, "end_ms": max(at_ms, each["start_ms"])}
+        for each in segments
+    ]
+
+
+def continued_segments(
+    segments: Sequence[JsonObject], phase: str, at_ms: int
+) -> list[JsonObject]:
+    """The segments with a further phase from now on; the same where that phase goes on."""
+    if segments and segments[-1]["phase"] == phase and segments[-1]["end_ms"] is None:
+        return list(segments)
+    return [*closed_segments(segments, at_ms), segment(phase, at_ms, None)]
+
+
+def received_segments(
+    segments: Sequence[JsonObject], update: Mapping[str, Any], at_ms: int
+) -> tuple[list[JsonObject], bool]:
+    """Segments of a lane whose update has come in, and whether their borders are estimates.
+
+    Args:
+        segments: The lane's so far; the first one begins with the assignment.
+        update: The accepted update, as journalled.
+        at_ms: When it came in, Unix time.
+    """
+    start_ms = segments[0]["start_ms"] if segments else at_ms
+    wait = segment("wait", at_ms, None)
+    durations = update.get("phases")
+    if isinstance(durations, dict) and any(durations.values()):
+        return [*exact_segments(start_ms, durations, at_ms), wait], False
+    if len(segments) > 1:
+        return [*closed_segments(segments, at_ms), wait], True
+    compute_ms = min(int(update.get("compute_ms") or 0), at_ms - start_ms)
+    # Nothing tells the way down from the way up: each gets half of what is not computing.
+    train_ms = start_ms + (at_ms - start_ms - compute_ms) // 2
+    guessed = [
+        segment("download", start_ms, train_ms),
+        segment("train", train_ms, train_ms + compute_ms),
+        segment("upload", train_ms + compute_ms, at_ms),
+        wait,
+    ]
+    return guessed, True
+
+
+def exact_segments(start_ms: int, durations: Mapping[str, Any], end_ms: int) -> list[JsonObject]:
+    """Segments of reported durations, in the order of the work, cut at the end."""
+    segments, at_ms = [], start_ms
+    for phase in PHASES:
+        took_ms = int(durations.get(f"{phase}_ms") or 0)
+        if took_ms > 0 and at_ms < end_ms:
+            segments.append(segment(phase, at_ms, min(end_ms, at_ms + took_ms)))
+            at_ms += took_ms
+    return segments
+
+
+def live_phase(steps_done: int, steps_total: int) -> str:
+    """Phase of a participant whose update is awaited, by its progress."""
+    if steps_done <= 0:
+        return "download"
+    return "train" if steps_done < steps_total else "upload"

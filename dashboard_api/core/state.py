@@ -1,0 +1,252 @@
+"""Types of the feed's state. The state itself is a JSON tree; these give its schema and defaults."""
+
+from typing import Any, Literal
+
+import msgspec
+
+Phase = Literal["download", "train", "encode", "upload", "wait", "rest"]
+LaneOutcome = Literal["pending", "accepted", "rejected", "handed_back", "lost", "resting"]
+ROUNDS_KEPT = 200
+LANES_KEPT = 2_000
+"""Most lanes of all rounds of a job in the state: a snapshot stays below a megabyte."""
+EVENTS_KEPT = 200
+REJECTIONS_KEPT = 20
+OUTPUTS_KEPT = 20
+
+
+class Segment(msgspec.Struct, forbid_unknown_fields=True):
+    """A phase of a node's work."""
+
+    phase: Phase
+    start_ms: int
+    end_ms: int | None
+
+
+class Lane(msgspec.Struct, forbid_unknown_fields=True):
+    """A node's part of a round."""
+
+    slot: int = 0
+    band: str = "normal"
+    reason: str = ""
+    inner_steps: int = 0
+    batch: int = 0
+    codec: str = ""
+    forecast_ms: int | None = None
+    forecast_spread_ms: int | None = None
+    segments: list[Segment] = []
+    is_estimate: bool = True
+    """Whether the borders between segments are the server's estimate, not the node's report."""
+    result: LaneOutcome = "pending"
+    result_reason: str = ""
+    loss: float | None = None
+    update_bytes: int = 0
+    quality_bps: int | None = None
+
+
+class RoundState(msgspec.Struct, forbid_unknown_fields=True):
+    """A round; ``number`` counts from 0."""
+
+    number: int
+    started_at_ms: int
+    ended_at_ms: int | None = None
+    deadline_at_ms: int | None = None
+    quorum: float = 0.0
+    reason: str = ""
+    lanes: dict[str, Lane] = {}
+    duration_ms: int | None = None
+    samples: int = 0
+    samples_per_s: float | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    loss: float | None = None
+    metric: float | None = None
+    forecast_error: float | None = None
+
+
+class NodeLevel(msgspec.Struct, forbid_unknown_fields=True):
+    """A participant's progress in the open round."""
+
+    state: str = ""
+    phase: Phase = "download"
+    steps_done: int = 0
+    steps_total: int = 0
+    loss: float | None = None
+    reason: str = ""
+
+
+class EventLine(msgspec.Struct, forbid_unknown_fields=True):
+    """An event in a sentence."""
+
+    sequence: int
+    at_ms: int
+    kind: str
+    text: str
+    node: str | None = None
+    round: int | None = None
+
+
+class OutputSample(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Output of the model at an evaluation."""
+
+    round: int
+    at_ms: int
+    kind: Literal["text", "images"]
+    text: str = ""
+    items: list[dict[str, Any]] = []
+
+
+class NodePay(msgspec.Struct, forbid_unknown_fields=True):
+    """A node's account in a job; amounts are decimal text in the token's smallest unit."""
+
+    receipts: int = 0
+    worth: str = "0"
+    paid: str = "0"
+    allotted: str = "0"
+
+
+class TransactionLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A transaction of a job."""
+
+    hash: str
+    purpose: str
+    state: str
+    block: int
+    confirmations: int
+
+
+class PaymentsState(msgspec.Struct, forbid_unknown_fields=True):
+    """Receipts and settlement of a job."""
+
+    receipts: int = 0
+    score: int = 0
+    worth: str = "0"
+    paid: str = "0"
+    escrow: str = "0"
+    halted: str = ""
+    nodes: dict[str, NodePay] = {}
+    transactions: list[TransactionLine] = []
+
+
+class JobState(msgspec.Struct, forbid_unknown_fields=True):
+    """A job."""
+
+    id: str
+    name: str = ""
+    owner: str = ""
+    workload: str = ""
+    phase: str = "preparing"
+    reason: str = ""
+    round: int = 0
+    rounds: int = 0
+    nodes: int = 0
+    created_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    loss: float | None = None
+    metric: float | None = None
+    metric_name: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    naive_bytes: int = 0
+    """Traffic of the same steps when each one exchanges the uncompressed gradient and model."""
+    updates_accepted: int = 0
+    updates_rejected: int = 0
+    samples: int = 0
+    samples_per_s: float | None = None
+    eta_ms: int | None = None
+    model: str | None = None
+    model_bytes: int = 0
+    score: int = 0
+    """Accepted samples times their quality in 1/10,000."""
+    spec: dict[str, Any] = {}
+    unit_price: str = "0"
+    escrow: str = "0"
+    cost: str = "0"
+    decimals: int = 18
+    rounds_by_number: dict[str, RoundState] = {}
+    levels: dict[str, NodeLevel] = {}
+    events: list[EventLine] = []
+    samples_of_output: list[OutputSample] = []
+    payments: PaymentsState | None = None
+
+
+class Rejection(msgspec.Struct, forbid_unknown_fields=True):
+    """An update that was not accepted."""
+
+    at_ms: int
+    job: str
+    round: int
+    reason: str
+
+
+class NodeState(msgspec.Struct, forbid_unknown_fields=True):
+    """A node. Readings are null until they are measured."""
+
+    id: str
+    name: str = ""
+    owner: str = ""
+    state: str = ""
+    reason: str = ""
+    device: str = ""
+    device_name: str = ""
+    memory_bytes: int = 0
+    worker: str = ""
+    job: str | None = None
+    seen_at_ms: int | None = None
+    software: str = ""
+    health: str | None = None
+    health_reason: str = ""
+    updates_accepted: int = 0
+    updates_rejected: int = 0
+    rejections: list[Rejection] = []
+    rtt_us: int | None = None
+    rtt_spread_us: int | None = None
+    loss: float | None = None
+    up_bits_per_s: int | None = None
+    down_bits_per_s: int | None = None
+    step_us: int | None = None
+    congestion_control: str | None = None
+    inner_steps: int | None = None
+    codec: str | None = None
+    batch: int | None = None
+    forecast_error: float | None = None
+    earned: str = "0"
+    joined_at_ms: int | None = None
+    away_ms: int = 0
+    caps: dict[str, Any] | None = None
+
+
+class AlertState(msgspec.Struct, forbid_unknown_fields=True):
+    """Something that a person should act on, with what to do."""
+
+    kind: str
+    severity: Literal["warning", "critical"]
+    title: str
+    reason: str
+    fix: str
+    job: str | None
+    node: str | None
+    at_ms: int
+
+
+class CoordinatorState(msgspec.Struct, forbid_unknown_fields=True):
+    """The connection to the coordinator."""
+
+    address: str = ""
+    is_reachable: bool = False
+    reason: str = "connecting"
+    at_ms: int = 0
+
+
+class FeedState(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole state."""
+
+    coordinator: CoordinatorState
+    jobs: dict[str, JobState] = {}
+    nodes: dict[str, NodeState] = {}
+    alerts: dict[str, AlertState] = {}
+
+
+def empty_state(address: str) -> dict[str, Any]:
+    """State before anything is known, as a JSON tree."""
+    tree: dict[str, Any] = msgspec.to_builtins(FeedState(CoordinatorState(address)))
+    return tree

@@ -1,0 +1,1 @@
+"""What the dashboard's server does: calls the coordinator, keeps history, serves HTTP."""
