@@ -61,9 +61,7 @@ def closed_segments(segments: Sequence[JsonObject], at_ms: int) -> list[JsonObje
     ]
 
 
-def continued_segments(
-    segments: Sequence[JsonObject], phase: str, at_ms: int
-) -> list[JsonObject]:
+def continued_segments(segments: Sequence[JsonObject], phase: str, at_ms: int) -> list[JsonObject]:
     """The segments with a further phase from now on; the same where that phase goes on."""
     if segments and segments[-1]["phase"] == phase and segments[-1]["end_ms"] is None:
         return list(segments)

@@ -79,9 +79,7 @@ class Projection:
         if fold.memory.open_round is None and any(_is_live(each) for each in participants):
             batch = (fold.get("spec", "training") or {}).get("batch_size", 0)
             lanes = {
-                each.node: planned_lane(
-                    each.slot, {"inner_steps": each.steps_total}, batch, at_ms
-                )
+                each.node: planned_lane(each.slot, {"inner_steps": each.steps_total}, batch, at_ms)
                 for each in participants
             }
             fold.open_round(fold.memory.next_round, at_ms, lanes)

@@ -1,4 +1,4 @@
-"""Types of the feed's state. The state itself is a JSON tree; these give its schema and defaults."""
+"""Types of the feed's state. The state is a JSON tree; these give its schema and defaults."""
 
 from typing import Any, Literal
 

@@ -1,0 +1,47 @@
+"""Job time into wall-clock time.
+
+A journal's time starts with its job and stands still while the coordinator is down. So its distance
+from the wall clock grows with each restart: it is noted when it was seen to have grown.
+"""
+
+from bisect import bisect_right
+
+import msgspec
+
+MOVED_BY_MS = 2_000
+"""A greater distance than before is noted from here on; less is the delay of an answer."""
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """From a job time on: Unix time minus job time."""
+
+    from_job_ms: int
+    distance_ms: int
+
+
+class WallClock:
+    """Anchors of one job, ascending."""
+
+    def __init__(self, anchors: list[Anchor]) -> None:
+        self._anchors = sorted(anchors, key=lambda each: each.from_job_ms)
+
+    @property
+    def has_anchor(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._anchors)
+
+    def note(self, job_ms: int, now_ms: int) -> Anchor | None:
+        """Compare the job's time with the wall clock; returns an anchor that is new."""
+        distance_ms = now_ms - job_ms
+        if self._anchors and distance_ms - self._anchors[-1].distance_ms < MOVED_BY_MS:
+            return None
+        anchor = Anchor(job_ms if self._anchors else 0, distance_ms)
+        self._anchors.append(anchor)
+        return anchor
+
+    def unix_ms(self, job_ms: int) -> int:
+        """Wall-clock time of a job time."""
+        if not self._anchors:
+            return job_ms
+        at = bisect_right(self._anchors, job_ms, key=lambda each: each.from_job_ms) - 1
+        return job_ms + self._anchors[max(0, at)].distance_ms

@@ -1,0 +1,171 @@
+"""How requests are read: bounded, typed, and with a session. Every endpoint is one row of a table,
+from which routes and the OpenAPI document are made.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+
+from dashboard_api.shell.failures import RequestRefusedError, failure_response
+from dashboard_api.shell.services import Services
+from dashboard_api.shell.session_store import Session, user_token
+from hypergpu.client import HyperGPUError, RemoteFailureError
+from hypergpu.errors import Reason
+from hypergpu.process.clock import unix_ms
+
+BODY_BYTES_MAX = 1 << 20
+ID_LENGTH_MAX = 64
+OPEN_LINK = "open the link that the dashboard printed, or paste a token"
+Body = TypeVar("Body")
+
+
+class Parameter(NamedTuple):
+    """A parameter in the query."""
+
+    name: str
+    meaning: str
+    kind: str = "string"
+    """``string`` or ``integer``."""
+    minimum: int = 0
+    maximum: int = 2**53
+    default: str = ""
+
+
+class Call(NamedTuple):
+    """A request that may be answered."""
+
+    services: Services
+    request: Request
+    session: Session | None
+
+    @property
+    def who(self) -> Session:
+        """The session of an endpoint that needs one."""
+        if self.session is None:
+            raise HyperGPUError(Reason.TOKEN_INVALID, "there is no session", fix=OPEN_LINK)
+        return self.session
+
+    def path(self, name: str) -> str:
+        """A part of the path."""
+        value = str(self.request.path_params[name])
+        if len(value) > ID_LENGTH_MAX:
+            raise RequestRefusedError(400, f"{name} is too long", "take an id from a list")
+        return value
+
+    def text(self, name: str, default: str = "", *, most: int = 200) -> str:
+        """A text from the query."""
+        value = self.request.query_params.get(name, default)
+        if len(value) > most or "\x00" in value:
+            raise RequestRefusedError(
+                400, f"{name} is no text of at most {most} characters", "shorten it"
+            )
+        return value
+
+    def whole(self, name: str, default: int, *, most: int = 2**53) -> int:
+        """A number from the query, at least 0."""
+        text = self.request.query_params.get(name)
+        if text is None or text == "":
+            return default
+        if not (text.isascii() and text.isdecimal() and len(text) <= 16) or int(text) > most:
+            message = f"{name} is no whole number from 0 to {most}"
+            raise RequestRefusedError(400, message, "correct the number")
+        return int(text)
+
+    async def body(self, kind: type[Body]) -> Body:
+        """The JSON body."""
+        raw = await read_body(self.request, BODY_BYTES_MAX)
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+            message = f"the body is not as expected: {wrong}"
+            raise RequestRefusedError(400, message, "see /api/v1/openapi.json") from wrong
+
+
+Answer = Callable[[Call], Awaitable[Response]]
+
+
+class Endpoint(NamedTuple):
+    """A row of the API."""
+
+    method: str
+    path: str
+    answer: Answer
+    meaning: str
+    parameters: tuple[Parameter, ...] = ()
+    body: Any = None
+    """Type of the JSON body; None: there is none."""
+    result: Any = None
+    """Type of the JSON answer; None: any object."""
+    is_open: bool = False
+    """Whether it is answered without a session."""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """A body of at most so many bytes.
+
+    Raises:
+        RequestRefusedError: It is longer.
+    """
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise RequestRefusedError(413, f"the body is over {most} bytes", "send less at once")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def endpoint_function(
+    endpoint: Endpoint, services: Services
+) -> Callable[[Request], Awaitable[Response]]:
+    """The function that Starlette calls for a row."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            session = await find_session(services, request)
+            call = Call(services, request, session)
+            if not endpoint.is_open:
+                require = call.who
+                del require
+            if request.method == "GET":
+                return await endpoint.answer(call)
+            return await _audited(endpoint, call)
+        except (HyperGPUError, RemoteFailureError, RequestRefusedError) as failure:
+            return failure_response(failure)
+
+    return answer
+
+
+async def _audited(endpoint: Endpoint, call: Call) -> Response:
+    """Answer, and write the action down with its outcome."""
+    action = f"{call.request.method} {call.request.url.path}"[:200]
+    outcome = "done"
+    try:
+        return await endpoint.answer(call)
+    except (HyperGPUError, RemoteFailureError, RequestRefusedError) as failure:
+        outcome = str(failure)[:500]
+        raise
+    finally:
+        await call.services.note_action(call.session, action, outcome)
+
+
+async def find_session(services: Services, connection: HTTPConnection) -> Session | None:
+    """Whose cookie or bearer token a request carries; None: nobody's.
+
+    Raises:
+        HyperGPUError: The bearer token is not one for this coordinator.
+    """
+    scheme, _, text = connection.headers.get("authorization", "").partition(" ")
+    if scheme == "Bearer":
+        token = user_token(text, services.target.token)
+        return Session(token, unix_ms())
+    if services.recording is not None:
+        return None
+    cookie = connection.cookies.get(services.cookie_name, "")
+    if not cookie:
+        return None
+    return await run_in_threadpool(services.sessions.find_session, cookie, unix_ms())

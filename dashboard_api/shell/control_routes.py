@@ -1,0 +1,268 @@
+"""Steering: each call acts with the session's own token, and the coordinator decides."""
+
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, Response
+
+from dashboard_api.shell.api import Call, Endpoint, Parameter
+from dashboard_api.shell.failures import RequestRefusedError, json_response
+from hypergpu.client import AsyncCoordinator
+from hypergpu.jobfile import JobFileError, parse_job, parse_job_table, with_parameters
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.toml import KeyLines
+from hypergpu.workloads.registry import entries
+
+WHICH = ("latest", "best")
+
+
+class JobRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A new job: the text of a job file, or its settings as a tree; with an upload's id or not."""
+
+    toml: str = ""
+    settings: dict[str, Any] = {}
+    upload: str = ""
+    request_id: str = ""
+    """Requests with the same id make one job."""
+    preview: bool = False
+    """Whether the settings are only checked."""
+
+
+class JobMade(msgspec.Struct):
+    """A job that was created; of a preview the settings alone."""
+
+    job: str
+    spec: dict[str, Any]
+
+
+class ParametersRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Changes by dotted key or short name."""
+
+    set: dict[str, str | int | float | bool]
+    preview: bool = False
+
+
+class ParameterChange(msgspec.Struct):
+    """A setting before and after."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+class ParametersAnswer(msgspec.Struct):
+    """What changes from the next round on."""
+
+    changes: list[ParameterChange]
+    is_done: bool
+
+
+class DoneAnswer(msgspec.Struct):
+    """The coordinator did it."""
+
+    done: bool = True
+
+
+class WorkloadOption(msgspec.Struct):
+    """A setting of a workload."""
+
+    name: str
+    default: str | int | float | bool
+    meaning: str
+    minimum: float | None
+    maximum: float | None
+
+
+class WorkloadLine(msgspec.Struct):
+    """A workload of the catalogue."""
+
+    name: str
+    meaning: str
+    dataset: str
+    kind: str
+    metric: str
+    takes_data: str
+    options: list[WorkloadOption]
+
+
+class WorkloadsAnswer(msgspec.Struct):
+    """The catalogue."""
+
+    workloads: list[WorkloadLine]
+
+
+async def tell_workloads(_call: Call) -> Response:
+    """The catalogue of this machine."""
+    found = []
+    for each in entries():
+        options = [
+            WorkloadOption(one.name, one.default, one.meaning, one.minimum, one.maximum)
+            for one in each.options
+        ]
+        about = (each.name, each.meaning, each.dataset, each.kind, each.metric, each.takes_data)
+        found.append(WorkloadLine(*about, options))
+    return json_response(WorkloadsAnswer(found))
+
+
+async def create_job(call: Call) -> Response:
+    """Check the settings and create the job."""
+    wanted = await call.body(JobRequest)
+    folder = await _uploaded(call, wanted.upload)
+    spec = _spec(wanted, folder)
+    tree: dict[str, Any] = msgspec.to_builtins(spec)
+    if wanted.preview:
+        return json_response(JobMade("", tree))
+    coordinator = await call.services.coordinator(call.who)
+    job_id = await coordinator.submit(spec, beside=folder, request_id=wanted.request_id[:64])
+    return json_response(JobMade(job_id, tree), 201)
+
+
+async def _uploaded(call: Call, upload_id: str) -> Path | None:
+    if not upload_id:
+        return None
+    upload = call.services.uploads.find(upload_id, call.who.key)
+    return await run_in_threadpool(call.services.uploads.data_folder, upload)
+
+
+def _spec(wanted: JobRequest, folder: Path | None) -> JobSpec:
+    """Settings of a new job; its data are those that were uploaded, never this machine's."""
+    try:
+        spec = (
+            parse_job(wanted.toml)
+            if wanted.toml
+            else parse_job_table(wanted.settings, KeyLines("settings"))
+        )
+    except JobFileError as wrong:
+        raise RequestRefusedError(400, str(wrong), "correct the settings as said") from wrong
+    if spec.data.path and folder is None:
+        message = "data.path names a folder of your machine, which this page cannot read"
+        raise RequestRefusedError(400, message, "upload the data and leave data.path out")
+    if folder is None:
+        return spec
+    placed = msgspec.structs.replace(spec.data, path=str(folder))
+    return msgspec.structs.replace(spec, data=placed)
+
+
+def _job_act(act: Callable[[AsyncCoordinator, str], Awaitable[None]]) -> Callable[[Call], Any]:
+    async def answer(call: Call) -> Response:
+        await act(await call.services.coordinator(call.who), call.path("job"))
+        return json_response(DoneAnswer())
+
+    return answer
+
+
+def _node_act(act: Callable[[AsyncCoordinator, str], Awaitable[None]]) -> Callable[[Call], Any]:
+    async def answer(call: Call) -> Response:
+        await act(await call.services.coordinator(call.who), call.path("node"))
+        return json_response(DoneAnswer())
+
+    return answer
+
+
+async def set_parameters(call: Call) -> Response:
+    """Change settings of a job, or say what would change."""
+    wanted, job_id = await call.body(ParametersRequest), call.path("job")
+    coordinator = await call.services.coordinator(call.who)
+    changes = {key: msgspec.json.encode(value).decode() for key, value in wanted.set.items()}
+    before = await coordinator.spec(job_id)
+    try:
+        after = with_parameters(before, changes)
+    except JobFileError as wrong:
+        raise RequestRefusedError(400, str(wrong), "correct the settings as said") from wrong
+    if not wanted.preview:
+        await coordinator.set_parameters(job_id, changes)
+    answer = ParametersAnswer(spec_changes(before, after), not wanted.preview)
+    return json_response(answer)
+
+
+def spec_changes(before: JobSpec, after: JobSpec) -> list[ParameterChange]:
+    """Settings that differ, by dotted key."""
+    one, other = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
+    return [
+        ParameterChange(key, one.get(key), value)
+        for key, value in other.items()
+        if one.get(key) != value
+    ]
+
+
+def _flat(tree: dict[str, Any], beginning: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{beginning}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
+async def export_model(call: Call) -> Response:
+    """The model as a safetensors file."""
+    which = call.text("which", "latest")
+    if which not in WHICH:
+        raise RequestRefusedError(400, f"which is {which!r}", "give latest or best")
+    coordinator, job_id = await call.services.coordinator(call.who), call.path("job")
+    folder = tempfile.TemporaryDirectory(prefix="hypergpu-export-")
+    try:
+        exported = await coordinator.export(job_id, Path(folder.name) / "model", which=which)
+    except BaseException:
+        folder.cleanup()
+        raise
+    name = f"{job_id}-{which}.safetensors"
+    clean_up = BackgroundTask(folder.cleanup)
+    return FileResponse(exported.model, filename=name, background=clean_up)
+
+
+def _job_endpoint(
+    word: str, act: Callable[[AsyncCoordinator, str], Awaitable[None]], meaning: str
+) -> Endpoint:
+    return Endpoint("POST", f"/jobs/{{job}}/{word}", _job_act(act), meaning, result=DoneAnswer)
+
+
+def _node_endpoint(
+    word: str, act: Callable[[AsyncCoordinator, str], Awaitable[None]], meaning: str
+) -> Endpoint:
+    return Endpoint("POST", f"/nodes/{{node}}/{word}", _node_act(act), meaning, result=DoneAnswer)
+
+
+CONTROL_ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/workloads",
+        tell_workloads,
+        "Workloads with their options.",
+        result=WorkloadsAnswer,
+    ),
+    Endpoint(
+        "POST",
+        "/jobs",
+        create_job,
+        "Create a job, or check its settings.",
+        body=JobRequest,
+        result=JobMade,
+    ),
+    _job_endpoint("pause", AsyncCoordinator.pause, "Let the open round finish, open no other."),
+    _job_endpoint("resume", AsyncCoordinator.resume, "Go on with a paused job."),
+    _job_endpoint("stop", AsyncCoordinator.stop, "End a job with the model there is."),
+    Endpoint(
+        "POST",
+        "/jobs/{job}/parameters",
+        set_parameters,
+        "Change settings from the next round on, or say what would change.",
+        body=ParametersRequest,
+        result=ParametersAnswer,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/export",
+        export_model,
+        "The model as a safetensors file.",
+        (Parameter("which", "latest or best.", default="latest"),),
+        result=bytes,
+    ),
+    _node_endpoint("drain", AsyncCoordinator.drain, "Let a node finish what it holds and leave."),
+    _node_endpoint("exclude", AsyncCoordinator.revoke_node, "Shut a node out at once."),
+    _node_endpoint("readmit", AsyncCoordinator.readmit_node, "Admit a node again."),
+)

@@ -1,0 +1,202 @@
+"""Follows a coordinator with one token: levels by asking, journals by watching, across restarts."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from dashboard_api.core.alerts import Surroundings, standing_alerts
+from dashboard_api.core.projection import Projection
+from dashboard_api.core.wall_clock import WallClock
+from dashboard_api.shell.accounts import payments_state
+from dashboard_api.shell.feed import Feed
+from dashboard_api.shell.recorder import Recorder
+from hypergpu.client import (
+    ENDED,
+    AsyncCoordinator,
+    ConnectionTarget,
+    HyperGPUError,
+    JobEvent,
+    JobView,
+    ParticipantView,
+    RemoteFailureError,
+    Role,
+)
+from hypergpu.process.clock import monotonic_ms, unix_ms
+
+JOBS_EVERY_S = 1.0
+NODES_EVERY_S = 2.0
+LEDGER_EVERY_S = 10.0
+ALERTS_EVERY_S = 2.0
+RETRY_MOST_S = 5.0
+PROGRESS_GAP_MS = 250
+NODES_FOR_PROGRESS_GAP = 6
+"""Progress of more nodes than this comes less often: 50 nodes' every two seconds."""
+Failure = (HyperGPUError, RemoteFailureError)
+Ask = Callable[[AsyncCoordinator], Awaitable[None]]
+
+
+class Follower:
+    """Keeps one feed up to date until it is stopped.
+
+    Args:
+        target: The coordinator, and as whom it is called.
+        recorder: Gets everything that is to be kept.
+        data_dir: The coordinator's folder if it is on this machine, for the free space of its disk.
+    """
+
+    def __init__(
+        self, target: ConnectionTarget, recorder: Recorder, data_dir: Path | None = None
+    ) -> None:
+        self.target = target
+        self.feed = Feed(Projection(target.address))
+        self.coordinator: AsyncCoordinator | None = None
+        self._recorder = recorder
+        self._data_dir = data_dir
+        self._clocks: dict[str, WallClock] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._progress_at_ms: dict[str, int] = {}
+        self.has_answered = asyncio.Event()
+        """Set once the coordinator has told its jobs."""
+
+    @property
+    def projection(self) -> Projection:
+        """State of the feed."""
+        return self.feed.projection
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        try:
+            await self._connect()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._repeat(JOBS_EVERY_S, self._ask_jobs))
+                if self.target.token.role is Role.OPERATOR:
+                    tasks.create_task(self._repeat(NODES_EVERY_S, self._ask_nodes))
+                tasks.create_task(self._repeat(LEDGER_EVERY_S, self._ask_ledgers))
+                tasks.create_task(self._repeat(ALERTS_EVERY_S, self._judge))
+        finally:
+            for watcher in self._watchers.values():
+                watcher.cancel()
+            self.feed.close()
+            if self.coordinator is not None:
+                await self.coordinator.close()
+
+    async def _connect(self) -> None:
+        while self.coordinator is None:
+            try:
+                self.coordinator = await AsyncCoordinator.open(self.target)
+            except Failure as failure:
+                self._tell_away(failure)
+                await asyncio.sleep(JOBS_EVERY_S)
+
+    async def _repeat(self, every_s: float, ask: Ask) -> None:
+        wait_s = every_s
+        while True:
+            try:
+                assert self.coordinator is not None  # noqa: S101 - _connect has opened it
+                await ask(self.coordinator)
+                wait_s = every_s
+            except Failure as failure:
+                self._tell_away(failure)
+                wait_s = min(RETRY_MOST_S, max(wait_s, JOBS_EVERY_S) * 1.5)
+            await asyncio.sleep(wait_s)
+
+    def _tell_away(self, failure: Exception) -> None:
+        reason = failure.detail if isinstance(failure, Failure) else str(failure)
+        self.projection.take_reachability(reason, unix_ms(), is_reachable=False)
+        self.feed.publish()
+
+    async def _ask_jobs(self, coordinator: AsyncCoordinator) -> None:
+        jobs = await coordinator.jobs()
+        now_ms = unix_ms()
+        for job in jobs:
+            await self._follow_job(coordinator, job, now_ms)
+        self.projection.take_reachability("", now_ms, is_reachable=True)
+        self.projection.take_jobs(jobs)
+        self.feed.publish()
+        for gone in set(self._watchers) - {job.id for job in jobs}:
+            self._watchers.pop(gone).cancel()
+        self.has_answered.set()
+
+    async def _follow_job(self, coordinator: AsyncCoordinator, job: JobView, now_ms: int) -> None:
+        if job.id not in self._clocks:
+            self._clocks[job.id] = await self._recorder.clock(job.id)
+        is_known = self._clocks[job.id].has_anchor
+        if job.phase not in ENDED or not is_known:
+            anchor = self._clocks[job.id].note(job.at_ms, now_ms)
+            if anchor is not None:
+                await self._recorder.keep_anchor(job.id, anchor)
+        if job.id not in self._watchers:
+            watcher = asyncio.create_task(self._watch(coordinator, job.id))
+            self._watchers[job.id] = watcher
+
+    async def _watch(self, coordinator: AsyncCoordinator, job_id: str) -> None:
+        wait_s = 0.1
+        while True:
+            with contextlib.suppress(*Failure):
+                next_sequence = self.projection.memory(job_id).next_sequence
+                async for update in coordinator.read_events(job_id, next_sequence):
+                    wait_s = 0.1
+                    if isinstance(update, JobEvent):
+                        await self._take_event(job_id, update)
+                    else:
+                        self._take_progress(job_id, update.participants)
+                state = self.projection.state["jobs"].get(job_id)
+                if state is None or state["ended_at_ms"] is not None:
+                    return
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MOST_S, wait_s * 2)
+
+    async def _take_event(self, job_id: str, event: JobEvent) -> None:
+        at_ms = self._clocks[job_id].unix_ms(event.at_ms)
+        line = self.projection.take_event(job_id, event, at_ms)
+        self._recorder.take_event(self.projection, job_id, event, line)
+        self.feed.publish()
+        if event.sequence % 256 == 0:
+            # A long journal is folded piece by piece: clients are served between the pieces.
+            await asyncio.sleep(0)
+
+    def _take_progress(self, job_id: str, participants: Sequence[ParticipantView]) -> None:
+        now_ms = monotonic_ms()
+        gap_ms = PROGRESS_GAP_MS * max(1, len(participants) // NODES_FOR_PROGRESS_GAP)
+        if now_ms - self._progress_at_ms.get(job_id, -gap_ms) < gap_ms:
+            return
+        self._progress_at_ms[job_id] = now_ms
+        self.projection.take_progress(job_id, participants, unix_ms())
+        self.feed.publish()
+
+    async def _ask_nodes(self, coordinator: AsyncCoordinator) -> None:
+        nodes = await coordinator.nodes()
+        now_ms = unix_ms()
+        self.projection.take_nodes(nodes, now_ms)
+        self._recorder.take_nodes(self.projection.state["nodes"], now_ms)
+        self.feed.publish()
+
+    async def _ask_ledgers(self, coordinator: AsyncCoordinator) -> None:
+        for job_id, job in list(self.projection.state["jobs"].items()):
+            if job["unit_price"] == "0":
+                continue
+            payments, decimals = payments_state(await coordinator.ledger(job_id))
+            if job_id in self.projection.state["jobs"]:
+                self.projection.take_payments(job_id, payments, decimals)
+        self.feed.publish()
+
+    async def _judge(self, _coordinator: AsyncCoordinator) -> None:
+        state = self.projection.state
+        moved = {job: self.projection.memory(job).moved_at_ms for job in state["jobs"]}
+        around = Surroundings(
+            now_ms=unix_ms(),
+            moved_at_ms={job: at_ms for job, at_ms in moved.items() if at_ms},
+            disk_free_bytes=self._disk_free_bytes(),
+        )
+        self.projection.take_alerts(standing_alerts(state, around))
+        self.feed.publish()
+
+    def _disk_free_bytes(self) -> int | None:
+        if self._data_dir is None:
+            return None
+        try:
+            return shutil.disk_usage(self._data_dir).free
+        except OSError:
+            return None

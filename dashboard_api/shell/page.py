@@ -1,0 +1,33 @@
+"""The built page, or a plain one that says how to build it."""
+
+from pathlib import Path
+
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount
+from starlette.staticfiles import StaticFiles
+
+PLAIN = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>HyperGPU</title></head>
+<body><h1>HyperGPU</h1>
+<p>The server runs, and the page was not built. In the repository:</p>
+<pre>cd dashboard_api/web &amp;&amp; npm ci &amp;&amp; npm run build</pre>
+<p>The feed is at <code>/feed</code>, the API at
+<a href="/api/v1/openapi.json">/api/v1/openapi.json</a>.</p>
+</body></html>
+"""
+
+
+def page_response(folder: Path) -> Response:
+    """The page itself."""
+    index = folder / "index.html"
+    if not index.is_file():
+        return HTMLResponse(PLAIN, headers={"cache-control": "no-store"})
+    return FileResponse(index, headers={"cache-control": "no-cache"})
+
+
+def asset_routes(folder: Path) -> list[BaseRoute]:
+    """Where the page's parts are; none of an unbuilt page."""
+    assets = folder / "assets"
+    if not assets.is_dir():
+        return []
+    return [Mount("/assets", StaticFiles(directory=assets))]

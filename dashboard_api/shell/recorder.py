@@ -1,0 +1,128 @@
+"""Keeps in the history what the feed's state lets go of, in batches, off the event loop."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import structlog
+
+from dashboard_api.core.projection import Projection
+from dashboard_api.core.series import SeriesPoint
+from dashboard_api.core.state import EventLine
+from dashboard_api.core.wall_clock import Anchor, WallClock
+from dashboard_api.shell.history import History, JobBatch
+from hypergpu.client import JobEvent
+
+WRITE_EVERY_S = 0.5
+NODE_POINT_MS = 10_000
+"""Readings of nodes are kept at this distance."""
+ROUND_SERIES = (
+    *("loss", "samples", "samples_per_s", "bytes_up", "bytes_down"),
+    *("duration_ms", "forecast_error"),
+)
+NODE_SERIES = (
+    *("rtt_us", "rtt_spread_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us"),
+    *("updates_accepted", "updates_rejected", "inner_steps"),
+)
+EVALUATION_SERIES = {"metric": "metric", "evaluation_loss": "loss"}
+_log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """Collects what is new and writes it twice a second. Several views may share one history."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._next: dict[str, int] = {}
+        """The first sequence number that was not taken yet, by job."""
+        self._moved: dict[str, int] = {}
+        self._batches: dict[str, JobBatch] = {}
+        self._nodes: dict[str, list[SeriesPoint]] = {}
+        self._node_index: dict[str, int] = {}
+
+    async def clock(self, job_id: str) -> WallClock:
+        """Clock of a job as far as it is known, before its first event is taken."""
+        self._next.setdefault(job_id, await asyncio.to_thread(self.history.next_sequence, job_id))
+        return WallClock(await asyncio.to_thread(self.history.anchors, job_id))
+
+    async def keep_anchor(self, job_id: str, anchor: Anchor) -> None:
+        """Keep a new distance of a job's clock."""
+        await asyncio.to_thread(self.history.add_anchor, job_id, anchor)
+
+    def take_event(
+        self, projection: Projection, job_id: str, event: JobEvent, line: EventLine
+    ) -> None:
+        """Keep an event that the projection has just folded, once."""
+        moved = self._moved.get(job_id, 0)
+        if event.kind == "RoundRecorded":
+            moved += _whole(event.body, "bytes_up") + _whole(event.body, "bytes_down")
+            self._moved[job_id] = moved
+        if event.sequence < self._next.get(job_id, 0):
+            return
+        self._next[job_id] = event.sequence + 1
+        batch = self._batches.setdefault(job_id, JobBatch(0))
+        batch.next_sequence = event.sequence + 1
+        batch.events.append(line)
+        batch.points += _points(event, line.at_ms, moved)
+        if event.kind in ("RoundRecorded", "RoundMeasured") and line.round is not None:
+            rounds = projection.state["jobs"][job_id]["rounds_by_number"]
+            if (state := rounds.get(str(line.round))) is not None:
+                batch.rounds[line.round] = msgspec.json.encode(state)
+
+    def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
+        """Keep the nodes' readings, every ten seconds."""
+        index = at_ms // NODE_POINT_MS
+        for node_id, node in nodes.items():
+            if self._node_index.get(node_id) == index:
+                continue
+            self._node_index[node_id] = index
+            self._nodes.setdefault(node_id, []).extend(
+                SeriesPoint(name, index, at_ms, float(node[name]))
+                for name in NODE_SERIES
+                if node[name] is not None
+            )
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write everything that was taken."""
+        batches, self._batches = self._batches, {}
+        nodes, self._nodes = self._nodes, {}
+        if batches or nodes:
+            try:
+                await asyncio.to_thread(self._write, batches, nodes)
+            except Exception as error:  # noqa: BLE001 - the page must outlive a full disk
+                _log.warning("the history was not written", error=repr(error))
+
+    def _write(self, batches: dict[str, JobBatch], nodes: dict[str, list[SeriesPoint]]) -> None:
+        for job_id, batch in batches.items():
+            self.history.write_job(job_id, batch)
+        for node_id, points in nodes.items():
+            self.history.add_points(f"node/{node_id}", points)
+
+
+def _points(event: JobEvent, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
+    """Points of the series that an event adds to."""
+    number = event.body.get("round")
+    if not isinstance(number, int):
+        return []
+    if event.kind == "RoundRecorded":
+        named = {name: event.body.get(name) for name in ROUND_SERIES}
+    elif event.kind == "EvaluationReady":
+        named = {name: event.body.get(field) for name, field in EVALUATION_SERIES.items()}
+    else:
+        return []
+    return [
+        SeriesPoint(name, number, at_ms, float(value), moved_bytes, number)
+        for name, value in named.items()
+        if isinstance(value, int | float)
+    ]
+
+
+def _whole(body: dict[str, object], name: str) -> int:
+    value = body.get(name)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,246 @@
+"""The server: one port with page, feed, API and metrics."""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
+
+from dashboard_api.config import DashboardSettings
+from dashboard_api.core.sessions import CodeBook, known_hosts, known_origins
+from dashboard_api.shell.api import Endpoint, endpoint_function
+from dashboard_api.shell.control_routes import CONTROL_ENDPOINTS
+from dashboard_api.shell.failures import json_response
+from dashboard_api.shell.feed_socket import AbortableProtocol, serve_feed
+from dashboard_api.shell.guard import Guard
+from dashboard_api.shell.history import History, history_url
+from dashboard_api.shell.history_routes import HISTORY_ENDPOINTS
+from dashboard_api.shell.metrics import CONTENT_TYPE, metrics_text
+from dashboard_api.shell.openapi import PREFIX, openapi_document
+from dashboard_api.shell.page import asset_routes, page_response
+from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recording import Recording
+from dashboard_api.shell.services import Services
+from dashboard_api.shell.session_routes import SESSION_ENDPOINTS, fresh_link
+from dashboard_api.shell.session_store import SessionStore
+from dashboard_api.shell.upload_routes import UPLOAD_ENDPOINTS
+from dashboard_api.shell.uploads import Uploads
+from dashboard_api.shell.views import Views
+from dashboard_api.shell.webhooks import AlertSender, checked_webhooks
+from hypergpu.client import ConnectionTarget
+from hypergpu.errors import HyperGPUError, Reason
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *SESSION_ENDPOINTS,
+    *HISTORY_ENDPOINTS,
+    *CONTROL_ENDPOINTS,
+    *UPLOAD_ENDPOINTS,
+)
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+MESSAGE_BYTES_MAX = 4096
+SHUTDOWN_WITHIN_S = 2
+PING_S = 20.0
+
+
+class DashboardReady(msgspec.Struct, frozen=True):
+    """The line that the dashboard prints once it serves."""
+
+    address: str
+    link: str
+    """With a one-time code that is good for ten minutes."""
+
+
+def open_services(settings: DashboardSettings, target: ConnectionTarget, port: int) -> Services:
+    """Everything that answers share; starts nothing."""
+    checked_webhooks(settings.webhook)
+    history = History(history_url(settings.database_url, settings.data_dir))
+    recorder = Recorder(history)
+    return Services(
+        settings=settings,
+        target=target,
+        history=history,
+        recorder=recorder,
+        sessions=SessionStore(history.engine),
+        codes=CodeBook(),
+        uploads=Uploads(settings.data_dir / "uploads", settings.upload_bytes),
+        views=Views(target, recorder, settings.coordinator_data_dir),
+        port=port,
+        recording=Recording.read(settings.recording) if settings.recording else None,
+    )
+
+
+def build_app(services: Services) -> ASGIApp:
+    """The whole server as one application behind its guard."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with running(services):
+            yield
+
+    async def page(_request: Request) -> Response:
+        return page_response(services.page_folder)
+
+    async def feed(socket: WebSocket) -> None:
+        await serve_feed(services, socket)
+
+    async def document(_request: Request) -> Response:
+        return json_response(openapi_document(ENDPOINTS))
+
+    routes: list[BaseRoute] = [
+        Route("/", page),
+        WebSocketRoute("/feed", feed),
+        Route(f"{PREFIX}/openapi.json", document),
+        *(
+            Route(f"{PREFIX}{each.path}", endpoint_function(each, services), methods=[each.method])
+            for each in ENDPOINTS
+        ),
+        *_operational_routes(services),
+        *asset_routes(services.page_folder),
+    ]
+    hosts = known_hosts((*LOOPBACK_NAMES, *services.settings.host), services.port)
+    return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, known_origins(hosts))
+
+
+def _operational_routes(services: Services) -> list[BaseRoute]:
+    async def healthz(_request: Request) -> Response:
+        return PlainTextResponse("the server runs\n")
+
+    async def readyz(_request: Request) -> Response:
+        if services.recording is not None:
+            return PlainTextResponse("a recording is shown\n")
+        coordinator = services.views.own.projection.state["coordinator"]
+        if coordinator["is_reachable"]:
+            return PlainTextResponse("the coordinator answers\n")
+        return PlainTextResponse(f"{coordinator['reason']}\n", 503)
+
+    async def metrics(_request: Request) -> Response:
+        content = b"" if services.recording is not None else metrics_text(services)
+        return Response(content, media_type=CONTENT_TYPE)
+
+    return [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics)]
+
+
+@asynccontextmanager
+async def running(services: Services) -> AsyncIterator[None]:
+    """Follow the coordinator while the block runs."""
+    if services.recording is not None:
+        yield
+        services.history.close()
+        return
+    own = services.views.start()
+    sender = AlertSender(own.feed, services.settings.webhook)
+    tasks = [asyncio.create_task(each.run()) for each in (services.recorder, sender)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await services.views.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await services.recorder.flush()
+        services.history.close()
+
+
+def listening_socket(settings: DashboardSettings) -> socket.socket:
+    """Bind the port.
+
+    Raises:
+        HyperGPUError: ADDRESS_UNUSABLE.
+    """
+    ports = [settings.port, 0] if settings.takes_any_port else [settings.port]
+    family = socket.AF_INET6 if ":" in settings.listen else socket.AF_INET
+    problem = ""
+    for port in ports:
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((settings.listen, port))
+        except OSError as refused:
+            bound.close()
+            problem = refused.strerror or str(refused)
+        else:
+            return bound
+    detail = f"the page cannot listen at {settings.listen}:{settings.port}: {problem}"
+    raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail, fix="choose another: --port PORT")
+
+
+def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    """How connections are served."""
+    return uvicorn.Config(
+        app,
+        ws=AbortableProtocol,
+        ws_max_size=MESSAGE_BYTES_MAX,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=PING_S,
+        ws_per_message_deflate=False,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=SHUTDOWN_WITHIN_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Says where it is once it serves."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End without dying of the signal: the exit status says that all was well."""
+        loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        address = f"{self._services.settings.listen}:{self._services.port}"
+        link = fresh_link(self._services)
+        if self._services.recording is not None:
+            link = link.partition("#")[0]
+        line = msgspec.json.encode(DashboardReady(address, link))
+        sys.stdout.write(line.decode() + "\n")
+        sys.stdout.flush()
+
+
+async def serve(settings: DashboardSettings, target: ConnectionTarget) -> None:
+    """Serve until told to end."""
+    bound = listening_socket(settings)
+    services = open_services(settings, target, bound.getsockname()[1])
+    server = _Server(uvicorn_config(build_app(services)), services)
+    serving = asyncio.create_task(server.serve([bound]))
+    if settings.leash:
+        watching = asyncio.create_task(_wait_for_end_of_stdin())
+        await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+    await serving
+
+
+async def _wait_for_end_of_stdin() -> None:
+    """Whoever started this holds the other end, and lets go of it however it ends."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass

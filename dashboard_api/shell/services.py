@@ -1,0 +1,61 @@
+"""Everything that answers to requests share."""
+
+from pathlib import Path
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+
+from dashboard_api.config import DashboardSettings
+from dashboard_api.core.sessions import CodeBook
+from dashboard_api.shell.history import AuditLine, History
+from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recording import Recording
+from dashboard_api.shell.session_store import Session, SessionStore
+from dashboard_api.shell.uploads import Uploads
+from dashboard_api.shell.views import Views
+from hypergpu.client import AsyncCoordinator, ConnectionTarget
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process.clock import unix_ms
+
+
+class Services(msgspec.Struct):
+    """Parts of one server."""
+
+    settings: DashboardSettings
+    target: ConnectionTarget
+    history: History
+    recorder: Recorder
+    sessions: SessionStore
+    codes: CodeBook
+    uploads: Uploads
+    views: Views
+    port: int
+    recording: Recording | None = None
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies know no ports: servers beside each other need names of their own."""
+        return f"hypergpu_session_{self.port}"
+
+    @property
+    def page_folder(self) -> Path:
+        """Where the built page is."""
+        return Path(__file__).parents[1] / "dist"
+
+    async def coordinator(self, session: Session) -> AsyncCoordinator:
+        """A connection with the session's own token.
+
+        Raises:
+            HyperGPUError: The coordinator is away.
+        """
+        follower = await self.views.follower(session)
+        if follower.coordinator is None:
+            detail = f"the coordinator at {self.target.address} is away"
+            raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)
+        return follower.coordinator
+
+    async def note_action(self, session: Session | None, action: str, outcome: str) -> None:
+        """Write an action into the audit log."""
+        token, role = (session.token.id, session.role) if session else ("", "")
+        line = AuditLine(unix_ms(), token, role, action, outcome)
+        await run_in_threadpool(self.history.add_audit, line)

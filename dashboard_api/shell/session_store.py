@@ -1,0 +1,117 @@
+"""Sessions: a cookie's secret opens the sealed token that its holder acts with.
+
+The database holds no token that it could open: the key is made of the cookie, of which it has only
+a digest. So sessions survive a restart of the dashboard, and a stolen database is worth nothing.
+"""
+
+import os
+import secrets
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from sqlalchemy import delete, func, select
+
+from dashboard_api.core.sessions import SESSION_GOOD_MS, SESSIONS_MAX, secret_digest
+from dashboard_api.shell.schema import SESSIONS
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.token import Role, Token, parse_token, token_text
+
+_KEY_CONTEXT = "hypergpu dashboard 2026 key of a session's token"
+_NONCE_BYTES = 12
+COOKIE_MOST = 128
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Who asks."""
+
+    token: Token
+    ends_at_ms: int
+
+    @property
+    def role(self) -> str:
+        """Role of the token."""
+        return self.token.role.value
+
+    @property
+    def key(self) -> str:
+        """Names the token, secret included, without telling it."""
+        return secret_digest(token_text(self.token))
+
+
+class SessionStore:
+    """Sessions in the history's database; calls block."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def open_session(self, token: Token, now_ms: int) -> tuple[str, Session]:
+        """Start a session; returns the cookie's value.
+
+        Raises:
+            HyperGPUError: RATE_LIMITED, there are too many.
+        """
+        cookie = secrets.token_urlsafe(32)
+        session = Session(token, now_ms + SESSION_GOOD_MS)
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = nonce + AESGCM(_key(cookie)).encrypt(nonce, token_text(token).encode(), None)
+        row = {
+            "digest": secret_digest(cookie),
+            "sealed": sealed,
+            "ends_at_ms": session.ends_at_ms,
+        }
+        with self._engine.begin() as connection:
+            connection.execute(delete(SESSIONS).where(SESSIONS.c.ends_at_ms <= now_ms))
+            count = connection.scalar(select(func.count()).select_from(SESSIONS))
+            if count >= SESSIONS_MAX:
+                # The one that ends first gives way: its holder takes a fresh link.
+                oldest = select(SESSIONS.c.digest).order_by(SESSIONS.c.ends_at_ms).limit(1)
+                connection.execute(
+                    delete(SESSIONS).where(SESSIONS.c.digest == oldest.scalar_subquery())
+                )
+            connection.execute(SESSIONS.insert(), [row])
+        return cookie, session
+
+    def find_session(self, cookie: str, now_ms: int) -> Session | None:
+        """The session that a cookie opens; None: there is none any more."""
+        if not cookie or len(cookie) > COOKIE_MOST:
+            return None
+        with self._engine.connect() as connection:
+            wanted = SESSIONS.c.digest == secret_digest(cookie)
+            row = connection.execute(select(SESSIONS).where(wanted)).first()
+        if row is None or row.ends_at_ms <= now_ms:
+            return None
+        sealed = bytes(row.sealed)
+        try:
+            opened = AESGCM(_key(cookie)).decrypt(
+                sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None
+            )
+        except InvalidTag:
+            return None
+        return Session(parse_token(opened.decode()), row.ends_at_ms)
+
+    def end_session(self, cookie: str) -> None:
+        """Forget a session."""
+        with self._engine.begin() as connection:
+            connection.execute(delete(SESSIONS).where(SESSIONS.c.digest == secret_digest(cookie)))
+
+
+def user_token(text: str, own: Token) -> Token:
+    """A token that a person pasted, for the coordinator that this server shows and no other.
+
+    Raises:
+        HyperGPUError: It is no token, one for nodes, or another coordinator's.
+    """
+    token = parse_token(text)
+    if token.role is Role.NODE:
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, "the token is one for nodes")
+    if token.authority != own.authority:
+        detail = "the token is of another coordinator than the one shown here"
+        raise HyperGPUError(Reason.TOKEN_INVALID, detail)
+    return token
+
+
+def _key(cookie: str) -> bytes:
+    return blake3(cookie.encode(), derive_key_context=_KEY_CONTEXT).digest()

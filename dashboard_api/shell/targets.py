@@ -1,0 +1,34 @@
+"""Which coordinator a dashboard shows, and as whom."""
+
+from pathlib import Path
+
+from dashboard_api.config import DashboardSettings
+from hypergpu.client import ConnectionTarget
+from hypergpu.client.connection import find_target
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest, TokenId
+from hypergpu.wire.token import Role, Token, parse_token
+
+CALL_TIMEOUT_S = 30.0
+NOBODY = ConnectionTarget("recording", Token((), Digest(""), Role.USER, TokenId(""), ""), 1.0)
+"""Of a recording: no coordinator is called."""
+
+
+def dashboard_target(settings: DashboardSettings) -> ConnectionTarget:
+    """The coordinator of the settings, with the token's file or the user's own settings.
+
+    A coordinator that is away at the start is waited for: only an address is needed.
+
+    Raises:
+        HyperGPUError: None is named, or the file holds no token.
+    """
+    if settings.recording is not None:
+        return NOBODY
+    if settings.coordinator and settings.token_file:
+        try:
+            text = Path(settings.token_file).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as broken:
+            detail = f"the token file {settings.token_file}: {broken}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+        return ConnectionTarget(settings.coordinator, parse_token(text), CALL_TIMEOUT_S)
+    return find_target({"address": settings.coordinator, "token_file": settings.token_file})
