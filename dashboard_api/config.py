@@ -42,5 +42,3 @@ class DashboardSettings(BaseSettings):
     """Most bytes of an uploaded data set."""
     recording: Path | None = None
     """Recorded frames that are shown in place of a coordinator."""
-    leash: bool = False
-    """End when stdin ends: for the program that started this one."""

@@ -7,7 +7,7 @@ import msgspec
 
 from dashboard_api.core.changes import JsonObject
 from dashboard_api.core.state import AlertState
-from hypergpu.client import ENDED
+from hypergpu.client.values import ENDED
 from hypergpu.terminal.figures import score, short, size, span
 
 STUCK_AFTER_MS = 120_000

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hypergpu.client import JobEvent
+from hypergpu.client.values import JobEvent
 from hypergpu.terminal.figures import score, short
 from hypergpu.units import several
 

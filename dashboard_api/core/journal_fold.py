@@ -22,7 +22,7 @@ from dashboard_api.core.state import (
     JobState,
     RoundState,
 )
-from hypergpu.client import JobEvent
+from hypergpu.client.values import JobEvent
 
 PRICED_SCORE = 1_000_000
 """Score that the unit price pays for."""

@@ -13,7 +13,7 @@ from dashboard_api.core.changes import Change, Draft, JsonObject
 from dashboard_api.core.journal_fold import JobFold, JobMemory, node_names
 from dashboard_api.core.lanes import continued_segments, live_phase, planned_lane
 from dashboard_api.core.state import EventLine, NodeState, PaymentsState, empty_state
-from hypergpu.client import JobEvent, JobView, NodeView, ParticipantView
+from hypergpu.client.values import JobEvent, JobView, NodeView, ParticipantView
 
 SEEN_STEP_MS = 15_000
 """A node's time of last contact moves in steps of this: it would else change all the time."""

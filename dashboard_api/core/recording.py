@@ -7,7 +7,7 @@ import msgspec
 
 from dashboard_api.core.changes import conflated_changes
 from dashboard_api.core.projection import Projection
-from hypergpu.client import JobEvent, JobView, NodeView
+from hypergpu.client.values import JobEvent, JobView, NodeView
 
 STEPS_MOST = 1_500
 """Deltas of a recording: further ones are joined with their neighbours."""

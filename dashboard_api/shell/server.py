@@ -4,8 +4,8 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import uvicorn
@@ -194,9 +194,15 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Says where it is once it serves."""
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        services: Services,
+        say_ready: Callable[[DashboardReady], None],
+    ) -> None:
         super().__init__(config)
         self._services = services
+        self._say_ready = say_ready
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -216,31 +222,22 @@ class _Server(uvicorn.Server):
         link = fresh_link(self._services)
         if self._services.recording is not None:
             link = link.partition("#")[0]
-        line = msgspec.json.encode(DashboardReady(address, link))
-        sys.stdout.write(line.decode() + "\n")
-        sys.stdout.flush()
+        self._say_ready(DashboardReady(address, link))
 
 
-async def serve(settings: DashboardSettings, target: ConnectionTarget) -> None:
+def print_ready_line(ready: DashboardReady) -> None:
+    """Tell the program that started this one."""
+    sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
+    sys.stdout.flush()
+
+
+async def serve(
+    settings: DashboardSettings,
+    target: ConnectionTarget,
+    say_ready: Callable[[DashboardReady], None] = print_ready_line,
+) -> None:
     """Serve until told to end."""
     bound = listening_socket(settings)
     services = open_services(settings, target, bound.getsockname()[1])
-    server = _Server(uvicorn_config(build_app(services)), services)
-    serving = asyncio.create_task(server.serve([bound]))
-    if settings.leash:
-        watching = asyncio.create_task(_wait_for_end_of_stdin())
-        await asyncio.wait((serving, watching), return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
-    await serving
-
-
-async def _wait_for_end_of_stdin() -> None:
-    """Whoever started this holds the other end, and lets go of it however it ends."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while await reader.read(1024):
-        pass
+    server = _Server(uvicorn_config(build_app(services)), services, say_ready)
+    await server.serve([bound])

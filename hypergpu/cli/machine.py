@@ -72,9 +72,14 @@ def up(  # noqa: PLR0913 - each is an option
         bool,
         typer.Option("--retry-payments", help="Try halted payments again, this once."),
     ] = False,
+    page_port: Annotated[
+        int | None,
+        typer.Option("--page-port", min=0, max=65535, help="Else 7780; 0: any free."),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No page in the browser.")] = False,
 ) -> None:
     """Start a coordinator here and print a join line."""
-    from hypergpu.cli.up import settled_by
+    from hypergpu.cli.up import PageWish, settled_by
     from hypergpu.cli.up import up as run
     from hypergpu.client.settings import resolve_settings
     from hypergpu.cluster.cluster import Listen, SettlingBy
@@ -89,7 +94,8 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
     )
     retry = SettlingBy(retries_halted=retry_payments)
-    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}))
+    page = PageWish(not no_page, page_port)
+    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}, page))
 
 
 def join(

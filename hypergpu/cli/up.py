@@ -2,12 +2,13 @@
 that the one prints for the other.
 """
 
+import contextlib
 import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -27,6 +28,7 @@ from hypergpu.cluster.cluster import (
     operator,
     wait_until_ready,
 )
+from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.cluster.processes import (
     exit_status,
     kill_group,
@@ -120,6 +122,8 @@ LOG_NAME = "coordinator.log"
 LOG_BYTES_MAX = 10_000_000
 TAIL_LINES = 15
 AGAIN = "hypergpu up"
+PAGE_WITHIN_S = 15.0
+"""People wait no longer for the page's link: the coordinator is what matters."""
 _CHAINS = 8
 """What the numbers of refusals for a chain's sake begin with."""
 
@@ -149,39 +153,60 @@ def settled_by(found: Mapping[str, ResolvedSetting]) -> dict[str, str]:
     return {"HYPERGPU_COORDINATOR_CHAIN": chain, "HYPERGPU_COORDINATOR_CHAIN_URL": chain_url}
 
 
-def up(at: Listen, environment: Mapping[str, str]) -> int:
+class PageWish(NamedTuple):
+    """Whether and where `up` serves the page."""
+
+    is_wanted: bool = True
+    port: int | None = None
+    """None: the usual one, or a free one where that is taken."""
+
+
+def up(at: Listen, environment: Mapping[str, str], page: PageWish) -> int:
     """Run a coordinator until it is told to end; returns its exit status.
 
     Args:
         at: Where, with what.
         environment: Added to ours for it.
+        page: Where the page is to be.
     """
     is_first = not at.data_dir.exists()
     log = _made_log(at.data_dir)
     begin = log.stat().st_size if log.exists() else 0
     child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
     signal_passed_on(child)
-    try:
-        ready = wait_until_ready(child)
-        _greet(ready, at.data_dir, log)
-    except StartRefusedError as refused:
-        kill_group(child)
-        # A key whose address somebody may have sent money to by now is kept, with all beside it.
-        if is_first and refused.reason.number // 1000 != _CHAINS:
-            shutil.rmtree(at.data_dir, ignore_errors=True)
-        raise
-    except BaseException as failure:
-        # First: whoever read us may be gone, and then nothing can be said.
-        kill_group(child)
-        if not isinstance(failure, HyperGPUError) or failure.reason is Reason.CHILD_ENDED:
-            _say_tail(log, begin)
-        raise
-    repeat(child, note)
-    status = exit_status(child)
+    with contextlib.ExitStack() as beside:
+        try:
+            ready = wait_until_ready(child)
+            _greet(ready, at.data_dir, log, _open_page(page, ready, at.data_dir, beside))
+        except StartRefusedError as refused:
+            kill_group(child)
+            # A key whose address somebody may have sent money to is kept, with all beside it.
+            if is_first and refused.reason.number // 1000 != _CHAINS:
+                shutil.rmtree(at.data_dir, ignore_errors=True)
+            raise
+        except BaseException as failure:
+            # First: whoever read us may be gone, and then nothing can be said.
+            kill_group(child)
+            if not isinstance(failure, HyperGPUError) or failure.reason is Reason.CHILD_ENDED:
+                _say_tail(log, begin)
+            raise
+        repeat(child, note)
+        status = exit_status(child)
     if status:
         _say_tail(log, begin)
     note(f"the coordinator has ended; it goes on where it was with the next: {AGAIN}")
     return status
+
+
+def _open_page(
+    page: PageWish, ready: ReadyLine, data_dir: Path, beside: contextlib.ExitStack
+) -> DashboardProcess | None:
+    """Start the page's server, which ends with the coordinator; None: it is not wanted."""
+    if not page.is_wanted:
+        return None
+    dashboard = DashboardProcess(ready, data_dir, page.port)
+    beside.callback(dashboard.end)
+    return dashboard
 
 
 def _made_log(folder: Path) -> Path:
@@ -237,7 +262,23 @@ def _reached_by(ready: ReadyLine) -> str:
     return f"commands on this machine know it from {path}"
 
 
-def _greet(ready: ReadyLine, folder: Path, log: Path) -> None:
+def _page_lines(dashboard: DashboardProcess | None) -> list[str]:
+    """Where to watch and steer in a browser, or why not."""
+    if dashboard is None:
+        return []
+    said = dashboard.wait_for_line(PAGE_WITHIN_S)
+    if said.link:
+        return [
+            "watch and steer it in a browser (this link works once, for ten minutes):",
+            "",
+            f"    {said.link}",
+            "",
+        ]
+    why = said.detail or "it has said nothing"
+    return [f"the page does not run: {why}. Fix: {said.fix or 'hypergpu dashboard'}", ""]
+
+
+def _greet(ready: ReadyLine, folder: Path, log: Path, dashboard: DashboardProcess | None) -> None:
     join_by = _join_line(ready, folder)
     addresses = ", ".join(parse_token(join_by.token).addresses)
     hours = max(1, join_by.good_for_s // 3600)
@@ -254,6 +295,7 @@ def _greet(ready: ReadyLine, folder: Path, log: Path) -> None:
         "    hypergpu node ls                        who has joined",
         "    hypergpu job submit FILE.toml --watch   train",
         "",
+        *_page_lines(dashboard),
         _reached_by(ready),
         f"its log is {log}",
         "Ctrl-C ends it and keeps everything",

@@ -1,0 +1,1 @@
+"""`hypergpu dashboard`: the page for a coordinator on any machine."""
