@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until told to end; returns the exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     flags = vars(_parser().parse_args(arguments))
+    job, out = flags.pop("export_job"), flags.pop("out")
     try:
         settings = DashboardSettings(**{k: v for k, v in flags.items() if v is not None})
         configure_logs()
-        asyncio.run(_serve(settings))
+        asyncio.run(_export(settings, job, Path(out)) if job else _serve(settings))
     except HyperGPUError as failure:
         sys.stderr.write(f"{failure}\n")
         line = {"refused": failure.reason.name, "detail": failure.detail, "fix": failure.fix}
@@ -42,7 +44,18 @@ def _parser() -> argparse.ArgumentParser:
             default=None,
             help=f"{field.description} (default: {field.default or 'none'})",
         )
+    parser.add_argument("--export-job", metavar="JOB", help="write a job as one file, then exit")
+    parser.add_argument("--out", metavar="FILE", default="job.html", help="file of --export-job")
     return parser
+
+
+async def _export(settings: DashboardSettings, job: str, out: Path) -> None:
+    from dashboard_api.shell.export import export_page
+    from dashboard_api.shell.page import PAGE_FOLDER
+    from dashboard_api.shell.targets import dashboard_target
+
+    size_bytes = await export_page(dashboard_target(settings), job, out, PAGE_FOLDER)
+    sys.stdout.write(f"{out}: {size_bytes} bytes\n")
 
 
 async def _serve(settings: DashboardSettings) -> None:

@@ -9,8 +9,7 @@ from dashboard_api.core.changes import conflated_changes
 from dashboard_api.core.projection import Projection
 from hypergpu.client.values import JobEvent, JobView, NodeView
 
-STEPS_MOST = 1_500
-"""Deltas of a recording: further ones are joined with their neighbours."""
+STEPS_TRIED = (1_500, 500, 150, 50)
 
 RecordedFrame = tuple[int, dict[str, Any]]
 
@@ -29,12 +28,31 @@ class RecordingError(ValueError):
     """A file holds no recording."""
 
 
-def recorded_frames(recorded: RecordedJob, end_ms: int) -> list[RecordedFrame]:
+def bounded_recording(recorded: RecordedJob, end_ms: int, bytes_most: int) -> bytes:
+    """A job's whole course as a file, with the most steps that the size allows.
+
+    Args:
+        recorded: The job.
+        end_ms: When the recording ends, Unix time.
+        bytes_most: Wanted size; a recording of the fewest steps may exceed it.
+    """
+    content = b""
+    for steps in STEPS_TRIED:
+        content = encode_recording(recorded_frames(recorded, end_ms, steps))
+        if len(content) <= bytes_most:
+            break
+    return content
+
+
+def recorded_frames(
+    recorded: RecordedJob, end_ms: int, steps: int = STEPS_TRIED[0]
+) -> list[RecordedFrame]:
     """A job's whole course as frames.
 
     Args:
         recorded: The job.
         end_ms: When the recording ends, Unix time.
+        steps: Deltas of equal distance in time: further ones are joined with their neighbours.
     """
     projection = Projection(recorded.address)
     start_ms = recorded.events[0][0] if recorded.events else end_ms
@@ -46,7 +64,7 @@ def recorded_frames(recorded: RecordedJob, end_ms: int) -> list[RecordedFrame]:
     frames: list[RecordedFrame] = [
         (start_ms, {"type": "snapshot", "seq": 0, "at_ms": start_ms, "state": first})
     ]
-    gap_ms = max(50, (end_ms - start_ms) // STEPS_MOST)
+    gap_ms = max(50, (end_ms - start_ms) // steps)
     due_ms = start_ms
     for at_ms, event in recorded.events:
         if at_ms >= due_ms + gap_ms:

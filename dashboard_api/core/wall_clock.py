@@ -5,11 +5,17 @@ from the wall clock grows with each restart: it is noted when it was seen to hav
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 
 import msgspec
 
+from hypergpu.client.values import JobEvent
+
 MOVED_BY_MS = 2_000
 """A greater distance than before is noted from here on; less is the delay of an answer."""
+
+
+EARLIEST_UNIX_MS, LATEST_UNIX_MS = 1_577_836_800_000, 4_102_444_800_000
 
 
 class Anchor(msgspec.Struct, frozen=True):
@@ -17,6 +23,19 @@ class Anchor(msgspec.Struct, frozen=True):
 
     from_job_ms: int
     distance_ms: int
+
+
+def journal_distance_ms(events: Iterable[JobEvent]) -> int | None:
+    """Unix time minus job time, by what the first accepted update tells; None: nothing does.
+
+    A node takes its wall clock for the nonce of an update, which is in the journal.
+    """
+    for event in events:
+        update = event.body.get("update") if event.kind == "UpdateReceived" else None
+        nonce = update.get("nonce") if isinstance(update, dict) else None
+        if isinstance(nonce, int) and EARLIEST_UNIX_MS < nonce < LATEST_UNIX_MS:
+            return nonce - event.at_ms
+    return None
 
 
 class WallClock:

@@ -17,6 +17,9 @@ PLAIN = """<!doctype html>
 """
 
 
+PAGE_FOLDER = Path(__file__).parents[1] / "dist"
+
+
 def page_response(folder: Path) -> Response:
     """The page itself."""
     index = folder / "index.html"

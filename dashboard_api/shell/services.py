@@ -8,6 +8,7 @@ from starlette.concurrency import run_in_threadpool
 from dashboard_api.config import DashboardSettings
 from dashboard_api.core.sessions import CodeBook
 from dashboard_api.shell.history import AuditLine, History
+from dashboard_api.shell.page import PAGE_FOLDER
 from dashboard_api.shell.recorder import Recorder
 from dashboard_api.shell.recording import Recording
 from dashboard_api.shell.session_store import Session, SessionStore
@@ -30,17 +31,13 @@ class Services(msgspec.Struct):
     uploads: Uploads
     views: Views
     port: int
+    page_folder: Path = PAGE_FOLDER
     recording: Recording | None = None
 
     @property
     def cookie_name(self) -> str:
         """Cookies know no ports: servers beside each other need names of their own."""
         return f"hypergpu_session_{self.port}"
-
-    @property
-    def page_folder(self) -> Path:
-        """Where the built page is."""
-        return Path(__file__).parents[1] / "dist"
 
     async def coordinator(self, session: Session) -> AsyncCoordinator:
         """A connection with the session's own token.

@@ -296,3 +296,25 @@ def export(
     else:
         say(f"{made.model}  {size(made.size_bytes)}, model {made.digest}")
         say(f"{made.card}")
+
+
+@app.command()
+def export_page(
+    job: Annotated[str, typer.Argument(help="A job's id or its beginning, or its name.")],
+    out: Annotated[
+        Path, typer.Argument(help="The file; a name that ends in .json gets the recording alone.")
+    ],
+    *,
+    address: Address = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Write a job's whole course as one page that opens from disk, with replay."""
+    import subprocess
+
+    from hypergpu.cluster.processes import program
+
+    # The page's server is a process of its own: this one needs neither it nor its libraries.
+    command = program("dashboard_api", "--export-job", job, "--out", str(out))
+    command += [*(["--coordinator", address] if address else [])]
+    command += [*(["--token-file", token_file] if token_file else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)

@@ -1,0 +1,81 @@
+"""`hypergpu job export-page`: a job's whole course as one file."""
+
+import asyncio
+import re
+from pathlib import Path
+
+from dashboard_api.core.page_file import page_with_recording
+from dashboard_api.core.recording import RecordedJob, bounded_recording
+from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
+from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent, NodeView, Role
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process.clock import unix_ms
+
+RECORDING_BYTES_MOST = 850_000
+"""With the page's own parts the file stays below a megabyte."""
+_PART = re.compile(r'(?:src|href)="(\.?/?assets/[^"]+\.(?:js|css))"')
+
+
+async def export_page(target: ConnectionTarget, job: str, out: Path, page: Path) -> int:
+    """Write a job as a page, or as a recording where the name ends in ``.json``.
+
+    Args:
+        target: The coordinator, and as whom it is called.
+        job: Id of the job, its beginning, or its name.
+        out: The file; another one is replaced.
+        page: Folder of the built page.
+
+    Returns:
+        Size of the file in bytes.
+
+    Raises:
+        HyperGPUError: There is no such job, or the file cannot be written.
+    """
+    is_operator = target.token.role is Role.OPERATOR
+    async with await AsyncCoordinator.open(target) as coordinator:
+        nodes = await coordinator.nodes() if is_operator else []
+        recorded = await _read_job(coordinator, await coordinator.find_job(job), nodes)
+    has_ended = recorded.job.phase in ENDED and recorded.events
+    end_ms = recorded.events[-1][0] if has_ended else unix_ms()
+    recording = bounded_recording(recorded, end_ms, RECORDING_BYTES_MOST)
+    return await asyncio.to_thread(_write, out, page, recording)
+
+
+def _write(out: Path, page: Path, recording: bytes) -> int:
+    try:
+        content = recording if out.suffix == ".json" else _page(page, recording)
+        out.write_bytes(content)
+    except (OSError, KeyError) as broken:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{out}: {broken}") from broken
+    return len(content)
+
+
+async def _read_job(
+    coordinator: AsyncCoordinator, job_id: str, nodes: list[NodeView]
+) -> RecordedJob:
+    detail = await coordinator.job(job_id)
+    events: list[JobEvent] = []
+    async for update in coordinator.read_events(job_id):
+        if not isinstance(update, JobEvent):
+            break  # The stream has caught up.
+        events.append(update)
+    distance_ms = journal_distance_ms(events)
+    if distance_ms is None:
+        distance_ms = unix_ms() - detail.job.at_ms
+    clock = WallClock([Anchor(0, distance_ms)])
+    return RecordedJob(
+        address=coordinator.address,
+        job=(await coordinator.job(job_id)).job,
+        events=[(clock.unix_ms(event.at_ms), event) for event in events],
+        nodes=nodes,
+    )
+
+
+def _page(folder: Path, recording: bytes) -> bytes:
+    index = folder / "index.html"
+    html = index.read_text("utf-8") if index.is_file() else ""
+    parts = {
+        name: (folder / name.removeprefix(".").lstrip("/")).read_text("utf-8")
+        for name in _PART.findall(html)
+    }
+    return page_with_recording(html, parts, recording).encode("utf-8")
