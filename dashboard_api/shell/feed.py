@@ -61,6 +61,7 @@ class Feed:
         self.clients: set[FeedClient] = set()
         self.ring = DeltaRing()
         self.snapshots_forced = 0
+        self._clients_changed = asyncio.Event()
         self._pacer = Pacer()
         self._pending: list[Change] = projection.take_changes()
         self._timer: asyncio.TimerHandle | None = None
@@ -80,12 +81,22 @@ class Feed:
             missed = self.ring.after(resume.seq)
         client.queue.begin(missed)
         self.clients.add(client)
+        self._note_clients()
         return client
 
     def close_client(self, client: FeedClient) -> None:
         """Forget a client."""
         self.snapshots_forced += client.queue.snapshots_forced
         self.clients.discard(client)
+        self._note_clients()
+
+    async def wait_for_clients(self) -> None:
+        """Wait until a client comes or goes."""
+        await self._clients_changed.wait()
+
+    def _note_clients(self) -> None:
+        self._clients_changed.set()
+        self._clients_changed = asyncio.Event()
 
     def publish(self) -> None:
         """Send what changed, now or as soon as the pace allows."""

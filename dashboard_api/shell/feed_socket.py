@@ -9,7 +9,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from dashboard_api.core.frames import hello_frame
-from dashboard_api.core.outbox import STALLED_AFTER_MS, Resume
+from dashboard_api.core.outbox import Resume
 from dashboard_api.shell.api import find_session
 from dashboard_api.shell.feed import Feed
 from dashboard_api.shell.services import Services
@@ -39,7 +39,8 @@ async def serve_feed(services: Services, socket: WebSocket) -> None:
     if services.recording is not None:
         await socket.accept()
         hello = hello_frame(services.recording.hello())
-        await _exchange(socket, _recorded(hello, services.recording.frames()))
+        frames = _recorded(hello, services.recording.frames())
+        await _exchange(socket, frames, services.stalled_after_ms)
         return
     try:
         session = await find_session(services, socket)
@@ -53,7 +54,8 @@ async def serve_feed(services: Services, socket: WebSocket) -> None:
     await socket.accept()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(follower.has_answered.wait(), FIRST_STATE_WITHIN_S)
-    await _exchange(socket, _live(follower.feed, session.role, resume_wanted(socket)))
+    frames = _live(follower.feed, session.role, resume_wanted(socket))
+    await _exchange(socket, frames, services.stalled_after_ms)
 
 
 def resume_wanted(socket: WebSocket) -> Resume | None:
@@ -88,8 +90,8 @@ async def _recorded(hello: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator
     await asyncio.Event().wait()
 
 
-async def _exchange(socket: WebSocket, frames: AsyncIterator[bytes]) -> None:
-    sending = asyncio.create_task(_send(socket, frames))
+async def _exchange(socket: WebSocket, frames: AsyncIterator[bytes], stalled_after_ms: int) -> None:
+    sending = asyncio.create_task(_send(socket, frames, stalled_after_ms))
     receiving = asyncio.create_task(_receive(socket))
     try:
         await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
@@ -99,11 +101,11 @@ async def _exchange(socket: WebSocket, frames: AsyncIterator[bytes]) -> None:
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _send(socket: WebSocket, frames: AsyncIterator[bytes]) -> None:
+async def _send(socket: WebSocket, frames: AsyncIterator[bytes], stalled_after_ms: int) -> None:
     async with contextlib.aclosing(frames) as feed:  # type: ignore[type-var]
         async for frame in feed:
             try:
-                async with asyncio.timeout(STALLED_AFTER_MS / 1000):
+                async with asyncio.timeout(stalled_after_ms / 1000):
                     await socket.send_text(frame.decode())
             except TimeoutError:
                 socket.scope["extensions"][ABORT]["abort"]()

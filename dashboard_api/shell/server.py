@@ -191,7 +191,7 @@ def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
+class PageServer(uvicorn.Server):
     """Says where it is once it serves."""
 
     def __init__(
@@ -239,5 +239,5 @@ async def serve(
     """Serve until told to end."""
     bound = listening_socket(settings)
     services = open_services(settings, target, bound.getsockname()[1])
-    server = _Server(uvicorn_config(build_app(services)), services, say_ready)
+    server = PageServer(uvicorn_config(build_app(services)), services, say_ready)
     await server.serve([bound])

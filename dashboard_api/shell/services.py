@@ -6,6 +6,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from dashboard_api.config import DashboardSettings
+from dashboard_api.core.outbox import STALLED_AFTER_MS
 from dashboard_api.core.sessions import CodeBook
 from dashboard_api.shell.history import AuditLine, History
 from dashboard_api.shell.page import PAGE_FOLDER
@@ -32,6 +33,7 @@ class Services(msgspec.Struct):
     views: Views
     port: int
     page_folder: Path = PAGE_FOLDER
+    stalled_after_ms: int = STALLED_AFTER_MS
     recording: Recording | None = None
 
     @property

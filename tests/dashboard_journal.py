@@ -1,0 +1,189 @@
+"""A job's journal as a coordinator would write it, from a few choices."""
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from hypergpu.client.values import (
+    EstimateView,
+    JobEvent,
+    JobView,
+    NodeView,
+    ParticipantView,
+    ReadingView,
+)
+
+JOB = "job-0123456789ab"
+START_MS = 1_790_000_000_000
+SPEC: dict[str, Any] = {
+    "workload": "digits-softmax",
+    "name": "digits",
+    "training": {"rounds": 8, "batch_size": 32, "nodes": 3},
+    "round": {"quorum": 0.6},
+    "pay": {"unit_price": 1_000_000, "escrow": 5_000_000},
+}
+
+
+def node_id(number: int) -> str:
+    return f"0x{number:040x}"
+
+
+def journal(seed: int, *, rounds: int = 4, nodes: int = 3) -> list[JobEvent]:
+    """Every event of a job in which nodes come, go, fail and are rejected by chance."""
+    rng = Random(seed)
+    events = [JobEvent(0, 0, "JobCreated", {"job_id": JOB, "spec": SPEC, "round": None})]
+    at_ms = 0
+
+    def add(kind: str, **body: Any) -> None:
+        nonlocal at_ms
+        at_ms += rng.randrange(1, 900)
+        events.append(JobEvent(len(events), at_ms, kind, {"kind": kind, "at_ms": at_ms, **body}))
+
+    add("ModelInitialised", model={"blob": {"digest": "aa", "size_bytes": 2600}, "round": 0})
+    for number in range(nodes):
+        add("NodeJoined", node=node_id(number))
+    for number in range(rounds):
+        for kind, body in _round(rng, number, [node_id(each) for each in range(nodes)]):
+            add(kind, **body)
+    add("JobEnded", phase="finished", reason="all rounds are done")
+    return events
+
+
+def _round(rng: Random, number: int, nodes: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    resting = {node: "it is too slow" for node in nodes if rng.random() < 0.1}
+    working = [node for node in nodes if node not in resting]
+    yield "RoundPlanned", {"plan": _plan(rng, number, working, resting)}
+    accepted = []
+    for node in working:
+        chance = rng.random()
+        if chance < 0.7:
+            accepted.append(node)
+            yield "UpdateReceived", {"node": node, "round": number, "update": _update(rng)}
+        elif chance < 0.8:
+            yield "UpdateRejected", {"node": node, "round": number, "reason": "not finite"}
+        elif chance < 0.9:
+            yield "NodeLost", {"node": node, "reason": "it was not heard of for 15 s"}
+            yield "NodeJoined", {"node": node}
+        else:
+            yield "ShardHandedBack", {"node": node, "round": number, "reason": "out of memory"}
+    model = {"blob": {"digest": f"{number:02x}", "size_bytes": 2600}, "round": number + 1}
+    yield "AggregateReady", {"round": number, "model": model, "omitted": []}
+    yield "RoundRecorded", _record(number, len(working), len(accepted))
+    measured = [
+        {
+            "contribution": {"node": node, "samples": 1280, "round": number},
+            "quality_bps": rng.randrange(10_001),
+            "reason": "agrees by 0.9",
+        }
+        for node in accepted
+    ]
+    yield "RoundMeasured", {"round": number, "updates": measured}
+    if number % 2:
+        score = {"loss": 1.0 / number, "metric": 1 - 0.5 / number, "metric_name": "accuracy"}
+        yield "EvaluationReady", {"round": number + 1, **score}
+
+
+def _plan(rng: Random, number: int, working: list[str], resting: dict[str, str]) -> dict[str, Any]:
+    part = {"inner_steps": 20, "codec": "int4", "band": "normal", "reason": "normal: H=20"}
+    forecast_ms = rng.choice((0, 900))
+    nodes = {node: {**part, "forecast_ms": forecast_ms, "spread_ms": 100} for node in working}
+    plan = {"round": number, "nodes": nodes, "resting": resting, "reason": "as before"}
+    return {**plan, "deadline_ms": rng.choice((0, 5_000))}
+
+
+def _update(rng: Random) -> dict[str, Any]:
+    return {
+        "blob": {"digest": "bb", "size_bytes": 1300},
+        "samples": 1280,
+        "inner_steps": 20,
+        "compute_ms": rng.randrange(0, 400),
+        "loss_last": rng.random(),
+        "codec": "int4",
+        "nonce": START_MS + rng.randrange(10_000),
+    }
+
+
+def _record(number: int, participants: int, updates: int) -> dict[str, Any]:
+    return {
+        "round": number,
+        "participants": participants,
+        "updates": updates,
+        "samples": 1280 * updates,
+        "samples_per_s": 999.5,
+        "bytes_up": 1300 * updates,
+        "bytes_down": 2600,
+        "duration_ms": 400,
+        "loss": 2.0 / (number + 1),
+        "forecast_error": 0.1,
+        "reason": f"round {number} closed: every expected update is there",
+    }
+
+
+def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobView:
+    """A job's newest figures."""
+    given = {
+        "name": "digits",
+        "reason": "round 0 is open",
+        "round": 0,
+        "rounds": 8,
+        "nodes": 3,
+        "loss": None,
+        "metric": None,
+        "metric_name": "accuracy",
+        "bytes_up": 0,
+        "bytes_down": 0,
+        "updates_accepted": 0,
+        "updates_refused": 0,
+        "samples": 0,
+        "model": None,
+        "at_ms": 0,
+        **values,
+    }
+    return JobView(id=job_id, phase=phase, **given)
+
+
+def participants(seed: int, nodes: int = 3) -> tuple[ParticipantView, ...]:
+    """Progress of an open round."""
+    rng = Random(seed)
+    return tuple(
+        ParticipantView(
+            node=node_id(number),
+            slot=number,
+            state=rng.choice(("pending", "received")),
+            steps_done=rng.randrange(21),
+            steps_total=20,
+            loss=rng.random(),
+            reason="",
+            name=f"machine-{number}",
+        )
+        for number in range(nodes)
+    )
+
+
+def nodes_seen(seed: int, nodes: int = 3, state: str = "working") -> list[NodeView]:
+    """Nodes with readings."""
+    rng = Random(seed)
+    rtt = EstimateView(rng.random() * 1e5, rng.random() * 1e3, 3, 10)
+    reading = ReadingView(rtt, 900, None, rtt, None, rtt, "bbr")
+    return [
+        NodeView(
+            id=node_id(number),
+            state=state,
+            reason="",
+            device="cpu",
+            device_name="CPU, 2 threads",
+            memory_bytes=1 << 30,
+            worker="numpy",
+            workloads={},
+            job=JOB,
+            last_seen_ms_ago=rng.randrange(5_000),
+            software="hypergpu 0.1.0",
+            updates_accepted=rng.randrange(9),
+            updates_refused=0,
+            reading=reading,
+            health="normal",
+            health_reason="normal: H=20",
+            name=f"machine-{number}",
+        )
+        for number in range(nodes)
+    ]

@@ -1,0 +1,86 @@
+"""A dashboard's server in this process. Its coordinator is away: tests tell its feed themselves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import websockets
+
+from dashboard_api.config import DashboardSettings
+from dashboard_api.shell.feed import Feed
+from dashboard_api.shell.server import (
+    PageServer,
+    build_app,
+    listening_socket,
+    open_services,
+    uvicorn_config,
+)
+from dashboard_api.shell.services import Services
+from dashboard_api.shell.session_routes import fresh_link
+from hypergpu.client import ConnectionTarget
+from hypergpu.ids import Digest, TokenId
+from hypergpu.wire.ports import free_ports
+from hypergpu.wire.token import Role, Token, token_text
+
+
+def token_of(role: Role, address: str) -> Token:
+    """A token of a coordinator without TLS."""
+    return Token((address,), Digest(""), role, TokenId("0123456789ab"), "s" * 22)
+
+
+class DashboardUnderTest(NamedTuple):
+    """A server that runs."""
+
+    services: Services
+    origin: str
+
+    @property
+    def feed(self) -> Feed:
+        """The server's own feed."""
+        return self.services.views.own.feed
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        """Headers of a program with the server's own token."""
+        return {"authorization": f"Bearer {token_text(self.services.target.token)}"}
+
+    def code(self) -> str:
+        """A fresh one-time code."""
+        return fresh_link(self.services).partition("#code=")[2]
+
+    def client(self, **headers: str) -> httpx.AsyncClient:
+        """A browser that knows nothing yet."""
+        return httpx.AsyncClient(base_url=self.origin, headers=headers, trust_env=False)
+
+    def open_feed(self, query: str = "", **more: Any) -> Any:
+        """A connection to the feed, as a program with a token."""
+        address = f"{self.origin.replace('http', 'ws', 1)}/feed{query}"
+        given = {"additional_headers": self.bearer, "max_size": None, "proxy": None, **more}
+        return websockets.connect(address, **given)
+
+
+@contextlib.asynccontextmanager
+async def dashboard(folder: Path, **settings: Any) -> AsyncIterator[DashboardUnderTest]:
+    """A server while the block runs."""
+    given = DashboardSettings(data_dir=folder / "dashboard", port=0, **settings)
+    bound = listening_socket(given)
+    port = bound.getsockname()[1]
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    target = ConnectionTarget(address, token_of(Role.OPERATOR, address), 5.0)
+    services = open_services(given, target, port)
+    started = asyncio.Event()
+    server = PageServer(uvicorn_config(build_app(services)), services, lambda _: started.set())
+    serving = asyncio.create_task(server.serve([bound]))
+    waiting = asyncio.create_task(started.wait())
+    await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+    assert started.is_set(), serving.result()
+    if services.recording is None:
+        services.views.own.has_answered.set()
+    try:
+        yield DashboardUnderTest(services, f"http://127.0.0.1:{port}")
+    finally:
+        server.should_exit = True
+        await serving
