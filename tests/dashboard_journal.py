@@ -121,7 +121,7 @@ def _record(number: int, participants: int, updates: int) -> dict[str, Any]:
 
 def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobView:
     """A job's newest figures."""
-    given = {
+    given: dict[str, Any] = {
         "name": "digits",
         "reason": "round 0 is open",
         "round": 0,
@@ -137,8 +137,7 @@ def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobVie
         "samples": 0,
         "model": None,
         "at_ms": 0,
-        **values,
-    }
+    } | values
     return JobView(id=job_id, phase=phase, **given)
 
 

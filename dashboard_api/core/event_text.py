@@ -40,17 +40,27 @@ def event_sentence(event: JobEvent, names: Mapping[str, str]) -> str:
     if event.kind == "EvaluationReady":
         return _evaluation(event)
     if event.kind == "RoundRecorded":
-        return str(fields.get("reason") or "the round closed")
+        return closing_sentence(event)
     node, reason = str(fields.get("node") or ""), str(fields.get("reason") or "")
-    plan = fields.get("plan")
+    number, plan = event_round(event), fields.get("plan")
     if isinstance(plan, dict):
         reason = str(plan.get("reason") or "")
     return _SENTENCES.get(event.kind, event.kind).format(
         node=names.get(node) or short(node),
         reason=reason or "no reason was given",
         because=f": {reason}" if reason else "",
-        round=event_round(event),
+        round=1 if number is None else number + 1,
     )
+
+
+def closing_sentence(event: JobEvent) -> str:
+    """Why a round closed. Rounds of sentences count from 1, those of the journal from 0."""
+    reason = str(event.body.get("reason") or "the round closed")
+    number = event_round(event)
+    beginning = f"round {number} "
+    if number is None or not reason.startswith(beginning):
+        return reason
+    return f"round {number + 1} {reason.removeprefix(beginning)}"
 
 
 def event_round(event: JobEvent) -> int | None:

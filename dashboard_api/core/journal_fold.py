@@ -6,7 +6,13 @@ from typing import Any
 import msgspec
 
 from dashboard_api.core.changes import Draft, JsonObject
-from dashboard_api.core.event_text import HIDDEN_KINDS, event_node, event_round, event_sentence
+from dashboard_api.core.event_text import (
+    HIDDEN_KINDS,
+    closing_sentence,
+    event_node,
+    event_round,
+    event_sentence,
+)
 from dashboard_api.core.lanes import (
     closed_segments,
     planned_lane,
@@ -311,7 +317,8 @@ def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         fold.open_round(number, at_ms - duration_ms, {})
     fold.end_round(number, at_ms)
     names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
-    figures = {name: body.get(name) for name in (*names, "reason", "duration_ms")}
+    figures = {name: body.get(name) for name in (*names, "duration_ms")}
+    figures["reason"] = closing_sentence(event)
     fold.draft.set_each(fold.round_path(number), figures)
     fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
 

@@ -1,7 +1,8 @@
 """One HTML file with the page, its parts and a recording: it opens from disk, without a server."""
 
 import re
-from collections.abc import Mapping
+
+import msgspec
 
 RECORDING_ID = "recording"
 POLICY = (
@@ -12,39 +13,36 @@ PLAIN_PAGE = (
     "<body><h1>HyperGPU</h1><p>The page was not built; this file holds the recording alone.</p>"
     "</body></html>\n"
 )
-_SCRIPT = re.compile(r'<script\b[^>]*\bsrc="([^"]+)"[^>]*>\s*</script>')
-_STYLE = re.compile(r'<link\b(?=[^>]*\brel="stylesheet")[^>]*\bhref="([^"]+)"[^>]*>')
-_PRELOAD = re.compile(r'<link\b(?=[^>]*\brel="(?:modulepreload|preload|icon)")[^>]*>\s*')
 
 
-def page_with_recording(index: str, parts: Mapping[str, str], recording: bytes) -> str:
+class PageParts(msgspec.Struct, frozen=True):
+    """The page as it was built for recordings: one script, one style."""
+
+    html: str = PLAIN_PAGE
+    script: str = ""
+    style: str = ""
+
+
+def page_with_recording(parts: PageParts, recording: bytes) -> str:
     """The page in one file.
 
     Args:
-        index: HTML of the built page; empty: it was not built.
-        parts: Text of scripts and styles by the address that the HTML gives.
+        parts: The built page; its HTML has a head and a body.
         recording: Frames as JSON.
-
-    Raises:
-        KeyError: The HTML names a part that is not there.
     """
-    page = _PRELOAD.sub("", index or PLAIN_PAGE)
-    page = _STYLE.sub(lambda found: f"<style>{_style(parts[found[1]])}</style>", page)
-    scripts = [_script(parts[found]) for found in _SCRIPT.findall(page)]
-    page = _SCRIPT.sub("", page)
     policy = f'<meta http-equiv="content-security-policy" content="{POLICY}">'
-    page = page.replace("<head>", f"<head>{policy}", 1)
-    # What the script reads stands before it; a "<" in the frames could end the element.
+    page = parts.html.replace("<head>", f"<head>{policy}", 1)
+    page = page.replace("</head>", f"<style>{_escape(parts.style, 'style')}</style></head>", 1)
+    # The script finds the frames before it; a "<" in them could end the element.
     frames = recording.decode("utf-8").replace("<", "\\u003c")
-    held = f'<script type="application/json" id="{RECORDING_ID}">{frames}</script>\n'
-    tail = held + "".join(f'<script type="module">{each}</script>\n' for each in scripts)
+    tail = f'<script type="application/json" id="{RECORDING_ID}">{frames}</script>\n'
+    if parts.script:
+        tail += f'<script type="module">{_escape(parts.script, "script")}</script>\n'
     before, end, after = page.rpartition("</body>")
     return f"{before}{tail}{end}{after}" if end else page + tail
 
 
-def _script(text: str) -> str:
-    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE).replace("<!--", "<\\!--")
-
-
-def _style(text: str) -> str:
-    return re.sub(r"</(style)", r"<\\/\1", text, flags=re.IGNORECASE)
+def _escape(text: str, element: str) -> str:
+    """Text that cannot end the element that it stands in."""
+    text = re.sub(rf"</({element})", r"<\\/\1", text, flags=re.IGNORECASE)
+    return text.replace("<!--", "<\\!--")

@@ -1,10 +1,9 @@
 """`hypergpu job export-page`: a job's whole course as one file."""
 
 import asyncio
-import re
 from pathlib import Path
 
-from dashboard_api.core.page_file import page_with_recording
+from dashboard_api.core.page_file import PageParts, page_with_recording
 from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent, NodeView, Role
@@ -13,7 +12,6 @@ from hypergpu.process.clock import unix_ms
 
 RECORDING_BYTES_MOST = 850_000
 """With the page's own parts the file stays below a megabyte."""
-_PART = re.compile(r'(?:src|href)="(\.?/?assets/[^"]+\.(?:js|css))"')
 
 
 async def export_page(target: ConnectionTarget, job: str, out: Path, page: Path) -> int:
@@ -45,7 +43,7 @@ def _write(out: Path, page: Path, recording: bytes) -> int:
     try:
         content = recording if out.suffix == ".json" else _page(page, recording)
         out.write_bytes(content)
-    except (OSError, KeyError) as broken:
+    except OSError as broken:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"{out}: {broken}") from broken
     return len(content)
 
@@ -72,10 +70,9 @@ async def _read_job(
 
 
 def _page(folder: Path, recording: bytes) -> bytes:
-    index = folder / "index.html"
-    html = index.read_text("utf-8") if index.is_file() else ""
-    parts = {
-        name: (folder / name.removeprefix(".").lstrip("/")).read_text("utf-8")
-        for name in _PART.findall(html)
-    }
-    return page_with_recording(html, parts, recording).encode("utf-8")
+    built = folder / "recorded"
+    parts = PageParts()
+    if (built / "index.html").is_file():
+        names = ("index.html", "page.js", "page.css")
+        parts = PageParts(*((built / name).read_text("utf-8") for name in names))
+    return page_with_recording(parts, recording).encode("utf-8")

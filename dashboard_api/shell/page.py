@@ -1,6 +1,7 @@
 """The built page, or a plain one that says how to build it."""
 
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount
@@ -28,9 +29,19 @@ def page_response(folder: Path) -> Response:
     return FileResponse(index, headers={"cache-control": "no-cache"})
 
 
+class AssetFiles(StaticFiles):
+    """Files with a digest in their names: what a name stands for never changes."""
+
+    def file_response(self, *given: Any, **more: Any) -> Response:
+        """A file that may be kept for ever."""
+        response = super().file_response(*given, **more)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
+
+
 def asset_routes(folder: Path) -> list[BaseRoute]:
     """Where the page's parts are; none of an unbuilt page."""
     assets = folder / "assets"
     if not assets.is_dir():
         return []
-    return [Mount("/assets", StaticFiles(directory=assets))]
+    return [Mount("/assets", AssetFiles(directory=assets))]

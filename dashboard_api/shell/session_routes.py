@@ -31,10 +31,12 @@ class WhoAmI(msgspec.Struct):
     """Who the session is."""
 
     role: str
-    token: str
+    name: str
     """Id of the token, without its secret."""
     address: str
     ends_at_ms: int
+    node: str | None = None
+    """The node that the token owns; None: none is known."""
     recorded: bool = False
 
 

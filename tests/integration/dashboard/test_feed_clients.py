@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ PIECE = "x" * 100_000
 
 def shout(feed: Feed, number: int) -> None:
     """A change of a hundred kilobytes, past the pace."""
-    feed.projection.take_reachability(f"{number} {PIECE}", START_MS, is_reachable=False)
+    feed.projection.take_jobs([summary(reason=f"{number} {PIECE}")])
     feed.publish()
 
 
+def reason_in(state: dict[str, Any]) -> str:
+    return str(state.get("jobs", {}).get(JOB, {}).get("reason", ""))
+
+
 async def read_until(connection: Any, state: dict[str, Any], wanted: str) -> dict[str, Any]:
-    """Follow the feed until the coordinator's reason begins so; returns the state."""
-    while not state or not state["coordinator"]["reason"].startswith(wanted):
+    """Follow the feed until the job's reason begins so; returns the state."""
+    while not reason_in(state).startswith(wanted):
         frame = json.loads(await connection.recv())
         if frame["type"] == "snapshot":
             state = frame["state"]
@@ -81,10 +86,9 @@ async def test_a_client_of_another_history_gets_a_snapshot(tmp_path: Path) -> No
 async def test_a_client_that_reads_nothing_costs_a_bounded_queue_and_is_cut_off(
     tmp_path: Path,
 ) -> None:
-    async with dashboard(tmp_path) as under_test:
+    async with dashboard(tmp_path) as under_test, under_test.open_feed() as quick:
         under_test.services.stalled_after_ms = 400
-        async with under_test.open_feed() as quick:
-            silent = await _silent_client(under_test)
+        with closing(await _silent_client(under_test)):
             await _until(lambda: len(under_test.feed.clients) == 2, under_test.feed)
             state: dict[str, Any] = {}
             for number in range(60):
@@ -94,8 +98,6 @@ async def test_a_client_that_reads_nothing_costs_a_bounded_queue_and_is_cut_off(
                 # The quick client reads on, whatever the silent one does.
                 state = await read_until(quick, state, f"{number} ")
             await _until(lambda: len(under_test.feed.clients) == 1, under_test.feed)
-            assert under_test.feed.snapshots_forced >= 1
-            silent.close()
 
 
 async def test_a_slow_client_gets_the_newest_state_in_place_of_what_it_missed(
@@ -109,7 +111,7 @@ async def test_a_slow_client_gets_the_newest_state_in_place_of_what_it_missed(
                 shout(under_test.feed, number)
                 quick_state = await read_until(quick, quick_state, f"{number} ")
         state = await asyncio.wait_for(read_until(slow, {}, "79 "), 60)
-        assert state["coordinator"]["reason"] == quick_state["coordinator"]["reason"]
+        assert reason_in(state) == reason_in(quick_state)
         forced = [each.queue.snapshots_forced for each in under_test.feed.clients]
         assert under_test.feed.snapshots_forced + sum(forced) >= 1
 

@@ -38,7 +38,7 @@ async def test_a_code_is_exchanged_once_for_a_cookie_that_no_script_reads(tmp_pa
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         who = await client.get(f"{PREFIX}/session")
-        assert who.json()["token"] == "0123456789ab"
+        assert who.json()["name"] == "0123456789ab"
         second = await client.post(f"{PREFIX}/session", json=given, headers=headers)
         assert second.status_code == 401
         assert "used already" in second.json()["message"]
