@@ -11,7 +11,7 @@ import msgspec
 
 from dashboard_api.config import DashboardSettings
 from hypergpu.errors import HyperGPUError
-from hypergpu.process.logs import configure_logs
+from hypergpu.process import configure_logs
 
 
 def main(arguments: list[str] | None = None) -> int:

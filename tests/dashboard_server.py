@@ -18,12 +18,12 @@ from dashboard_api.shell.server import (
     open_services,
     uvicorn_config,
 )
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import fresh_link
 from hypergpu.client import ConnectionTarget
 from hypergpu.ids import Digest, TokenId
-from hypergpu.wire.ports import free_ports
-from hypergpu.wire.token import Role, Token, token_text
+from hypergpu.wire.credentials import Role, Token, token_text
+from hypergpu.wire.network import free_ports
 
 
 def token_of(role: Role, address: str) -> Token:
@@ -34,7 +34,7 @@ def token_of(role: Role, address: str) -> Token:
 class DashboardUnderTest(NamedTuple):
     """A server that runs."""
 
-    services: Services
+    services: DashboardServices
     origin: str
 
     @property

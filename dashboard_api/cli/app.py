@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hypergpu.terminal.options import TokenFile
+from hypergpu.terminal.commands import TokenFile
 
 if TYPE_CHECKING:
     pass
@@ -38,7 +38,7 @@ def dashboard(  # noqa: PLR0913 - each is an option
         typer.Option("--host", metavar="NAME", help="A name browsers reach it by; repeatable."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="History, sessions, uploads.")
+        Path | None, typer.Option("--data-dir", help="HistoryStore, sessions, uploads.")
     ] = None,
     comparisons: Annotated[
         Path | None, typer.Option("--comparisons", help="Results of `hypergpu compare`.")

@@ -8,7 +8,7 @@ import msgspec
 from dashboard_api.core.changes import JsonObject
 from dashboard_api.core.state import AlertState
 from hypergpu.client.values import ENDED
-from hypergpu.terminal.figures import score, short, size, span
+from hypergpu.terminal.output import score, short, size, span
 
 STUCK_AFTER_MS = 120_000
 STUCK_ROUNDS = 4
@@ -28,7 +28,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     moved_at_ms: Mapping[str, int] = {}
     """When the newest event of a job was journalled, by job."""
     disk_free_bytes: int | None = None
-    """Of the disk with the coordinator's data; None: it is another machine's."""
+    """Free space of the disk with the coordinator's data; None: the disk is another machine's."""
 
 
 def standing_alerts(state: JsonObject, around: Surroundings) -> dict[str, JsonObject]:
@@ -48,7 +48,7 @@ def _alerts(state: JsonObject, around: Surroundings) -> Iterator[tuple[str, Aler
         for alert in _job_alerts(job, around):
             yield f"{alert.kind}/{job_id}", alert
     for node_id, node in (state.get("nodes") or {}).items():
-        if lost := _node_lost(node, jobs):
+        if lost := _node_alert(node, jobs):
             yield f"{lost.kind}/{node_id}", lost
     if around.disk_free_bytes is not None and around.disk_free_bytes < DISK_LEAST_BYTES:
         yield (
@@ -66,14 +66,14 @@ def _alerts(state: JsonObject, around: Surroundings) -> Iterator[tuple[str, Aler
 def _job_alerts(job: JsonObject, around: Surroundings) -> Iterator[AlertState]:
     name = job["name"] or job["id"]
     if job["phase"] not in ENDED:
-        if alert := _stuck(job, name, around):
+        if alert := _stuck_alert(job, name, around):
             yield alert
-        if alert := _diverging(job, name):
+        if alert := _divergence_alert(job, name):
             yield alert
     yield from _payment_alerts(job, name, around)
 
 
-def _stuck(job: JsonObject, name: str, around: Surroundings) -> AlertState | None:
+def _stuck_alert(job: JsonObject, name: str, around: Surroundings) -> AlertState | None:
     moved_ms = around.moved_at_ms.get(job["id"])
     if moved_ms is None or job["phase"] not in _MOVING:
         return None
@@ -93,7 +93,7 @@ def _stuck(job: JsonObject, name: str, around: Surroundings) -> AlertState | Non
     )
 
 
-def _diverging(job: JsonObject, name: str) -> AlertState | None:
+def _divergence_alert(job: JsonObject, name: str) -> AlertState | None:
     rounds = sorted(job["rounds_by_number"].values(), key=lambda each: each["number"])
     losses = [each["loss"] for each in rounds if each["loss"] is not None]
     recent, least = losses[-DIVERGING_ROUNDS:], min(losses, default=0.0)
@@ -138,7 +138,7 @@ def _payment_alerts(job: JsonObject, name: str, around: Surroundings) -> Iterato
         )
 
 
-def _node_lost(node: JsonObject, jobs: JsonObject) -> AlertState | None:
+def _node_alert(node: JsonObject, jobs: JsonObject) -> AlertState | None:
     if node["state"] not in AWAY_STATES:
         return None
     for job in jobs.values():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hypergpu.client.values import JobEvent
-from hypergpu.terminal.figures import score, short
+from hypergpu.terminal.output import score, short
 from hypergpu.units import several
 
 HIDDEN_KINDS = frozenset({"UpdateReceived", "UpdatesJudged"})

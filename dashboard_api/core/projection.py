@@ -21,7 +21,7 @@ READING_DIGITS = 3
 _LIVE_STATES = frozenset({"pending"})
 
 
-class Projection:
+class FeedProjection:
     """State of the feed with its changes since they were last taken."""
 
     def __init__(self, address: str, tree: JsonObject | None = None) -> None:
@@ -114,7 +114,7 @@ class Projection:
         fold.set(decimals=decimals)
         for node in payments.nodes:
             if self._draft.get("nodes", node) is not None:
-                self._draft.set(("nodes", node, "earned"), str(self._earned(node)))
+                self._draft.set(("nodes", node, "earned"), str(self._earnings(node)))
 
     def take_alerts(self, alerts: Mapping[str, Any]) -> None:
         """Fold the alerts that stand now."""
@@ -132,7 +132,7 @@ class Projection:
             self._jobs[job_id] = JobFold(self._draft, job_id)
         return self._jobs[job_id]
 
-    def _earned(self, node: str) -> int:
+    def _earnings(self, node: str) -> int:
         accounts = [job.get("payments") for job in (self._draft.get("jobs") or {}).values()]
         own = [each["nodes"].get(node) for each in accounts if each]
         return sum(int(each["worth"]) for each in own if each)

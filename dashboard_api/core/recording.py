@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from dashboard_api.core.changes import conflated_changes
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from hypergpu.client.values import JobEvent, JobView, NodeView
 
 STEPS_TRIED = (1_500, 500, 150, 50)
@@ -54,7 +54,7 @@ def recorded_frames(
         end_ms: When the recording ends, Unix time.
         steps: Deltas of equal distance in time: further ones are joined with their neighbours.
     """
-    projection = Projection(recorded.address)
+    projection = FeedProjection(recorded.address)
     start_ms = recorded.events[0][0] if recorded.events else end_ms
     projection.take_reachability("", start_ms, is_reachable=True)
     if recorded.nodes:
@@ -77,7 +77,7 @@ def recorded_frames(
     return frames
 
 
-def _add_delta(frames: list[RecordedFrame], projection: Projection, at_ms: int) -> None:
+def _add_delta(frames: list[RecordedFrame], projection: FeedProjection, at_ms: int) -> None:
     if changes := conflated_changes(projection.take_changes()):
         seq = len(frames)
         frame = {"type": "delta", "seq": seq, "at_ms": at_ms, "changes": changes}

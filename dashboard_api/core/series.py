@@ -33,7 +33,7 @@ class Bucket(msgspec.Struct, frozen=True):
 
     number: int
     at_ms: int
-    """Of its first point, like the other two."""
+    """Time of the first point; traffic and round are the first point's, too."""
     moved_bytes: int
     round: int
     least: float
@@ -70,13 +70,13 @@ def merged_buckets(buckets: Iterable[Bucket]) -> list[Bucket]:
     merged: list[Bucket] = []
     for each in buckets:
         if merged and merged[-1].number == each.number:
-            merged[-1] = _joined(merged[-1], each)
+            merged[-1] = _sum_of_two(merged[-1], each)
         else:
             merged.append(each)
     return merged
 
 
-def _joined(one: Bucket, other: Bucket) -> Bucket:
+def _sum_of_two(one: Bucket, other: Bucket) -> Bucket:
     return Bucket(
         one.number,
         one.at_ms,
@@ -97,7 +97,7 @@ def level_for(count: int, points: int) -> int:
     return level
 
 
-def reduced(buckets: Sequence[Bucket], points: int) -> list[Bucket]:
+def reduce_buckets(buckets: Sequence[Bucket], points: int) -> list[Bucket]:
     """At most ``points`` buckets with every extreme of the given ones."""
     if len(buckets) <= points:
         return list(buckets)

@@ -11,11 +11,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from dashboard_api.shell.failures import RequestRefusedError, failure_response
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_store import Session, user_token
 from hypergpu.client import HyperGPUError, RemoteFailureError
 from hypergpu.errors import Reason
-from hypergpu.process.clock import unix_ms
+from hypergpu.streams import unix_ms
 
 BODY_BYTES_MAX = 1 << 20
 ID_LENGTH_MAX = 64
@@ -38,7 +38,7 @@ class Parameter(NamedTuple):
 class Call(NamedTuple):
     """A request that may be answered."""
 
-    services: Services
+    services: DashboardServices
     request: Request
     session: Session | None
 
@@ -120,7 +120,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def endpoint_function(
-    endpoint: Endpoint, services: Services
+    endpoint: Endpoint, services: DashboardServices
 ) -> Callable[[Request], Awaitable[Response]]:
     """The function that Starlette calls for a row."""
 
@@ -133,14 +133,14 @@ def endpoint_function(
                 del require
             if request.method == "GET":
                 return await endpoint.answer(call)
-            return await _audited(endpoint, call)
+            return await _answer_with_audit(endpoint, call)
         except (HyperGPUError, RemoteFailureError, RequestRefusedError) as failure:
             return failure_response(failure)
 
     return answer
 
 
-async def _audited(endpoint: Endpoint, call: Call) -> Response:
+async def _answer_with_audit(endpoint: Endpoint, call: Call) -> Response:
     """Answer, and write the action down with its outcome."""
     action = f"{call.request.method} {call.request.url.path}"[:200]
     outcome = "done"
@@ -153,8 +153,8 @@ async def _audited(endpoint: Endpoint, call: Call) -> Response:
         await call.services.note_action(call.session, action, outcome)
 
 
-async def find_session(services: Services, connection: HTTPConnection) -> Session | None:
-    """Whose cookie or bearer token a request carries; None: nobody's.
+async def find_session(services: DashboardServices, connection: HTTPConnection) -> Session | None:
+    """Session of the cookie or bearer token that a request carries; None: it carries neither.
 
     Raises:
         HyperGPUError: The bearer token is not one for this coordinator.

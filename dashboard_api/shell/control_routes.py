@@ -16,7 +16,7 @@ from hypergpu.client import AsyncCoordinator
 from hypergpu.jobfile import JobFileError, parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.jobfile.toml import KeyLines
-from hypergpu.workloads.registry import entries
+from hypergpu.workloads.workload import entries
 
 WHICH = ("latest", "best")
 
@@ -112,7 +112,7 @@ async def tell_workloads(_call: Call) -> Response:
 async def create_job(call: Call) -> Response:
     """Check the settings and create the job."""
     wanted = await call.body(JobRequest)
-    folder = await _uploaded(call, wanted.upload)
+    folder = await _data_folder(call, wanted.upload)
     spec = _spec(wanted, folder)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     if wanted.preview:
@@ -122,7 +122,7 @@ async def create_job(call: Call) -> Response:
     return json_response(JobMade(job_id, tree), 201)
 
 
-async def _uploaded(call: Call, upload_id: str) -> Path | None:
+async def _data_folder(call: Call, upload_id: str) -> Path | None:
     if not upload_id:
         return None
     upload = call.services.uploads.find(upload_id, call.who.key)

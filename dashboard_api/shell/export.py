@@ -8,7 +8,7 @@ from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent, NodeView, Role
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process.clock import unix_ms
+from hypergpu.streams import unix_ms
 
 RECORDING_BYTES_MOST = 850_000
 """With the page's own parts the file stays below a megabyte."""

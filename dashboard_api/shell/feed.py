@@ -10,8 +10,8 @@ from typing import Protocol
 from dashboard_api.core.changes import Change, conflated_changes
 from dashboard_api.core.frames import HelloFrame, delta_frame, snapshot_frame
 from dashboard_api.core.outbox import ClientQueue, DeltaRing, Pacer, Resume, Wanted
-from dashboard_api.core.projection import Projection
-from hypergpu.process.clock import monotonic_ms, unix_ms
+from dashboard_api.core.projection import FeedProjection
+from hypergpu.streams import monotonic_ms, unix_ms
 
 
 class FrameSource(Protocol):
@@ -55,7 +55,7 @@ class FeedClient:
 class Feed:
     """State, ring and clients."""
 
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: FeedProjection) -> None:
         self.projection = projection
         self.epoch = secrets.token_hex(8)
         self.clients: set[FeedClient] = set()

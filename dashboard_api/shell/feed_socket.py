@@ -12,7 +12,7 @@ from dashboard_api.core.frames import hello_frame
 from dashboard_api.core.outbox import Resume
 from dashboard_api.shell.api import find_session
 from dashboard_api.shell.feed import Feed
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 from hypergpu.client import HyperGPUError
 
 ABORT = "hypergpu.abort"
@@ -34,12 +34,12 @@ class AbortableProtocol(WebSocketsSansIOProtocol):
         await super().run_asgi()
 
 
-async def serve_feed(services: Services, socket: WebSocket) -> None:
+async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
     """Serve one client until either side ends."""
     if services.recording is not None:
         await socket.accept()
         hello = hello_frame(services.recording.hello())
-        frames = _recorded(hello, services.recording.frames())
+        frames = _recorded_frames(hello, services.recording.frames())
         await _exchange(socket, frames, services.stalled_after_ms)
         return
     try:
@@ -54,7 +54,7 @@ async def serve_feed(services: Services, socket: WebSocket) -> None:
     await socket.accept()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(follower.has_answered.wait(), FIRST_STATE_WITHIN_S)
-    frames = _live(follower.feed, session.role, resume_wanted(socket))
+    frames = _live_frames(follower.feed, session.role, resume_wanted(socket))
     await _exchange(socket, frames, services.stalled_after_ms)
 
 
@@ -72,7 +72,7 @@ async def _refuse(socket: WebSocket, code: int, reason: str) -> None:
     await socket.close(code, reason[:100])
 
 
-async def _live(feed: Feed, role: str, resume: Resume | None) -> AsyncIterator[bytes]:
+async def _live_frames(feed: Feed, role: str, resume: Resume | None) -> AsyncIterator[bytes]:
     client = feed.open_client(resume)
     try:
         yield hello_frame(feed.hello(role))
@@ -82,7 +82,7 @@ async def _live(feed: Feed, role: str, resume: Resume | None) -> AsyncIterator[b
         feed.close_client(client)
 
 
-async def _recorded(hello: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _recorded_frames(hello: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield hello
     async for frame in frames:
         yield frame

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from dashboard_api.core.alerts import Surroundings, standing_alerts
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.wall_clock import WallClock
 from dashboard_api.shell.accounts import payments_state
 from dashboard_api.shell.feed import Feed
-from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recorder import HistoryRecorder
 from hypergpu.client import (
     ENDED,
     AsyncCoordinator,
@@ -23,7 +23,7 @@ from hypergpu.client import (
     RemoteFailureError,
     Role,
 )
-from hypergpu.process.clock import monotonic_ms, unix_ms
+from hypergpu.streams import monotonic_ms, unix_ms
 
 JOBS_EVERY_S = 1.0
 NODES_EVERY_S = 2.0
@@ -47,10 +47,10 @@ class Follower:
     """
 
     def __init__(
-        self, target: ConnectionTarget, recorder: Recorder, data_dir: Path | None = None
+        self, target: ConnectionTarget, recorder: HistoryRecorder, data_dir: Path | None = None
     ) -> None:
         self.target = target
-        self.feed = Feed(Projection(target.address))
+        self.feed = Feed(FeedProjection(target.address))
         self.coordinator: AsyncCoordinator | None = None
         self._recorder = recorder
         self._data_dir = data_dir
@@ -61,7 +61,7 @@ class Follower:
         """Set once the coordinator has told its jobs."""
 
     @property
-    def projection(self) -> Projection:
+    def projection(self) -> FeedProjection:
         """State of the feed."""
         return self.feed.projection
 

@@ -18,7 +18,7 @@ from dashboard_api.core.series import (
     bucket_number,
     level_for,
     point_buckets,
-    reduced,
+    reduce_buckets,
 )
 from dashboard_api.core.state import EventLine
 from dashboard_api.core.wall_clock import Anchor
@@ -39,7 +39,7 @@ FILE_NAME = "dashboard.sqlite"
 
 
 class JobBatch(msgspec.Struct):
-    """What is new of one job since the last write."""
+    """Everything that is new of one job since the last write."""
 
     next_sequence: int
     events: list[EventLine] = []
@@ -79,7 +79,7 @@ class SeriesSpan(msgspec.Struct, frozen=True):
     to_index: int | None = None
 
 
-class History:
+class HistoryStore:
     """One database. Writers take turns; a second server on the same SQLite file waits for them."""
 
     def __init__(self, url: str | URL) -> None:
@@ -209,7 +209,7 @@ class History:
                 .where(*chosen, POINTS.c.level == level, within)
                 .order_by(POINTS.c.number)
             )
-            return reduced([Bucket(*row) for row in rows], points)
+            return reduce_buckets([Bucket(*row) for row in rows], points)
 
     def rounds(self, job: str, first: int, last: int) -> list[bytes]:
         """Rounds of a job as JSON, ascending."""

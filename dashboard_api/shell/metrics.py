@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES_MOST = 16
@@ -23,7 +23,7 @@ _TOTALS = {
 class StateCollector:
     """Reads the server's own feed whenever somebody asks."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: DashboardServices) -> None:
         self._services = services
 
     def collect(self) -> Iterator[Metric]:
@@ -61,7 +61,7 @@ def _gauge(name: str, meaning: str, value: float) -> Metric:
     return GaugeMetricFamily(name, meaning, value=value)
 
 
-def metrics_text(services: Services) -> bytes:
+def metrics_text(services: DashboardServices) -> bytes:
     """The text that Prometheus reads."""
     registry = CollectorRegistry()
     registry.register(StateCollector(services))

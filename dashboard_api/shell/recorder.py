@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.series import SeriesPoint
 from dashboard_api.core.state import EventLine
 from dashboard_api.core.wall_clock import Anchor, WallClock
-from dashboard_api.shell.history import History, JobBatch
+from dashboard_api.shell.history import HistoryStore, JobBatch
 from hypergpu.client import JobEvent
 
 WRITE_EVERY_S = 0.5
@@ -28,10 +28,10 @@ EVALUATION_SERIES = {"metric": "metric", "evaluation_loss": "loss"}
 _log = structlog.get_logger(__name__)
 
 
-class Recorder:
+class HistoryRecorder:
     """Collects what is new and writes it twice a second. Several views may share one history."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: HistoryStore) -> None:
         self.history = history
         self._next: dict[str, int] = {}
         """The first sequence number that was not taken yet, by job."""
@@ -50,7 +50,7 @@ class Recorder:
         await asyncio.to_thread(self.history.add_anchor, job_id, anchor)
 
     def take_event(
-        self, projection: Projection, job_id: str, event: JobEvent, line: EventLine
+        self, projection: FeedProjection, job_id: str, event: JobEvent, line: EventLine
     ) -> None:
         """Keep an event that the projection has just folded, once."""
         moved = self._moved.get(job_id, 0)

@@ -23,14 +23,14 @@ from dashboard_api.shell.control_routes import CONTROL_ENDPOINTS
 from dashboard_api.shell.failures import json_response
 from dashboard_api.shell.feed_socket import AbortableProtocol, serve_feed
 from dashboard_api.shell.guard import Guard
-from dashboard_api.shell.history import History, history_url
+from dashboard_api.shell.history import HistoryStore, history_url
 from dashboard_api.shell.history_routes import HISTORY_ENDPOINTS
 from dashboard_api.shell.metrics import CONTENT_TYPE, metrics_text
 from dashboard_api.shell.openapi import PREFIX, openapi_document
 from dashboard_api.shell.page import asset_routes, page_response
-from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recorder import HistoryRecorder
 from dashboard_api.shell.recording import Recording
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import SESSION_ENDPOINTS, fresh_link
 from dashboard_api.shell.session_store import SessionStore
 from dashboard_api.shell.upload_routes import UPLOAD_ENDPOINTS
@@ -60,12 +60,14 @@ class DashboardReady(msgspec.Struct, frozen=True):
     """With a one-time code that is good for ten minutes."""
 
 
-def open_services(settings: DashboardSettings, target: ConnectionTarget, port: int) -> Services:
+def open_services(
+    settings: DashboardSettings, target: ConnectionTarget, port: int
+) -> DashboardServices:
     """Everything that answers share; starts nothing."""
     checked_webhooks(settings.webhook)
-    history = History(history_url(settings.database_url, settings.data_dir))
-    recorder = Recorder(history)
-    return Services(
+    history = HistoryStore(history_url(settings.database_url, settings.data_dir))
+    recorder = HistoryRecorder(history)
+    return DashboardServices(
         settings=settings,
         target=target,
         history=history,
@@ -79,7 +81,7 @@ def open_services(settings: DashboardSettings, target: ConnectionTarget, port: i
     )
 
 
-def build_app(services: Services) -> ASGIApp:
+def build_app(services: DashboardServices) -> ASGIApp:
     """The whole server as one application behind its guard."""
 
     @asynccontextmanager
@@ -111,7 +113,7 @@ def build_app(services: Services) -> ASGIApp:
     return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, known_origins(hosts))
 
 
-def _operational_routes(services: Services) -> list[BaseRoute]:
+def _operational_routes(services: DashboardServices) -> list[BaseRoute]:
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("the server runs\n")
 
@@ -131,7 +133,7 @@ def _operational_routes(services: Services) -> list[BaseRoute]:
 
 
 @asynccontextmanager
-async def running(services: Services) -> AsyncIterator[None]:
+async def running(services: DashboardServices) -> AsyncIterator[None]:
     """Follow the coordinator while the block runs."""
     if services.recording is not None:
         yield
@@ -197,7 +199,7 @@ class PageServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        services: Services,
+        services: DashboardServices,
         say_ready: Callable[[DashboardReady], None],
     ) -> None:
         super().__init__(config)

@@ -8,25 +8,25 @@ from starlette.concurrency import run_in_threadpool
 from dashboard_api.config import DashboardSettings
 from dashboard_api.core.outbox import STALLED_AFTER_MS
 from dashboard_api.core.sessions import CodeBook
-from dashboard_api.shell.history import AuditLine, History
+from dashboard_api.shell.history import AuditLine, HistoryStore
 from dashboard_api.shell.page import PAGE_FOLDER
-from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recorder import HistoryRecorder
 from dashboard_api.shell.recording import Recording
 from dashboard_api.shell.session_store import Session, SessionStore
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
 from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process.clock import unix_ms
+from hypergpu.streams import unix_ms
 
 
-class Services(msgspec.Struct):
+class DashboardServices(msgspec.Struct):
     """Parts of one server."""
 
     settings: DashboardSettings
     target: ConnectionTarget
-    history: History
-    recorder: Recorder
+    history: HistoryStore
+    recorder: HistoryRecorder
     sessions: SessionStore
     codes: CodeBook
     uploads: Uploads

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from dashboard_api.core.sessions import SESSION_GOOD_MS
 from dashboard_api.shell.api import Call, Endpoint
 from dashboard_api.shell.failures import json_response
-from dashboard_api.shell.services import Services
+from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_store import user_token
 from hypergpu.client import AsyncCoordinator
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process.clock import monotonic_ms, unix_ms
-from hypergpu.wire.token import Token
+from hypergpu.streams import monotonic_ms, unix_ms
+from hypergpu.wire.credentials import Token
 
 CHECK_WITHIN_S = 10.0
 
@@ -70,7 +70,7 @@ async def open_session(call: Call) -> Response:
     return answer
 
 
-async def check_token(services: Services, token: Token) -> None:
+async def check_token(services: DashboardServices, token: Token) -> None:
     """Ask the coordinator whether it takes a token.
 
     Raises:
@@ -81,7 +81,7 @@ async def check_token(services: Services, token: Token) -> None:
         await asyncio.wait_for(coordinator.jobs(), CHECK_WITHIN_S)
 
 
-def who(services: Services, token: Token, ends_at_ms: int) -> WhoAmI:
+def who(services: DashboardServices, token: Token, ends_at_ms: int) -> WhoAmI:
     """A session for its holder."""
     return WhoAmI(token.role.value, token.id, services.target.address, ends_at_ms)
 
@@ -112,12 +112,12 @@ async def make_link(call: Call) -> Response:
     return json_response(LinkAnswer(fresh_link(call.services)))
 
 
-def session_key(services: Services) -> str:
+def session_key(services: DashboardServices) -> str:
     """Key of the server's own token."""
     return services.views.own_key
 
 
-def fresh_link(services: Services) -> str:
+def fresh_link(services: DashboardServices) -> str:
     """An address with a one-time code in its fragment, which browsers send to nobody."""
     code = secrets.token_urlsafe(24)
     services.codes.add(code, monotonic_ms())

@@ -17,7 +17,7 @@ from sqlalchemy import delete, func, select
 from dashboard_api.core.sessions import SESSION_GOOD_MS, SESSIONS_MAX, secret_digest
 from dashboard_api.shell.schema import SESSIONS
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.wire.token import Role, Token, parse_token, token_text
+from hypergpu.wire.credentials import Role, Token, parse_token, token_text
 
 _KEY_CONTEXT = "hypergpu dashboard 2026 key of a session's token"
 _NONCE_BYTES = 12

@@ -7,11 +7,11 @@ from hypergpu.client import ConnectionTarget
 from hypergpu.client.connection import find_target
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
-from hypergpu.wire.token import Role, Token, parse_token
+from hypergpu.wire.credentials import Role, Token, parse_token
 
 CALL_TIMEOUT_S = 30.0
 NOBODY = ConnectionTarget("recording", Token((), Digest(""), Role.USER, TokenId(""), ""), 1.0)
-"""Of a recording: no coordinator is called."""
+"""Stands in for a coordinator where a recording is shown: nobody is called."""
 
 
 def dashboard_target(settings: DashboardSettings) -> ConnectionTarget:

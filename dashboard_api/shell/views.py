@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 
 from dashboard_api.shell.follower import Follower
-from dashboard_api.shell.recorder import Recorder
+from dashboard_api.shell.recorder import HistoryRecorder
 from dashboard_api.shell.session_store import Session
 from hypergpu.client import ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process.clock import monotonic_ms
+from hypergpu.streams import monotonic_ms
 
 VIEWS_MAX = 16
 IDLE_AFTER_MS = 300_000
@@ -29,7 +29,9 @@ class View(msgspec.Struct):
 class Views:
     """Feeds by token. The server's own runs always, any other while it is looked at."""
 
-    def __init__(self, target: ConnectionTarget, recorder: Recorder, data_dir: Path | None) -> None:
+    def __init__(
+        self, target: ConnectionTarget, recorder: HistoryRecorder, data_dir: Path | None
+    ) -> None:
         self.target = target
         self._recorder = recorder
         self._views: dict[str, View] = {}

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from dashboard_api.core.changes import apply_changes, conflated_changes, json_copy
 from dashboard_api.core.frames import delta_frame, frame_schema, snapshot_frame
 from dashboard_api.core.outbox import ClientQueue, DeltaRing, Pacer, Wanted
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import FeedState
 from tests.dashboard_journal import JOB, START_MS, journal, nodes_seen, participants, summary
 
-Step = Callable[[Projection], None]
+Step = Callable[[FeedProjection], None]
 SEEDS = st.integers(0, 2**32)
 
 
@@ -45,7 +45,7 @@ def steps(seed: int) -> Iterator[Step]:
 @given(SEEDS)
 @settings(max_examples=60)
 def test_any_split_of_deltas_after_a_snapshot_gives_the_same_state(seed: int) -> None:
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     rng = Random(seed)
     client: dict[str, Any] | None = None
     for step in steps(seed):
@@ -66,7 +66,7 @@ def test_any_split_of_deltas_after_a_snapshot_gives_the_same_state(seed: int) ->
 @given(SEEDS, st.floats(0, 1))
 @settings(max_examples=40)
 def test_a_client_that_returns_at_any_number_has_the_same_state(seed: int, part: float) -> None:
-    projection, ring = Projection("somewhere:7700"), DeltaRing()
+    projection, ring = FeedProjection("somewhere:7700"), DeltaRing()
     states = [json_copy(projection.state)]
     projection.take_changes()
     for step in steps(seed):
@@ -89,7 +89,7 @@ def test_a_client_that_returns_at_any_number_has_the_same_state(seed: int, part:
 @settings(max_examples=25)
 def test_every_frame_is_of_the_schema(seed: int) -> None:
     validator = jsonschema.Draft202012Validator(frame_schema())
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     projection.take_changes()
     for step in steps(seed):
         step(projection)
@@ -102,7 +102,7 @@ def test_every_frame_is_of_the_schema(seed: int) -> None:
 @given(SEEDS)
 @settings(max_examples=20)
 def test_events_that_are_told_twice_change_nothing(seed: int) -> None:
-    once, twice = Projection("somewhere:7700"), Projection("somewhere:7700")
+    once, twice = FeedProjection("somewhere:7700"), FeedProjection("somewhere:7700")
     for event in journal(seed):
         once.take_event(JOB, event, START_MS + event.at_ms)
         twice.take_event(JOB, event, START_MS + event.at_ms)

@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dashboard_api.core.series import SeriesPoint, level_for, point_buckets, reduced
-from dashboard_api.shell.history import History, SeriesSpan, history_url
+from dashboard_api.core.series import SeriesPoint, level_for, point_buckets, reduce_buckets
+from dashboard_api.shell.history import HistoryStore, SeriesSpan, history_url
 
 VALUES = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=300)
 
@@ -23,7 +23,7 @@ def points(values: list[float]) -> list[SeriesPoint]:
 def test_buckets_of_any_level_and_number_keep_every_extreme(
     values: list[float], level: int, wanted: int
 ) -> None:
-    buckets = reduced(point_buckets(points(values), level), wanted)
+    buckets = reduce_buckets(point_buckets(points(values), level), wanted)
     assert len(buckets) <= wanted
     assert min(each.least for each in buckets) == min(values)
     assert max(each.greatest for each in buckets) == max(values)
@@ -46,7 +46,7 @@ def test_the_history_keeps_extremes_whatever_the_batches_and_counts_no_point_twi
 ) -> None:
     given_points = points(values)
     with tempfile.TemporaryDirectory() as folder:
-        history = History(history_url("", Path(folder)))
+        history = HistoryStore(history_url("", Path(folder)))
         at, turn = 0, 0
         while at < len(given_points):
             size = sizes[turn % len(sizes)]

@@ -15,7 +15,7 @@ import websockets
 
 from dashboard_api.core.changes import apply_changes
 from dashboard_api.core.state import FeedState
-from hypergpu.cluster.coordinator import ReadyLine
+from hypergpu.cluster.cluster import ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.jobfile import parse_job
 from tests.processes import ROOT, Cluster
@@ -105,11 +105,10 @@ async def test_a_job_is_seen_from_its_first_round_to_its_model(tmp_path: Path) -
 
 
 async def _test_history(client: httpx.AsyncClient, job_id: str) -> None:
-    count = 0
-    while count < 6:  # The history is written twice a second.
+    series: Any = {"x": []}
+    while len(series["x"]) < 6:  # The history is written twice a second.
         series = (await client.get(f"/jobs/{job_id}/series?names=loss,metric&x=round")).json()
-        count = len(series["x"])
-    assert len(series["series"]["loss"]["mean"]) == count
+    assert len(series["series"]["loss"]["mean"]) == len(series["x"])
     rounds = (await client.get(f"/jobs/{job_id}/rounds?from=0&to=1")).json()["rounds"]
     assert [each["number"] for each in rounds] == [0, 1]
     found = (await client.get(f"/jobs/{job_id}/events?query=joined")).json()["events"]

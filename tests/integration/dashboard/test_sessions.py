@@ -8,7 +8,7 @@ import websockets
 
 from dashboard_api.core.sessions import CODE_GOOD_MS, CodeBook
 from dashboard_api.shell.server import ENDPOINTS
-from hypergpu.wire.token import Role, token_text
+from hypergpu.wire.credentials import Role, token_text
 from tests.dashboard_server import DashboardUnderTest, dashboard, token_of
 
 PREFIX = "/api/v1"

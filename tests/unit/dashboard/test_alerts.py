@@ -11,7 +11,7 @@ from dashboard_api.core.alerts import (
     Surroundings,
     standing_alerts,
 )
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import NodePay, PaymentsState
 from hypergpu.client import JobEvent
 from tests.dashboard_journal import JOB, SPEC, START_MS, journal, node_id, nodes_seen, summary
@@ -19,9 +19,9 @@ from tests.dashboard_journal import JOB, SPEC, START_MS, journal, node_id, nodes
 NOW = Surroundings(START_MS)
 
 
-def training_job() -> Projection:
+def training_job() -> FeedProjection:
     """A job whose first round is open on three nodes."""
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     projection.take_jobs([summary()])
     for event in journal(3, rounds=1):
         projection.take_event(JOB, event, START_MS)
@@ -30,14 +30,14 @@ def training_job() -> Projection:
     return projection
 
 
-def kinds(projection: Projection, around: Surroundings = NOW) -> list[str]:
+def kinds(projection: FeedProjection, around: Surroundings = NOW) -> list[str]:
     alerts = standing_alerts(projection.state, around)
     assert all(each["fix"] and each["reason"] for each in alerts.values())
     return [each["kind"] for each in alerts.values()]
 
 
-def recorded_losses(losses: list[float]) -> Projection:
-    projection = Projection("somewhere:7700")
+def recorded_losses(losses: list[float]) -> FeedProjection:
+    projection = FeedProjection("somewhere:7700")
     projection.take_jobs([summary()])
     for number, loss in enumerate(losses):
         body: dict[str, Any] = {"round": number, "loss": loss, "duration_ms": 10, "reason": ""}
@@ -94,7 +94,7 @@ def test_a_node_of_a_running_job_that_is_away_is_lost_until_it_is_back() -> None
 
 def test_a_full_disk_is_told_where_it_is_known() -> None:
     around = Surroundings(START_MS, disk_free_bytes=DISK_LEAST_BYTES - 1)
-    assert kinds(Projection("somewhere:7700"), around) == ["disk-low"]
+    assert kinds(FeedProjection("somewhere:7700"), around) == ["disk-low"]
 
 
 def test_pay_that_is_owed_and_a_halted_chain_are_told() -> None:

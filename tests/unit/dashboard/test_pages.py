@@ -9,7 +9,7 @@ import pytest
 from dashboard_api.core.changes import apply_changes
 from dashboard_api.core.frames import frame_schema
 from dashboard_api.core.page_file import PageParts, page_with_recording
-from dashboard_api.core.projection import Projection
+from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.recording import (
     RecordedJob,
     RecordingError,
@@ -25,20 +25,20 @@ from tests.dashboard_journal import JOB, START_MS, journal, nodes_seen, summary
 DOCUMENT = Path(__file__).parents[3] / "docs" / "feed.md"
 
 
-def recorded(rounds: int = 6) -> RecordedJob:
+def recorded_job(rounds: int = 6) -> RecordedJob:
     events = [(START_MS + event.at_ms, event) for event in journal(4, rounds=rounds)]
     return RecordedJob("somewhere:7700", summary(phase="finished"), events, nodes_seen(1))
 
 
 def test_a_recording_ends_in_the_state_that_its_events_give() -> None:
-    whole = recorded()
+    whole = recorded_job()
     end_ms = whole.events[-1][0]
     (_, first), *others = recorded_frames(whole, end_ms)
     state = first["state"]
     for seq, (_, frame) in enumerate(others, 1):
         assert frame["seq"] == seq
         apply_changes(state, frame["changes"])
-    direct = Projection("somewhere:7700")
+    direct = FeedProjection("somewhere:7700")
     direct.take_reachability("", whole.events[0][0], is_reachable=True)
     direct.take_nodes(whole.nodes, end_ms)
     for at_ms, event in whole.events:
@@ -48,7 +48,7 @@ def test_a_recording_ends_in_the_state_that_its_events_give() -> None:
 
 
 def test_a_recording_is_made_coarser_until_it_fits() -> None:
-    whole = recorded(rounds=60)
+    whole = recorded_job(rounds=60)
     end_ms = whole.events[-1][0]
     fine = bounded_recording(whole, end_ms, 1 << 30)
     coarse = bounded_recording(whole, end_ms, len(fine) - 1)
@@ -88,7 +88,7 @@ def test_a_webhook_that_is_no_web_address_is_refused(address: str) -> None:
 
 
 async def test_a_webhook_is_told_of_an_alert_when_it_begins_and_when_it_ends() -> None:
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     sender = AlertSender(Feed(projection), checked_webhooks(["https://example.org/hook"]))
     assert sender.news() == []
     projection.take_alerts({"stuck/a": {"kind": "stuck"}})

@@ -3,22 +3,22 @@
 from typing import Any
 
 from dashboard_api.core.lanes import exact_segments, received_segments, segment
-from dashboard_api.core.projection import SEEN_STEP_MS, Projection
+from dashboard_api.core.projection import SEEN_STEP_MS, FeedProjection
 from dashboard_api.core.state import LANES_KEPT
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from hypergpu.client import JobEvent, ParticipantView
 from tests.dashboard_journal import JOB, START_MS, journal, node_id, nodes_seen, summary
 
 
-def fold(*events: tuple[str, dict[str, Any]]) -> Projection:
-    projection = Projection("somewhere:7700")
+def fold(*events: tuple[str, dict[str, Any]]) -> FeedProjection:
+    projection = FeedProjection("somewhere:7700")
     for sequence, (kind, body) in enumerate(events):
         at_ms = START_MS + 100 * sequence
         projection.take_event(JOB, JobEvent(sequence, 0, kind, body), at_ms)
     return projection
 
 
-def job(projection: Projection) -> Any:
+def job(projection: FeedProjection) -> Any:
     return projection.state["jobs"][JOB]
 
 
@@ -27,7 +27,7 @@ def plan(number: int = 0, *nodes: int) -> tuple[str, dict[str, Any]]:
     return "RoundPlanned", {"plan": {"round": number, "nodes": parts, "deadline_ms": 50}}
 
 
-def received(number: int = 0, **update: Any) -> tuple[str, dict[str, Any]]:
+def update_received(number: int = 0, **update: Any) -> tuple[str, dict[str, Any]]:
     given = {"blob": {"size_bytes": 7}, "inner_steps": 9, **update}
     return "UpdateReceived", {"node": node_id(1), "round": number, "update": given}
 
@@ -58,7 +58,9 @@ def test_durations_that_exceed_the_time_are_cut() -> None:
 
 
 def test_an_update_without_durations_has_borders_that_are_called_estimates() -> None:
-    lane = job(fold(plan(), received(compute_ms=40)))["rounds_by_number"]["0"]["lanes"][node_id(1)]
+    lane = job(fold(plan(), update_received(compute_ms=40)))["rounds_by_number"]["0"]["lanes"][
+        node_id(1)
+    ]
     assert lane["is_estimate"]
     assert [each["phase"] for each in lane["segments"]] == ["download", "train", "upload", "wait"]
     assert lane["segments"][1]["end_ms"] - lane["segments"][1]["start_ms"] == 40
@@ -89,7 +91,7 @@ def test_rounds_that_nobody_planned_open_with_their_first_progress() -> None:
 
 
 def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     projection.take_nodes(nodes_seen(1), START_MS)
     rejected = {"node": node_id(1), "round": 0, "reason": "it is not finite"}
     for sequence, (kind, body) in enumerate((plan(), ("UpdateRejected", rejected))):
@@ -101,7 +103,9 @@ def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
 
 def test_an_update_that_is_missing_at_the_end_is_lost() -> None:
     body = {"round": 0, "model": {"blob": {"digest": "x"}}}
-    opened = job(fold(plan(0, 1, 2), received(), ("AggregateReady", body)))["rounds_by_number"]["0"]
+    opened = job(fold(plan(0, 1, 2), update_received(), ("AggregateReady", body)))[
+        "rounds_by_number"
+    ]["0"]
     results = {node: lane["result"] for node, lane in opened["lanes"].items()}
     assert results == {node_id(1): "accepted", node_id(2): "lost"}
     assert all(
@@ -126,7 +130,7 @@ def test_old_rounds_leave_the_state_before_it_grows_without_bound() -> None:
 
 
 def test_a_nodes_last_contact_is_sent_in_steps_alone() -> None:
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     projection.take_nodes(nodes_seen(1), START_MS)
     projection.take_changes()
     projection.take_nodes(nodes_seen(1), START_MS + SEEN_STEP_MS - 1)
@@ -136,7 +140,7 @@ def test_a_nodes_last_contact_is_sent_in_steps_alone() -> None:
 
 
 def test_jobs_and_nodes_that_are_gone_leave_the_state() -> None:
-    projection = Projection("somewhere:7700")
+    projection = FeedProjection("somewhere:7700")
     projection.take_jobs([summary()])
     projection.take_nodes(nodes_seen(1), START_MS)
     projection.take_jobs([])

@@ -13,7 +13,7 @@ from dashboard_api.shell.uploads import Uploads, unpack
 LIMIT = 1_000_000
 
 
-def zipped(path: Path, entries: dict[str, bytes], *, mode: int = 0) -> Path:
+def make_zip(path: Path, entries: dict[str, bytes], *, mode: int = 0) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in entries.items():
             entry = zipfile.ZipInfo(name)
@@ -22,7 +22,7 @@ def zipped(path: Path, entries: dict[str, bytes], *, mode: int = 0) -> Path:
     return path
 
 
-def tarred(path: Path, member: tarfile.TarInfo, content: bytes = b"") -> Path:
+def make_tar(path: Path, member: tarfile.TarInfo, content: bytes = b"") -> Path:
     with tarfile.open(path, "w:gz") as archive:
         member.size = len(content)
         archive.addfile(member, io.BytesIO(content))
@@ -73,7 +73,7 @@ def test_an_upload_of_somebody_else_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_plain_files_is_unpacked(tmp_path: Path) -> None:
-    source = zipped(tmp_path / "a.zip", {"train/0.png": b"a", "train/1.png": b"b"})
+    source = make_zip(tmp_path / "a.zip", {"train/0.png": b"a", "train/1.png": b"b"})
     out = tmp_path / "out"
     out.mkdir()
     unpack(source, "a.zip", out, LIMIT)
@@ -85,27 +85,27 @@ def test_names_that_lead_out_of_the_folder_are_refused(name: str, tmp_path: Path
     out = tmp_path / "deep" / "out"
     out.mkdir(parents=True)
     with pytest.raises(RequestRefusedError, match="leads out"):
-        unpack(zipped(tmp_path / "a.zip", {name: b"x"}), "a.zip", out, LIMIT)
+        unpack(make_zip(tmp_path / "a.zip", {name: b"x"}), "a.zip", out, LIMIT)
     assert list(out.iterdir()) == []
 
 
 def test_links_and_devices_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    linked = zipped(tmp_path / "a.zip", {"link": b"/etc/passwd"}, mode=0o120777)
+    linked = make_zip(tmp_path / "a.zip", {"link": b"/etc/passwd"}, mode=0o120777)
     with pytest.raises(RequestRefusedError, match="no regular file"):
         unpack(linked, "a.zip", out, LIMIT)
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
         member = tarfile.TarInfo("thing")
         member.type, member.linkname = kind, "/etc/passwd"
         with pytest.raises(RequestRefusedError, match="no regular file"):
-            unpack(tarred(tmp_path / "a.tar.gz", member), "a.tar.gz", out, LIMIT)
+            unpack(make_tar(tmp_path / "a.tar.gz", member), "a.tar.gz", out, LIMIT)
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    bomb = zipped(tmp_path / "a.zip", {"zeros": bytes(2 * LIMIT)})
+    bomb = make_zip(tmp_path / "a.zip", {"zeros": bytes(2 * LIMIT)})
     assert bomb.stat().st_size < LIMIT / 100
     with pytest.raises(RequestRefusedError, match="unpacks to too much"):
         unpack(bomb, "a.zip", out, LIMIT)
