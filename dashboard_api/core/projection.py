@@ -88,9 +88,16 @@ class FeedProjection:
 
     def take_nodes(self, nodes: Sequence[NodeView], now_ms: int) -> None:
         """Fold the readings of all nodes; a node that is not among them is gone."""
-        present = {node.id for node in nodes}
-        for node_id in set(self._draft.get("nodes") or {}) - present:
+        self.drop_nodes_but([node.id for node in nodes])
+        self.take_readings(nodes, now_ms)
+
+    def drop_nodes_but(self, present: Sequence[str]) -> None:
+        """Drop the nodes that are gone."""
+        for node_id in sorted(set(self._draft.get("nodes") or {}) - set(present)):
             self._draft.drop(("nodes", node_id))
+
+    def take_readings(self, nodes: Sequence[NodeView], now_ms: int) -> None:
+        """Fold the readings of some nodes."""
         for node in nodes:
             path = ("nodes", node.id)
             if self._draft.get(*path) is None:

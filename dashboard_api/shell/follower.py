@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from dashboard_api.core.alerts import Surroundings, standing_alerts
@@ -19,6 +19,7 @@ from hypergpu.client import (
     HyperGPUError,
     JobEvent,
     JobView,
+    NodeView,
     ParticipantView,
     RemoteFailureError,
     Role,
@@ -30,9 +31,20 @@ NODES_EVERY_S = 2.0
 LEDGER_EVERY_S = 10.0
 ALERTS_EVERY_S = 2.0
 RETRY_MOST_S = 5.0
+NODES_AT_ONCE = 50
+NODES_PAUSE_S = 0.05
+"""Readings of a thousand nodes take a second this way, and no delta is large."""
 PROGRESS_GAP_MS = 250
 NODES_FOR_PROGRESS_GAP = 6
 """Progress of more nodes than this comes less often: 50 nodes' every two seconds."""
+
+
+def batched(nodes: Sequence[NodeView], size: int) -> Iterator[Sequence[NodeView]]:
+    """Pieces of a list."""
+    for at in range(0, len(nodes), size):
+        yield nodes[at : at + size]
+
+
 Failure = (HyperGPUError, RemoteFailureError)
 Ask = Callable[[AsyncCoordinator], Awaitable[None]]
 
@@ -119,6 +131,12 @@ class Follower:
             self._watchers.pop(gone).cancel()
         self.has_answered.set()
 
+    async def take_jobs_told(self, jobs: Sequence[JobView]) -> None:
+        """Take summaries that no coordinator was asked for."""
+        self.projection.take_jobs(jobs)
+        self.feed.publish()
+        self.has_answered.set()
+
     async def _follow_job(self, coordinator: AsyncCoordinator, job: JobView, now_ms: int) -> None:
         if job.id not in self._clocks:
             self._clocks[job.id] = await self._recorder.clock(job.id)
@@ -167,11 +185,17 @@ class Follower:
         self.feed.publish()
 
     async def _ask_nodes(self, coordinator: AsyncCoordinator) -> None:
-        nodes = await coordinator.nodes()
+        await self.take_nodes(await coordinator.nodes())
+
+    async def take_nodes(self, nodes: Sequence[NodeView]) -> None:
+        """Take the readings of all nodes, piece by piece: clients are served between the pieces."""
         now_ms = unix_ms()
-        self.projection.take_nodes(nodes, now_ms)
+        self.projection.drop_nodes_but([node.id for node in nodes])
+        for piece in batched(nodes, NODES_AT_ONCE):
+            self.projection.take_readings(piece, now_ms)
+            self.feed.publish()
+            await asyncio.sleep(NODES_PAUSE_S)
         self._recorder.take_nodes(self.projection.state["nodes"], now_ms)
-        self.feed.publish()
 
     async def _ask_ledgers(self, coordinator: AsyncCoordinator) -> None:
         for job_id, job in list(self.projection.state["jobs"].items()):
