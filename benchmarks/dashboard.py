@@ -130,7 +130,7 @@ async def serving() -> AsyncIterator[tuple[Follower, str]]:
         services = open_services(settings, target, port)
         server = uvicorn.Server(uvicorn_config(build_app(services)))
         task = asyncio.create_task(server.serve([bound]))
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.01)
         try:
             yield services.views.own, f"ws://127.0.0.1:{port}/feed"

@@ -1,7 +1,7 @@
 """The dashboard's own history in a database: rounds, events, series, audit log. Calls block."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class HistoryStore:
         self._insert: Any = (
             sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
         )
+        self._merge = self._merging()
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _tune_sqlite)
         METADATA.create_all(self._engine)
@@ -139,6 +140,18 @@ class HistoryStore:
         with self._writing, self._engine.begin() as connection:
             self._add_points(connection, scope, points)
 
+    def add_readings(self, points: Mapping[str, Sequence[SeriesPoint]]) -> None:
+        """Add points that are known to be new to series, by scope."""
+        rows = [
+            row
+            for scope, given in points.items()
+            for point in given
+            for row in _rows(scope, point.name, [point])
+        ]
+        with self._writing, self._engine.begin() as connection:
+            if rows:
+                connection.execute(self._merge, rows)
+
     def _add_points(
         self, connection: Connection, scope: str, points: Sequence[SeriesPoint]
     ) -> None:
@@ -147,12 +160,8 @@ class HistoryStore:
             by_name.setdefault(point.name, {})[point.index] = point
         for name, given in by_name.items():
             fresh = self._fresh(connection, scope, name, given)
-            for level in range(LEVELS):
-                rows = [
-                    {"scope": scope, "name": name, "level": level, **msgspec.structs.asdict(each)}
-                    for each in point_buckets(fresh, level)
-                ]
-                self._merge(connection, rows)
+            if rows := list(_rows(scope, name, fresh)):
+                connection.execute(self._merge, rows)
 
     def _fresh(
         self, connection: Connection, scope: str, name: str, given: dict[int, SeriesPoint]
@@ -166,16 +175,14 @@ class HistoryStore:
         there = set(connection.scalars(known))
         return [given[number] for number in numbers if number not in there]
 
-    def _merge(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
-        """Add buckets to those that cover the same points."""
-        if not rows:
-            return
+    def _merging(self) -> Any:
+        """The statement that adds a bucket to the one that covers the same points."""
         adding = self._insert(POINTS)
         new = adding.excluded
         # SQLite calls the least of two values min, PostgreSQL least.
         is_sqlite = self._engine.dialect.name == "sqlite"
         least, greatest = (func.min, func.max) if is_sqlite else (func.least, func.greatest)
-        merged = adding.on_conflict_do_update(
+        return adding.on_conflict_do_update(
             index_elements=["scope", "name", "level", "number"],
             set_={
                 "least": least(POINTS.c.least, new.least),
@@ -184,7 +191,6 @@ class HistoryStore:
                 "count": POINTS.c["count"] + new["count"],
             },
         )
-        connection.execute(merged, rows)
 
     def series(self, span: SeriesSpan) -> list[Bucket]:
         """A series with at most so many buckets; every extreme of the span is in one of them."""
@@ -261,6 +267,13 @@ class HistoryStore:
         kept = {name: adding.excluded[name] for name in columns}
         keys = [each.name for each in table.primary_key]
         connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=kept), rows)
+
+
+def _rows(scope: str, name: str, points: Sequence[SeriesPoint]) -> Iterator[dict[str, Any]]:
+    """Rows of every level that cover the points, which ascend by index."""
+    for level in range(LEVELS):
+        for bucket in point_buckets(points, level):
+            yield {"scope": scope, "name": name, "level": level, **msgspec.structs.asdict(bucket)}
 
 
 def history_url(given: str, folder: Path) -> URL:

@@ -16,6 +16,8 @@ from hypergpu.client import JobEvent
 WRITE_EVERY_S = 0.5
 NODE_POINT_MS = 10_000
 """Readings of nodes are kept at this distance."""
+NODES_AT_ONCE = 100
+"""Nodes whose readings are kept at one time: the others' turns come after it."""
 ROUND_SERIES = (
     *("loss", "samples", "samples_per_s", "bytes_up", "bytes_down"),
     *("duration_ms", "forecast_error"),
@@ -70,10 +72,11 @@ class HistoryRecorder:
                 batch.rounds[line.round] = msgspec.json.encode(state)
 
     def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
-        """Keep the nodes' readings, every ten seconds."""
+        """Keep the nodes' readings: every ten seconds, more seldom where there are many nodes."""
         index = at_ms // NODE_POINT_MS
-        for node_id, node in nodes.items():
-            if self._node_index.get(node_id) == index:
+        turns = 1 + len(nodes) // NODES_AT_ONCE
+        for place, (node_id, node) in enumerate(nodes.items()):
+            if self._node_index.get(node_id) == index or (place + index) % turns:
                 continue
             self._node_index[node_id] = index
             self._nodes.setdefault(node_id, []).extend(
@@ -101,8 +104,8 @@ class HistoryRecorder:
     def _write(self, batches: dict[str, JobBatch], nodes: dict[str, list[SeriesPoint]]) -> None:
         for job_id, batch in batches.items():
             self.history.write_job(job_id, batch)
-        for node_id, points in nodes.items():
-            self.history.add_points(f"node/{node_id}", points)
+        scopes = {f"node/{node_id}": points for node_id, points in nodes.items()}
+        self.history.add_readings(scopes)
 
 
 def _points(event: JobEvent, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
