@@ -10,7 +10,7 @@ from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent,
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import unix_ms
 
-RECORDING_BYTES_MOST = 850_000
+RECORDING_BYTES_MOST = 700_000
 """With the page's own parts the file stays below a megabyte."""
 
 

@@ -39,14 +39,14 @@ NODES_FOR_PROGRESS_GAP = 6
 """Progress of more nodes than this comes less often: 50 nodes' every two seconds."""
 
 
-def batched(nodes: Sequence[NodeView], size: int) -> Iterator[Sequence[NodeView]]:
-    """Pieces of a list."""
-    for at in range(0, len(nodes), size):
-        yield nodes[at : at + size]
-
-
 Failure = (HyperGPUError, RemoteFailureError)
 Ask = Callable[[AsyncCoordinator], Awaitable[None]]
+
+
+def node_pieces(nodes: Sequence[NodeView]) -> Iterator[Sequence[NodeView]]:
+    """The nodes, a few at a time."""
+    for at in range(0, len(nodes), NODES_AT_ONCE):
+        yield nodes[at : at + NODES_AT_ONCE]
 
 
 class Follower:
@@ -191,7 +191,7 @@ class Follower:
         """Take the readings of all nodes, piece by piece: clients are served between the pieces."""
         now_ms = unix_ms()
         self.projection.drop_nodes_but([node.id for node in nodes])
-        for piece in batched(nodes, NODES_AT_ONCE):
+        for piece in node_pieces(nodes):
             self.projection.take_readings(piece, now_ms)
             self.feed.publish()
             await asyncio.sleep(NODES_PAUSE_S)
