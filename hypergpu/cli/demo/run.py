@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,8 @@ from hypergpu.cli.demo.settlement import (
 )
 from hypergpu.client import Coordinator, HyperGPUError, JobEvent, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
-from hypergpu.cluster.cluster import LocalCluster
+from hypergpu.cluster.cluster import LocalCluster, ReadyLine
+from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.cluster.processes import program
 from hypergpu.errors import Reason
@@ -110,6 +113,7 @@ class NodeFault:
 
 
 FILE_NAME = "summary.json"
+PAGE_NAME = "page.html"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +153,8 @@ def say_end(summary: Summary, folder: Path) -> None:
     """Write the file and print the end of the demo."""
     text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
     (folder / FILE_NAME).write_bytes(text + b"\n")
-    files = f"{folder / FILE_NAME}, {folder / ACCOUNTS_NAME}, {folder / 'model'}"
+    names = (PAGE_NAME, FILE_NAME, ACCOUNTS_NAME, "model")
+    files = ", ".join(str(folder / name) for name in names if (folder / name).exists())
     say()
     for name, words in (*_end_rows(summary), ("files", files)):
         say(f"{name:<10} {words}")
@@ -206,7 +211,8 @@ PAUSED_AT_MOST_S = 10.0
 VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
-_LEFT = ("state", "logs", "model", FILE_NAME, ACCOUNTS_NAME)
+_PAGE_WITHIN_S = 15.0
+_LEFT = ("state", "logs", "model", FILE_NAME, PAGE_NAME, ACCOUNTS_NAME)
 
 
 def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
@@ -254,6 +260,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     with (
         run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
         LocalCluster(folder, chosen.worker, sites) as cluster,
+        ExitStack() as beside,
     ):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if chosen.note:
@@ -262,6 +269,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
         if sites is not None:
             say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
         chosen = _start_coordinator(cluster, sites, chosen)
+        _open_page(cluster.ready, beside)
         with cluster.operator() as coordinator:
             demo = Demo(cluster, coordinator, names)
             if chosen.is_fixed:
@@ -273,11 +281,32 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
             )
             say()
             pay = settle_demo(cluster, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
+            _export_page(cluster.ready, trained.job.id, folder / PAGE_NAME)
     summary = _summary(chosen, trained, times, pay, time.monotonic() - started_at_s)
     say_end(summary, folder)
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)
+
+
+def _open_page(ready: ReadyLine, beside: ExitStack) -> None:
+    """Serve the page until the demo ends, and print its link."""
+    dashboard = DashboardProcess(ready, Path(ready.operator_token_file).parent, None)
+    beside.callback(dashboard.end)
+    found = dashboard.wait_for_line(_PAGE_WITHIN_S)
+    say(f"watch it in a browser: {found.link}" if found.link else f"no page: {found.detail}")
+
+
+def _export_page(ready: ReadyLine, job_id: str, out: Path) -> None:
+    """Leave the job's course as one file that opens from disk."""
+    command = program(
+        "dashboard_api",
+        *("--export-job", job_id, "--out", str(out)),
+        *("--coordinator", ready.address, "--token-file", ready.operator_token_file),
+    )
+    exported = subprocess.run(command, check=False, capture_output=True, text=True)
+    if exported.returncode:
+        say(f"the page was not written: {exported.stderr.strip()}")
 
 
 def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoPlan) -> DemoPlan:
