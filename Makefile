@@ -27,7 +27,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-gpu wheel full check sim bench chaos proto fmt lock lint types layers schemas drift tree
 .PHONY: web web-test web-drift
-.PHONY: static contracts contracts-audit contracts-drift contracts-gas contracts-test
+.PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,7 +56,7 @@ full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 
 # The long ones first, for -j2.
-static: types contracts-drift contracts-audit lint layers schemas drift
+static: types contracts-drift contracts-audit lint layers schemas drift web-drift web-test
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import msgspec
 
 from dashboard_api.core.changes import conflated_changes
 from dashboard_api.core.projection import FeedProjection
+from dashboard_api.core.state import PaymentsState
 from hypergpu.client.values import JobEvent, JobView, NodeView
 
 STEPS_TRIED = (1_500, 500, 150, 50)
@@ -22,6 +23,10 @@ class RecordedJob(msgspec.Struct, frozen=True):
     events: Sequence[tuple[int, JobEvent]]
     """With the wall-clock time, ascending."""
     nodes: Sequence[NodeView] = ()
+    payments: PaymentsState | None = None
+    """Accounts when the recording was made; None: the job pays nothing."""
+    decimals: int = 0
+    """Of the token that it pays in."""
 
 
 class RecordingError(ValueError):
@@ -73,6 +78,8 @@ def recorded_frames(
         projection.take_event(recorded.job.id, event, at_ms)
     _add_delta(frames, projection, due_ms)
     projection.take_jobs([recorded.job])
+    if recorded.payments is not None:
+        projection.take_payments(recorded.job.id, recorded.payments, recorded.decimals)
     _add_delta(frames, projection, max(end_ms, due_ms))
     return frames
 

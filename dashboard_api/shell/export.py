@@ -6,7 +6,8 @@ from pathlib import Path
 from dashboard_api.core.page_file import PageParts, page_with_recording
 from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
-from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent, NodeView, Role
+from dashboard_api.shell.accounts import payments_state
+from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import unix_ms
 
@@ -29,10 +30,8 @@ async def export_page(target: ConnectionTarget, job: str, out: Path, page: Path)
     Raises:
         HyperGPUError: There is no such job, or the file cannot be written.
     """
-    is_operator = target.token.role is Role.OPERATOR
     async with await AsyncCoordinator.open(target) as coordinator:
-        nodes = await coordinator.nodes() if is_operator else []
-        recorded = await _read_job(coordinator, await coordinator.find_job(job), nodes)
+        recorded = await _read_job(coordinator, await coordinator.find_job(job))
     has_ended = recorded.job.phase in ENDED and recorded.events
     end_ms = recorded.events[-1][0] if has_ended else unix_ms()
     recording = bounded_recording(recorded, end_ms, RECORDING_BYTES_MOST)
@@ -48,10 +47,11 @@ def _write(out: Path, page: Path, recording: bytes) -> int:
     return len(content)
 
 
-async def _read_job(
-    coordinator: AsyncCoordinator, job_id: str, nodes: list[NodeView]
-) -> RecordedJob:
+async def _read_job(coordinator: AsyncCoordinator, job_id: str) -> RecordedJob:
     detail = await coordinator.job(job_id)
+    payments, decimals = None, 0
+    if (await coordinator.spec(job_id)).pay.unit_price:
+        payments, decimals = payments_state(await coordinator.ledger(job_id))
     events: list[JobEvent] = []
     async for update in coordinator.read_events(job_id):
         if not isinstance(update, JobEvent):
@@ -65,7 +65,9 @@ async def _read_job(
         address=coordinator.address,
         job=(await coordinator.job(job_id)).job,
         events=[(clock.unix_ms(event.at_ms), event) for event in events],
-        nodes=nodes,
+        nodes=await coordinator.nodes(),
+        payments=payments,
+        decimals=decimals,
     )
 
 

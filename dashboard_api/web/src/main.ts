@@ -7,7 +7,13 @@ import { openSession } from "./state/session.svelte";
 import { player } from "./state/player.svelte";
 import { feed } from "./state/feed.svelte";
 import { ticker } from "./state/ticker.svelte";
-import { view } from "./state/view.svelte";
+import { link, view } from "./state/view.svelte";
+
+/** A recording of one job opens at that job. */
+function openOnlyJob(): void {
+  const jobs = Object.keys(feed.state?.jobs ?? {});
+  if (!location.hash && jobs.length === 1 && jobs[0]) location.hash = link("job", jobs[0]);
+}
 
 async function recording(): Promise<[number, Frame][] | null> {
   const held = document.getElementById("recording");
@@ -23,6 +29,7 @@ async function start(): Promise<void> {
   if (frames) {
     player.load(frames);
     feed.link = "recorded";
+    openOnlyJob();
   } else {
     await openSession();
     if (!feed.needs_login) startFeed();
