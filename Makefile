@@ -26,7 +26,6 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-gpu wheel full check sim bench chaos proto fmt lock lint types layers schemas drift tree
-.PHONY: web web-test web-drift
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.

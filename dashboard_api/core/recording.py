@@ -26,7 +26,7 @@ class RecordedJob(msgspec.Struct, frozen=True):
     payments: PaymentsState | None = None
     """Accounts when the recording was made; None: the job pays nothing."""
     decimals: int = 0
-    """Of the token that it pays in."""
+    """Decimals of the token that the job pays in."""
 
 
 class RecordingError(ValueError):
