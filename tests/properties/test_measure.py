@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -237,6 +237,9 @@ def test_equal_dice_give_equal_times(path: NetworkPath, size_bytes: Bytes) -> No
 @given(path=CLEAN, size_bytes=SIZES, factor=st.floats(1.1, 10))
 @settings(deadline=None)
 def test_more_bytes_take_no_less_time(path: NetworkPath, size_bytes: Bytes, factor: float) -> None:
+    # A queue of a packet or two drops the last one of two, which waits for a timeout; of three, the
+    # third would have told of the loss at once.
+    assume(path.queue_ms * 1000 >= 10 * path.packet_us)
     more = Bytes(round(size_bytes * factor))
     assert (
         forecast_transfer(path, more).median_us

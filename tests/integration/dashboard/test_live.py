@@ -142,7 +142,9 @@ async def test_the_feed_goes_on_when_the_coordinator_is_killed_and_comes_back(
             assert rounds_of(state, job_id)
             await asyncio.to_thread(cluster.coordinator.start)
             state = await follow(connection, state, has_ended(job_id))
-        assert state["coordinator"]["is_reachable"]
+            state = await follow(
+                connection, state, lambda state: state["coordinator"]["is_reachable"]
+            )
         sequences = [event["sequence"] for event in state["jobs"][job_id]["events"]]
         assert sequences == sorted(set(sequences))
 
