@@ -1,14 +1,11 @@
 """`hypergpu dashboard`: serve the page for any coordinator, or make a fresh link."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hypergpu.terminal.commands import TokenFile
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Serve the page in which people watch, understand and steer training.",
@@ -38,7 +35,7 @@ def dashboard(  # noqa: PLR0913 - each is an option
         typer.Option("--host", metavar="NAME", help="A name browsers reach it by; repeatable."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="HistoryStore, sessions, uploads.")
+        Path | None, typer.Option("--data-dir", help="Where history, sessions and uploads lie.")
     ] = None,
     comparisons: Annotated[
         Path | None, typer.Option("--comparisons", help="Results of `hypergpu compare`.")
