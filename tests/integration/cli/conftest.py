@@ -61,7 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def join_line(folder: Path) -> Iterator[str]:
     """What `hypergpu up` tells people to paste."""
-    up = start(["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0"], folder)
+    where = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--no-page"]
+    up = start(["up", *where], folder)
     assert up.stdout is not None
     line = ""
     for line in up.stdout:

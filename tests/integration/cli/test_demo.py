@@ -68,6 +68,8 @@ def check_pay(said: str, out: Path) -> dict[str, Any]:
     return dict(summary)
 
 
+# `.ci/run` runs this demo by itself, with the same checks at its end.
+@pytest.mark.full
 def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = run_demo(tmp_path, "--out", str(out))
@@ -96,6 +98,7 @@ def test_fixed_demo_ends_with_the_same_model_over_any_network(tmp_path: Path) ->
     assert re.fullmatch(r"model [0-9a-f]{64}", model)
 
 
+@pytest.mark.full
 def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = run_demo(tmp_path, "--metering", "each", "--net", "none", "--out", str(out))

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -16,13 +17,15 @@ from hypergpu.wire.network import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
 from tests.processes import processes_left
 
-ANYWHERE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+WITH_PAGE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+ANYWHERE = [*WITH_PAGE, "--no-page"]
+"""The page's server is a process more for each start; one test has it."""
 
 
 @contextlib.contextmanager
-def up(folder: Path, *words: str) -> Iterator[list[str]]:
+def up(folder: Path, *words: str, where: Sequence[str] = tuple(ANYWHERE)) -> Iterator[list[str]]:
     """A coordinator that runs while the block does; gives what it printed."""
-    child = start(["up", *ANYWHERE, *words], folder)
+    child = start(["up", *where, *words], folder)
     assert child.stdout is not None
     said = []
     for line in child.stdout:
@@ -53,6 +56,13 @@ def join_line(said: list[str]) -> str:
 
 def profile(folder: Path) -> dict[str, str]:
     return tomllib.loads((folder / "config" / "hypergpu" / "up.toml").read_text("utf-8"))
+
+
+def test_up_prints_the_link_of_a_page_that_answers(tmp_path: Path) -> None:
+    with up(tmp_path, "--page-port", "0", where=WITH_PAGE) as said:
+        (link,) = [line for line in said if "#code=" in line]
+        with urlopen(link.partition("#")[0] + "healthz", timeout=240) as answer:  # noqa: S310
+            assert answer.status == 200
 
 
 def test_no_coordinator_outlives_an_up_that_nobody_reads(tmp_path: Path) -> None:
