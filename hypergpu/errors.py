@@ -82,7 +82,7 @@ class Reason(Enum):
     ADDRESS_UNUSABLE = (
         5007,
         "FAILED_PRECONDITION",
-        "choose another: --listen, --port, --node-port, --advertise",
+        "choose another: --listen, --port, --node-port, --bulk-port, --advertise",
     )
     FOLDER_UNUSABLE = (
         5008,
@@ -125,13 +125,14 @@ class Reason(Enum):
     STATE_LOCKED = (
         7002,
         "FAILED_PRECONDITION",
-        "stop the other daemon, or set HYPERGPU_NODE_STATE_DIR",
+        "see it: hypergpu status; stop it, or set HYPERGPU_NODE_STATE_DIR",
     )
     WORKER_UNUSABLE = (
         7003,
         "FAILED_PRECONDITION",
         "for torch: pip install 'hypergpu[torch]'; else read the log",
     )
+    NODE_STOPPED = 7004, "FAILED_PRECONDITION", "start it again: hypergpu join"
     # 8xxx: the chain
     CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     CHAIN_WRONG = 8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant"

@@ -5,17 +5,37 @@ keeps.
 import contextlib
 import ctypes
 import logging
+import os
+import resource
 import sys
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 import structlog
 
+from hypergpu.errors import HyperGPUError, Reason
 
-def configure_logs(level: int | str = logging.INFO) -> None:
-    """Set structlog up for this process; ``level`` is a number or a name such as ``info``."""
-    is_terminal = sys.stderr.isatty()
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if is_terminal else structlog.processors.JSONRenderer()
-    )
+LOG_BYTES_MAX = 2_000_000
+LOG_FILES_BEFORE = 4
+"""Older files that a rotated log keeps, as long as the newest one."""
+
+
+def configure_logs(level: int | str = logging.INFO, file: Path | None = None) -> None:
+    """Set structlog up for this process.
+
+    Args:
+        level: A number or a name such as ``info``.
+        file: Gets JSON lines in place of standard error, and is rotated before it grows beyond
+            LOG_BYTES_MAX. Warnings of libraries go there, too.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, the file cannot be written.
+    """
+    is_terminal = file is None and sys.stderr.isatty()
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if is_terminal:
+        renderer = structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))
     tracebacks: list[structlog.typing.Processor] = (
         [] if is_terminal else [structlog.processors.format_exc_info]
     )
@@ -27,15 +47,48 @@ def configure_logs(level: int | str = logging.INFO) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=(
+            structlog.PrintLoggerFactory(file=sys.stderr)
+            if file is None
+            else _rotated_log_factory(file)
+        ),
         cache_logger_on_first_use=True,
     )
+
+
+class _LossyHandler(RotatingFileHandler):
+    """Loses lines where the disk takes none: a log ends no program."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say nothing: there is nowhere to say it."""
+
+
+def _rotated_log_factory(file: Path) -> Callable[..., logging.Logger]:
+    try:
+        handler = _LossyHandler(
+            file, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES_BEFORE, encoding="utf-8"
+        )
+    except OSError as broken:
+        detail = f"the log {file} cannot be written: {broken.strerror}"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    logging.getLogger().addHandler(handler)
+    logger = logging.getLogger("hypergpu")
+    # Structlog has its own level.
+    logger.setLevel(logging.DEBUG)
+    return lambda *_: logger
 
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD, _ARENA_MAX = -3, -1, -8
 """Parameters of glibc's `mallopt`."""
 _LARGEST_KEPT_BYTES = 32 << 20
 _IDLE_KEPT_BYTES = 64 << 20
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children open as many files and sockets as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def keep_bulk_memory() -> None:

@@ -23,6 +23,11 @@ from hypergpu.crypto import (
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
+OUT_OF_MEMORY = "out of memory"
+"""Beginning of the reason with which a node hands a shard back whose batch did not fit into its
+memory. A plan then gives it a smaller one.
+"""
+
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 AMOUNT_MOST = 2**96 - 1
 """Largest amount that a ledger's fields hold, in the token's smallest unit."""
@@ -163,7 +168,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     base: Digest
     blob: BlobRef
-    scheme: str
+    codec: str
 
 
 class InitialModel(msgspec.Struct, frozen=True):
@@ -219,7 +224,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str = "constant"
     """``constant`` or ``cosine``."""
     codec: str
-    """Compression scheme of the update."""
+    """Codec of the update."""
     seed: int
     """Keyed by (job seed, slot, round): whatever the model draws while it trains."""
     global_samples: Samples = Samples(0)

@@ -23,21 +23,18 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Peers refuse any other. It rises with every change after which an older peer would be refused
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
 CHANGES = {
     2: "nodes sign contributions as EIP-712 data of their job's ledger",
     3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
+    4: "blobs are fetched by HTTP from the coordinator's bulk port",
 }
 """Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"
 PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))
 """Metadata of every call."""
-OUT_OF_MEMORY = "out of memory"
-"""Beginning of the reason with which a node hands a shard back whose batch did not fit into its
-memory. A plan then gives it a smaller one.
-"""
 
 
 def _software() -> str:
@@ -327,9 +324,9 @@ class _Guarded(io.FileIO):
     def write(self, piece: "ReadableBuffer", /) -> int:
         try:
             return super().write(piece)
-        except BrokenPipeError:
-            raise
         except OSError as broken:
+            if isinstance(broken, BrokenPipeError) and self.fileno() == 1:
+                raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)

@@ -232,7 +232,7 @@ def _is_bbr(control: str) -> bool:
 _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12
 PROBE_TIMEOUT_S = 180
-PORTS = (7700, 7701)
+PORTS = (7700, 7701, 7702)
 PYTHON_LEAST = (3, 11)
 
 

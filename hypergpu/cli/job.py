@@ -20,6 +20,7 @@ from hypergpu.terminal.output import (
     confirm,
     name_or_id,
     note,
+    optional_numbers,
     say,
     say_json,
     say_json_line,
@@ -48,7 +49,7 @@ def submit(
     """Check a job file, upload its data and create the job."""
     from hypergpu.client import connect
     from hypergpu.client.values import Submitted
-    from hypergpu.jobfile import check_data_folder, read_job_file
+    from hypergpu.jobfile.reading import check_data_folder, read_job_file
     from hypergpu.terminal.output import progress_bars
 
     # A wrong file is refused before anybody is called.
@@ -87,19 +88,13 @@ def jobs_table(jobs: "Sequence[JobView]") -> "Table":
         Column("job"),
         Column("id"),
         Column("phase"),
-        Column("round", is_number=True, is_optional=True),
-        Column("metric", is_number=True, is_optional=True),
-        Column("nodes", is_number=True, is_optional=True),
-        Column("loss", is_number=True, is_optional=True),
-        Column("up", is_number=True, is_optional=True),
-        Column("down", is_number=True, is_optional=True),
+        *optional_numbers("round", "metric", "nodes", "loss", "up", "down"),
         Column("why", folds=True),
     )
     return columns, [_job_row(job) for job in jobs]
 
 
 def _job_row(job: "JobView") -> tuple[str, ...]:
-
     return (
         name_or_id(job.name, job.id),
         short_id(job.id),
@@ -139,7 +134,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"  workload  {workload}",
         f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
         f"  loss      {score(job.loss)}   {job.metric_name or 'metric'} {score(job.metric)}",
-        f"  updates   {job.updates_accepted} accepted, {job.updates_refused} refused",
+        f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
     ]
@@ -151,9 +146,7 @@ def participants_table(detail: "JobDetail") -> "Table":
         Column("node"),
         Column("id"),
         Column("state"),
-        Column("steps", is_number=True, is_optional=True),
-        Column("loss", is_number=True, is_optional=True),
-        Column("slot", is_number=True, is_optional=True),
+        *optional_numbers("steps", "loss", "slot"),
         Column("why", folds=True),
     )
     rows = [
@@ -234,7 +227,7 @@ def set_parameters(
     words: Annotated[list[str], typer.Argument(metavar="[JOB] KEY=VALUE...")],
 ) -> None:
     """Change settings from the next round on, for example: hypergpu job set lr=0.0005."""
-    from hypergpu.jobfile import parameter_words, with_parameters
+    from hypergpu.jobfile.reading import parameter_words, with_parameters
     from hypergpu.terminal.commands import usage_error
 
     named = None if "=" in words[0] else words[0]

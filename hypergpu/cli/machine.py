@@ -1,8 +1,9 @@
-"""`hypergpu up`, `join`, `demo`, `compare`, `doctor`, `env` and `config show`.
+"""`hypergpu up`, `join`, `status`, `demo`, `compare`, `doctor`, `env` and `config show`.
 
 What they do is imported when they run: help needs none of it.
 """
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +32,7 @@ class Metering(StrEnum):
     EACH = "each"
 
 
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The node's key and state.")]
 SyncSteps = Annotated[
     int,
     typer.Option(
@@ -61,6 +63,9 @@ def up(  # noqa: PLR0913 - each is an option
     node_port: Annotated[
         int | None, typer.Option("--node-port", min=0, max=65535, help="Else 7701; 0: any free.")
     ] = None,
+    bulk_port: Annotated[
+        int | None, typer.Option("--bulk-port", min=0, max=65535, help="Else 7702; 0: any free.")
+    ] = None,
     advertise: Annotated[
         list[str] | None,
         typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
@@ -90,6 +95,7 @@ def up(  # noqa: PLR0913 - each is an option
         listen=listen or ("127.0.0.1" if plaintext else ""),
         port=port,
         node_port=node_port,
+        bulk_port=bulk_port,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
     )
@@ -108,23 +114,50 @@ def join(
         ),
     ] = None,
     *,
-    state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="The node's key and state.")
-    ] = None,
+    state_dir: StateDir = None,
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
     name: Annotated[
         str, typer.Option("--name", help="What node ls calls it; else the machine's name.")
     ] = "",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Log to stderr in place of the live view.")
+    ] = False,
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
-    from hypergpu.cli.up import become_node
+    from hypergpu.cli.up import NodeWish, become_node
     from hypergpu.client.settings import resolve_settings
+    from hypergpu.terminal.output import is_rich
 
     settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
-    become_node(token, state_dir=folder, worker=worker, name=name)
+    is_live = not plain and is_rich() and is_rich(sys.stderr)
+    become_node(token, NodeWish(folder, worker, name, is_live))
+
+
+def status(
+    *,
+    state_dir: StateDir = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the node of this machine does, did and earned."""
+    from hypergpu.cli.status import show_once, watch
+    from hypergpu.terminal.output import is_rich
+
+    folder = (state_dir or _settled_state_dir()).expanduser().resolve()
+    if once or as_json or not is_rich():
+        show_once(folder, as_json=as_json)
+    else:
+        watch(folder)
+
+
+def _settled_state_dir() -> Path:
+    """The node's folder by the settings, whose module loads gRPC along with its package."""
+    from hypergpu.client.settings import resolve_settings
+
+    return Path(resolve_settings()["state_dir"].value)
 
 
 def demo(  # noqa: PLR0913 - each is an option

@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(machine.up)
 app.command()(machine.join)
+app.command()(machine.status)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")

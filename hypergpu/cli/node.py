@@ -1,6 +1,6 @@
-"""`hypergpu node`: list, show, drain, revoke, readmit."""
+"""`hypergpu node`: list, show, pause, resume, drain, revoke, readmit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +11,7 @@ from hypergpu.terminal.output import (
     mbit_s,
     milliseconds,
     name_or_id,
+    optional_numbers,
     percent,
     say,
     say_json,
@@ -19,13 +20,14 @@ from hypergpu.terminal.output import (
     size,
     span,
 )
+from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, NodeView
     from hypergpu.client.values import EstimateView
     from hypergpu.terminal.output import Table
 
-app = group("See the nodes, let them go, shut them out.")
+app = group("See the nodes, pause them, let them go, shut them out.")
 _Node = Annotated[str, typer.Argument(help="A node's name, or its id or the beginning of it.")]
 
 
@@ -51,14 +53,9 @@ def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
         Column("state"),
         Column("health", is_optional=True),
         Column("job", is_optional=True),
-        Column("step", is_number=True, is_optional=True),
-        Column("rtt", is_number=True, is_optional=True),
-        Column("loss", is_number=True, is_optional=True),
-        Column("up Mbit/s", is_number=True, is_optional=True),
-        Column("down Mbit/s", is_number=True, is_optional=True),
-        Column("seen", is_number=True, is_optional=True),
-        Column("accepted", is_number=True, is_optional=True),
-        Column("refused", is_number=True, is_optional=True),
+        *optional_numbers(
+            "step", "rtt", "loss", "up Mbit/s", "down Mbit/s", "seen", "accepted", "rejected"
+        ),
         Column("device", is_optional=True),
         Column("why", folds=True),
     )
@@ -81,7 +78,7 @@ def _node_row(node: "NodeView") -> tuple[str, ...]:
         _mean(seen.down_bits_per_s, mbit_s),
         f"{span(node.last_seen_ms_ago / 1000)} ago",
         str(node.updates_accepted),
-        str(node.updates_refused),
+        str(node.updates_rejected),
         f"{node.device} {node.device_name}".strip() or "-",
         node.reason or "-",
     )
@@ -107,9 +104,7 @@ def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) ->
     columns = (
         Column("measured"),
         Column("mean", is_number=True),
-        Column("spread", is_number=True, is_optional=True),
-        Column("samples", is_number=True, is_optional=True),
-        Column("age", is_number=True, is_optional=True),
+        *optional_numbers("spread", "samples", "age"),
     )
     say_table(columns, _figure_rows(found), empty="")
 
@@ -123,18 +118,30 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  health      {node.health_reason or 'in no planned round yet'}",
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
+        f"  limits      {limits_text(node.caps) or 'none'}",
         f"  job         {node.job or '-'}",
-        f"  updates     {node.updates_accepted} accepted, {node.updates_refused} refused",
+        f"  updates     {node.updates_accepted} accepted, {node.updates_rejected} rejected",
         f"  seen        {span(node.last_seen_ms_ago / 1000)} ago",
         f"  congestion  {node.reading.congestion_control or '-'}",
         f"  least RTT   {milliseconds(least_us) if least_us else '-'}",
     ]
 
 
+def limits_text(caps: Mapping[str, int]) -> str:
+    """Limits that a node's owner set, in words."""
+    words = {
+        "worker_threads": several(caps.get("worker_threads", 0), "thread"),
+        "worker_memory_bytes": f"{size(caps.get('worker_memory_bytes', 0))} of memory",
+        "cache_bytes": f"{size(caps.get('cache_bytes', 0))} of downloads",
+        "step_floor_ms": f"{caps.get('step_floor_ms', 0)} ms or more a step",
+    }
+    return ", ".join(text for name, text in words.items() if name in caps)
+
+
 def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
 
     seen = node.reading
-    figures = (
+    measured = (
         ("round trip", seen.round_trip_us, milliseconds),
         ("loss", seen.loss, percent),
         ("up Mbit/s", seen.up_bits_per_s, mbit_s),
@@ -151,8 +158,26 @@ def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
             str(estimate.samples) if estimate.samples else "inferred",
             f"{span(estimate.age_ms / 1000)} ago",
         )
-        for name, estimate, text in figures
+        for name, estimate, text in measured
     ]
+
+
+@app.command()
+@on_coordinator
+def pause(coordinator: "Coordinator", node: _Node) -> None:
+    """Take a node's work back at once and give it no more until it is resumed."""
+    node_id = coordinator.find_node(node).id
+    coordinator.pause_node(node_id)
+    say(f"{node_id} paused; let it work again: hypergpu node resume {node_id}")
+
+
+@app.command()
+@on_coordinator
+def resume(coordinator: "Coordinator", node: _Node) -> None:
+    """Let a paused node take work again."""
+    node_id = coordinator.find_node(node).id
+    coordinator.resume_node(node_id)
+    say(f"{node_id} takes work again; see it: hypergpu node ls")
 
 
 @app.command()

@@ -13,7 +13,16 @@ from hypergpu.terminal.commands import (
     on_coordinator,
     seconds_within,
 )
-from hypergpu.terminal.output import Column, confirm, note, say, say_json, say_table, span
+from hypergpu.terminal.output import (
+    Column,
+    confirm,
+    note,
+    optional_numbers,
+    say,
+    say_json,
+    say_table,
+    span,
+)
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, TokenView
@@ -79,8 +88,7 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
         Column("role"),
         Column("label", is_optional=True),
         Column("state"),
-        Column("expires in", is_number=True, is_optional=True),
-        Column("uses left", is_number=True, is_optional=True),
+        *optional_numbers("expires in", "uses left"),
     )
     say_table(columns, [_token_row(token) for token in tokens], empty="no tokens")
 

@@ -336,7 +336,17 @@ def given_token(word: str | None) -> str:
     return text
 
 
-def become_node(word: str | None, *, state_dir: Path, worker: str, name: str) -> NoReturn:
+class NodeWish(NamedTuple):
+    """The node that this machine is to become."""
+
+    state_dir: Path
+    worker: str = ""
+    name: str = ""
+    is_live: bool = False
+    """Shown on this terminal; its logs go to a file."""
+
+
+def become_node(word: str | None, wish: NodeWish) -> NoReturn:
     """Replace this process by the node's daemon; its exit status is the command's.
 
     The token reaches the daemon through a pipe, and with this process goes the argument that held
@@ -345,7 +355,7 @@ def become_node(word: str | None, *, state_dir: Path, worker: str, name: str) ->
     Raises:
         HyperGPUError: There is no token and this machine has not joined before, or it is not one.
     """
-    token = given_token(word)
+    token, state_dir = given_token(word), wish.state_dir
     if not token and not has_joined(state_dir):
         raise usage_error(
             "there is no token, and this machine has not joined before",
@@ -353,10 +363,12 @@ def become_node(word: str | None, *, state_dir: Path, worker: str, name: str) ->
             f" stdin; or set {TOKEN_VARIABLE}",
         )
     shared = ["--state-dir", str(state_dir)]
-    if worker:
-        shared += ["--worker", worker]
-    if name:
-        os.environ[NAME_VARIABLE] = name
+    if wish.worker:
+        shared += ["--worker", wish.worker]
+    if wish.is_live:
+        shared.append("--live")
+    if wish.name:
+        os.environ[NAME_VARIABLE] = wish.name
     os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         check_token(parse_token(token), is_new=not has_joined(state_dir))

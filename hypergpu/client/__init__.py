@@ -43,6 +43,7 @@ from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import BlockingStream, Coordinator
 from hypergpu.client.connection import ConnectionTarget, find_target
 from hypergpu.client.history import History, Reached
+from hypergpu.client.ledger import JobLedger
 from hypergpu.client.transfer import ExportedModel
 from hypergpu.client.values import (
     ENDED,
@@ -50,6 +51,7 @@ from hypergpu.client.values import (
     JobEvent,
     JobUpdate,
     JobView,
+    NodeLevelsView,
     NodeView,
     ParticipantView,
     RoundProgress,
@@ -70,8 +72,10 @@ __all__ = [
     "HyperGPUError",
     "JobDetail",
     "JobEvent",
+    "JobLedger",
     "JobUpdate",
     "JobView",
+    "NodeLevelsView",
     "NodeView",
     "ParticipantView",
     "Reached",

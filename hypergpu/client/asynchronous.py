@@ -1,19 +1,20 @@
-"""The one implementation of every call of JobService and OperatorService, with its deadline.
+"""The one implementation of every call of JobService, OperatorService and PaymentsService.
 
 Also which job, node or token a person means.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from hypergpu.client import values
 from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.ledger import JobLedger, job_ledger
 from hypergpu.client.transfer import (
     ExportedModel,
     ExportOrder,
@@ -28,15 +29,19 @@ from hypergpu.client.values import (
     JobEvent,
     JobUpdate,
     JobView,
+    NodeLevelsView,
     NodeView,
     TokenMade,
     TokenView,
 )
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile import data_folder, read_job_file, spec_json
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.reading import data_folder, read_job_file, spec_json
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements import SignedReceipt
 from hypergpu.v1 import job_pb2, payments_pb2
 from hypergpu.wire.credentials import Role
+from hypergpu.wire.messages import receipt_value
 
 
 def job_named(jobs: Sequence[JobView], name: str | None) -> str:
@@ -96,6 +101,30 @@ WATCH_TIMEOUT_S = 3600.0
 CREATE_TRIES = 3
 AWAY_MOST_S = 600.0
 """A coordinator that is away for longer ends a watch; restarting one takes seconds."""
+
+
+class _Absence:
+    """How long a coordinator has not answered a watch."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+        self._since_s: float | None = None
+
+    def end(self) -> None:
+        """It answered."""
+        self._tries, self._since_s = 0, None
+
+    def check(self, refused: HyperGPUError) -> None:
+        """Raise an error that waiting does not cure, or that has lasted too long."""
+        now_s = asyncio.get_running_loop().time()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if refused.reason not in RESTARTING or now_s - self._since_s > AWAY_MOST_S:
+            raise refused
+
+    async def wait(self) -> None:
+        """Wait before the next try, longer each time."""
+        self._tries += 1
+        await asyncio.sleep(pause_s(self._tries))
 
 
 class AsyncCoordinator:
@@ -195,31 +224,49 @@ class AsyncCoordinator:
 
     async def watch(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobUpdate]:
         """Follow a job until it has ended: each event once, across breaks of the connection."""
-        next_sequence, idle_tries = from_sequence, 0
-        away_since_s: float | None = None
-        loop = asyncio.get_running_loop()
+        next_sequence, absence = from_sequence, _Absence()
         while True:
+            request = job_pb2.WatchJobRequest(job_id=job_id, from_sequence=next_sequence)
             try:
-                async for update in self.read_events(job_id, next_sequence):
-                    away_since_s, idle_tries = None, 0
+                async for message in self._stream(self._jobs.WatchJob, request):
+                    absence.end()
+                    update = values.job_update(message)
                     if isinstance(update, JobEvent):
                         next_sequence = update.sequence + 1
                     yield update
                 if (await self.job(job_id)).job.phase in ENDED:
                     return
             except HyperGPUError as refused:
-                away_since_s = loop.time() if away_since_s is None else away_since_s
-                is_given_up = loop.time() - away_since_s > AWAY_MOST_S
-                if refused.reason not in RESTARTING or is_given_up:
-                    raise
-            idle_tries += 1
-            await asyncio.sleep(pause_s(idle_tries))
+                absence.check(refused)
+            await absence.wait()
 
-    async def read_events(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobUpdate]:
+    async def read_events(self, job_id: str, from_sequence: int = 0) -> AsyncIterator[JobEvent]:
         """Events from a sequence number on, then live, until the stream ends or breaks."""
-        request = job_pb2.WatchJobRequest(job_id=job_id, from_sequence=from_sequence)
-        async for message in self._calls.stream(self._jobs.WatchJob, request, WATCH_TIMEOUT_S):
-            yield values.job_update(message)
+        request = job_pb2.WatchJobRequest(
+            job_id=job_id, from_sequence=from_sequence, events_only=True
+        )
+        async for message in self._stream(self._jobs.WatchJob, request):
+            if message.HasField("event"):
+                yield values.job_event(message.event)
+
+    async def watch_telemetry(self) -> AsyncIterator[tuple[NodeLevelsView, ...]]:
+        """Levels of all nodes, then of those that changed, across breaks of the connection.
+
+        A reader that is slow gets the newest levels and misses those between. After a break all
+        nodes are told again. It ends only by an error, such as that of a revoked token.
+        """
+        request, absence = job_pb2.WatchTelemetryRequest(), _Absence()
+        while True:
+            try:
+                async for message in self._stream(self._operator.WatchTelemetry, request):
+                    absence.end()
+                    yield tuple(values.node_levels_view(each) for each in message.nodes)
+            except HyperGPUError as refused:
+                absence.check(refused)
+            await absence.wait()
+
+    def _stream(self, method: Callable[..., Any], request: object) -> AsyncIterator[Any]:
+        return self._calls.stream(method, request, WATCH_TIMEOUT_S)
 
     async def pause(self, job_id: str) -> None:
         """Let the open round finish and open no other."""
@@ -264,17 +311,39 @@ class AsyncCoordinator:
         order = ExportOrder(job_id, folder, which, may_overwrite)
         return await fetch_model(self._calls, order, report)
 
-    async def ledger(self, job_id: str) -> payments_pb2.GetLedgerResponse:
+    async def ledger(self, job_id: str) -> JobLedger:
         """What a job owes its nodes."""
         request = payments_pb2.GetLedgerRequest(job_id=job_id)
-        found: payments_pb2.GetLedgerResponse = await self._call(self._payments.GetLedger, request)
-        return found
+        try:
+            return job_ledger(job_id, await self._call(self._payments.GetLedger, request))
+        except HyperGPUError as refused:
+            if refused.reason is not Reason.VERSION_MISMATCH:
+                raise
+            detail = f"the coordinator at {self.address} has no payments package, or is older"
+            fix = "install hypergpu whole where the coordinator runs"
+            raise HyperGPUError(refused.reason, detail, fix=fix) from refused
 
-    async def receipts(self, job_id: str) -> AsyncIterator[payments_pb2.ListReceiptsResponse]:
+    async def receipts(self, job_id: str) -> AsyncIterator[SignedReceipt]:
         """Every receipt of a job, by node and in order."""
         request = payments_pb2.ListReceiptsRequest(job_id=job_id)
         async for message in self._calls.stream(self._payments.ListReceipts, request):
-            yield message
+            for each in message.receipts:
+                yield receipt_value(each, NodeId(message.node_id))
+
+    async def request_reclaim(self, job_id: str) -> str:
+        """Announce a job's end on its ledger; returns the purpose of the transaction."""
+        request = payments_pb2.RequestReclaimRequest(job_id=job_id)
+        return str((await self._call(self._payments.RequestReclaim, request)).purpose)
+
+    async def reclaim(self, job_id: str) -> str:
+        """Take a job's free escrow; returns the purpose of the transaction."""
+        request = payments_pb2.ReclaimRequest(job_id=job_id)
+        return str((await self._call(self._payments.Reclaim, request)).purpose)
+
+    async def retry_halted(self, job_id: str) -> list[str]:
+        """Clear a job's halt; returns the purposes of what is tried again."""
+        request = payments_pb2.RetryHaltedRequest(job_id=job_id)
+        return list((await self._call(self._payments.RetryHalted, request)).purposes)
 
     async def nodes(self) -> list[NodeView]:
         """Every node the coordinator knows."""
@@ -293,6 +362,14 @@ class AsyncCoordinator:
     async def drain(self, node_id: str) -> None:
         """Let a node finish what it holds and leave."""
         await self._call(self._operator.DrainNode, job_pb2.DrainNodeRequest(node_id=node_id))
+
+    async def pause_node(self, node_id: str) -> None:
+        """Take a node's work back at once and give it no more until it is resumed."""
+        await self._call(self._operator.PauseNode, job_pb2.PauseNodeRequest(node_id=node_id))
+
+    async def resume_node(self, node_id: str) -> None:
+        """Let a paused node take work again."""
+        await self._call(self._operator.ResumeNode, job_pb2.ResumeNodeRequest(node_id=node_id))
 
     async def revoke_node(self, node_id: str) -> None:
         """Shut a node out."""

@@ -34,7 +34,7 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int = 0
     """Median number of inner steps that participants were assigned; 0: not told."""
     codecs: dict[str, int] = {}
-    """How many participants were to send in which scheme."""
+    """How many participants were to send in which codec."""
     forecast_error: float | None = None
     """Error of the forecast finishes relative to the real ones; None: nothing was forecast."""
 

@@ -43,6 +43,11 @@ def cache_folder() -> Path:
     return _home("XDG_CACHE_HOME", ".cache")
 
 
+def comparisons_folder() -> Path:
+    """Where `hypergpu compare` leaves a copy of each result, for the page."""
+    return _home("XDG_DATA_HOME", ".local/share") / "comparisons"
+
+
 def config_file() -> Path:
     """The settings file a person writes."""
     named = os.environ.get("HYPERGPU_CONFIG")

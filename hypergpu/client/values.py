@@ -36,7 +36,7 @@ class JobView(msgspec.Struct, frozen=True):
     bytes_up: int
     bytes_down: int
     updates_accepted: int
-    updates_refused: int
+    updates_rejected: int
     samples: int
     model: str | None
     at_ms: int
@@ -56,6 +56,8 @@ class ParticipantView(msgspec.Struct, frozen=True):
     reason: str
     name: str
     """What its owner calls the machine; empty when the coordinator cannot tell."""
+    phase: str = ""
+    """download, train, wait or upload while its update is awaited; empty when it is not known."""
 
 
 class EstimateView(msgspec.Struct, frozen=True):
@@ -99,13 +101,39 @@ class NodeView(msgspec.Struct, frozen=True):
     last_seen_ms_ago: int
     software: str
     updates_accepted: int
-    updates_refused: int
+    updates_rejected: int
     reading: ReadingView
     health: str | None
     """Band in the newest planned round: high, normal, low or poor; null: no plan named the node."""
     health_reason: str
     name: str = ""
     """What its owner calls the machine."""
+    pause_reason: str = ""
+    """By whom it is paused, also while it is away; empty: it is not."""
+    caps: dict[str, int] = {}
+    """Limits that its owner set; those that are not set are left out."""
+
+
+class NodeLevelsView(msgspec.Struct, frozen=True):
+    """What changes from second to second about a node; null is not known yet."""
+
+    id: str
+    state: str
+    reason: str
+    job: str | None
+    health: str | None
+    health_reason: str
+    round_trip_us: int | None
+    round_trip_spread_us: int | None
+    loss: float | None
+    """Share of packets."""
+    up_bits_per_s: int | None
+    down_bits_per_s: int | None
+    step_us: int | None
+    round: int | None
+    """Its job's open round, where it takes part in it."""
+    participant: ParticipantView | None
+    """Its work in that round, without reason and name."""
 
 
 class TokenView(msgspec.Struct, frozen=True):
@@ -191,7 +219,7 @@ def _hex(digest: tensor_pb2.Digest) -> str | None:
     return digest.value.hex() or None
 
 
-def _view(kind: type[View], message: Message, **given: object) -> View:
+def view_of(kind: type[View], message: Message, **given: object) -> View:
     """A value of fields named like the message's, but for those that are given."""
     names = set(kind.__struct_fields__) - given.keys()
     return kind(**{name: getattr(message, name) for name in names}, **given)
@@ -199,7 +227,7 @@ def _view(kind: type[View], message: Message, **given: object) -> View:
 
 def job_view(job: job_pb2.JobSummary) -> JobView:
     """A job from the wire."""
-    return _view(
+    return view_of(
         JobView,
         job,
         id=job.job_id,
@@ -212,7 +240,7 @@ def job_view(job: job_pb2.JobSummary) -> JobView:
 def participant_view(participant: job_pb2.ParticipantSummary) -> ParticipantView:
     """A participant from the wire."""
     loss = _finite(participant.loss)
-    return _view(ParticipantView, participant, node=participant.node_id, loss=loss)
+    return view_of(ParticipantView, participant, node=participant.node_id, loss=loss)
 
 
 def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
@@ -228,7 +256,7 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
 def node_view(node: job_pb2.NodeSummary) -> NodeView:
     """A node from the wire."""
     able = node.capabilities
-    return _view(
+    return view_of(
         NodeView,
         node,
         id=node.node_id,
@@ -238,15 +266,38 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         memory_bytes=able.memory_bytes,
         worker=able.worker,
         workloads={each.name: each.version for each in able.workloads},
+        caps={field.name: value for field, value in able.caps.ListFields()},
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=node.health or None,
     )
 
 
+_LINE = (
+    *("round_trip_us", "round_trip_spread_us", "loss", "up_bits_per_s", "down_bits_per_s"),
+    "step_us",
+)
+
+
+def node_levels_view(levels: job_pb2.NodeLevels) -> NodeLevelsView:
+    """A node's levels from the wire."""
+    takes_part = levels.HasField("participant")
+    known = {field.name: value for field, value in levels.ListFields()}
+    return view_of(
+        NodeLevelsView,
+        levels,
+        id=levels.node_id,
+        job=levels.job_id or None,
+        health=levels.health or None,
+        round=levels.round if takes_part else None,
+        participant=participant_view(levels.participant) if takes_part else None,
+        **{name: known.get(name) for name in _LINE},
+    )
+
+
 def token_view(token: job_pb2.TokenSummary) -> TokenView:
     """A token from the wire."""
-    return _view(
+    return view_of(
         TokenView,
         token,
         id=token.token_id,
@@ -258,13 +309,13 @@ def token_view(token: job_pb2.TokenSummary) -> TokenView:
 
 def job_event(event: job_pb2.JobEvent) -> JobEvent:
     """An event from the wire."""
-    return _view(JobEvent, event, body=event_body(event))
+    return view_of(JobEvent, event, body=event_body(event))
 
 
 def reading_view(reading: job_pb2.Reading) -> ReadingView:
     """A reading from the wire."""
     found = {
-        name: _view(EstimateView, estimate) if estimate.samples or estimate.mean else None
+        name: view_of(EstimateView, estimate) if estimate.samples or estimate.mean else None
         for name in ("round_trip_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us")
         for estimate in [getattr(reading, name)]
     }

@@ -70,6 +70,7 @@ class Listen(msgspec.Struct, frozen=True):
     listen: str = ""
     port: int | None = None
     node_port: int | None = None
+    bulk_port: int | None = None
     advertise: tuple[str, ...] = ()
     is_plaintext: bool = False
 
@@ -83,6 +84,8 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments += ["--port", str(at.port)]
     if at.node_port is not None:
         arguments += ["--node-port", str(at.node_port)]
+    if at.bulk_port is not None:
+        arguments += ["--bulk-port", str(at.bulk_port)]
     for address in at.advertise:
         arguments += ["--advertise", address]
     if at.is_plaintext:
@@ -174,12 +177,15 @@ class LocalCluster:
             listen=self._coordinator_site.dials,
             port=0,
             node_port=0,
+            bulk_port=0,
             advertise=sites.addresses if sites else (),
         )
         if sites is not None:
             # Where nothing else listens the usual ports are free.
-            port, node_port = sites.ports[:2] or (None, None)
-            self._listen = msgspec.structs.replace(self._listen, port=port, node_port=node_port)
+            port, node_port, bulk_port = sites.ports[:3] or (None, None, None)
+            self._listen = msgspec.structs.replace(
+                self._listen, port=port, node_port=node_port, bulk_port=bulk_port
+            )
         self._tokens: dict[str, str] = {}
         self._environments: dict[str, Mapping[str, str]] = {}
         self._nodes: dict[str, subprocess.Popen[str]] = {}

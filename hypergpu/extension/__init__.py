@@ -104,6 +104,15 @@ class CoordinatorHost(Protocol):
         ...
 
 
+class LedgerCaller(Protocol):
+    """Who calls PaymentsService, which `CoordinatorHost` has admitted."""
+
+    @property
+    def own_nodes(self) -> "frozenset[NodeId] | None":
+        """Nodes whose accounts it may read; None: all."""
+        ...
+
+
 class PaymentsPlugin(Protocol):
     """A payments package, opened for one coordinator."""
 

@@ -17,7 +17,7 @@ from hypergpu.jobfile.spec import (
     DURATIONS,
     KEYS,
     SETTABLE,
-    SPARSE_SCHEMES,
+    SPARSE_CODECS,
     JobSpec,
     Scalar,
 )
@@ -80,17 +80,23 @@ def data_folder(spec: JobSpec, beside: Path) -> Path:
     return (beside / Path(spec.data.path).expanduser()).resolve()
 
 
-def parse_job(text: str, *, source: str = "job file") -> JobSpec:
+def parse_job(text: str, *, source: str = "job file", data_path: str = "") -> JobSpec:
     """Validate the text of a job file; ``source`` names it in messages.
+
+    Args:
+        data_path: Folder with the data, in place of what the file says.
 
     Raises:
         JobFileError: It describes no job; all problems at once.
     """
-    return parse_job_table(load_toml(text, source), KeyLines(source, text))
+    return parse_job_table(load_toml(text, source), KeyLines(source, text), data_path=data_path)
 
 
-def parse_job_table(tree: Mapping[str, object], lines: KeyLines) -> JobSpec:
+def parse_job_table(tree: Mapping[str, object], lines: KeyLines, *, data_path: str = "") -> JobSpec:
     """Validate the parsed table of a job, which may be a part of another file.
+
+    Args:
+        data_path: Folder with the data, in place of what the table says.
 
     Raises:
         JobFileError: It describes no job; all problems at once.
@@ -102,6 +108,8 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines) -> JobSpec:
         rows = with_defaults.setdefault(table, {})
         if isinstance(rows, dict) and not _durations_of(key) & rows.keys():
             rows.setdefault(name, value)
+    if data_path and isinstance(stated := with_defaults.setdefault("data", {}), dict):
+        stated["path"] = data_path
     spec, problems = read_spec(with_defaults, lines)
     known = {problem.key for problem in problems}
     found = [*_unused_problems(tree, strategy), *spec_problems(spec)]
@@ -182,7 +190,7 @@ def _unused_problems(tree: Mapping[str, Any], strategy: str) -> Iterator[Problem
         for name in _table_of(tree, "data").keys() & {"alpha", "partitions"}:
             what = f'{name} does nothing when sharding is "iid"'
             yield Problem(f"data.{name}", what, f'set sharding = "dirichlet" or remove {name}')
-    if (up := _table_of(tree, "codec").get("up")) in SPARSE_SCHEMES:
+    if (up := _table_of(tree, "codec").get("up")) in SPARSE_CODECS:
         for name in _table_of(tree, "outer"):
             what = f"the sparse codec {up} takes plain outer steps: {name} does nothing"
             yield Problem(f"outer.{name}", what, f"remove {name}, or use a dense codec")

@@ -17,7 +17,7 @@ from hypergpu.jobfile.spec import (
     CHOICES,
     LIMITS,
     NAME_LENGTH_MOST,
-    SPARSE_SCHEMES,
+    SPARSE_CODECS,
     Aware,
     JobSpec,
     Pay,
@@ -100,7 +100,7 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     codecs = {"aware.sparsest": spec.aware.sparsest} if is_planned else {}
     codecs |= {} if is_planned else {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
     for key, codec in codecs.items():
-        if codec in SPARSE_SCHEMES:
+        if codec in SPARSE_CODECS:
             what = f'rounds that overlap are dense, and this is "{codec}"'
             yield Problem(key, what, f'set it to "int4", {without}')
     if spec.outer.momentum > _MOMENTUM_MOST:

@@ -9,8 +9,8 @@ import msgspec
 
 from hypergpu.units import Samples
 
-SCHEMES = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
-SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
+CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
+SPARSE_CODECS = ("topk256", "topk64", "topk16")
 """The largest values of each 4,096 and no others; lighter from left to right."""
 
 STRATEGIES = ("sync", "fedavg", "diloco", "aware")
@@ -47,7 +47,7 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Compression schemes of updates (up) and models (down): one of `SCHEMES`."""
+    """Codecs of updates (up) and models (down): one of `CODECS`."""
 
     up: str = "int4"
     down: str = "int4"
@@ -274,11 +274,11 @@ LIMITS: Mapping[str, NumberRange] = {
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
     "inner.schedule": ("constant", "cosine"),
-    "codec.up": SCHEMES,
-    "codec.down": SCHEMES,
+    "codec.up": CODECS,
+    "codec.down": CODECS,
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
-    "aware.sparsest": ("int4", *SPARSE_SCHEMES),
+    "aware.sparsest": ("int4", *SPARSE_CODECS),
 }
 
 NAME_LENGTH_MOST = 64

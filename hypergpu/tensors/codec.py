@@ -1,7 +1,7 @@
-"""Updates and deltas as bytes, with no header: ``scheme(large) | small | float32 statistics |
+"""Updates and deltas as bytes, with no header: ``codec(large) | small | float32 statistics |
 int64 integers``.
 
-The size follows from layout and scheme alone. A residual keeps what a payload leaves out.
+The size follows from layout and codec alone. A residual keeps what a payload leaves out.
 """
 
 from collections.abc import Iterator
@@ -15,59 +15,59 @@ from hypergpu.crypto import RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
-from hypergpu.tensors.quantisation import RECORD, Bf16, Flaw, Fp32, Int4, Int8, Scheme, groups
+from hypergpu.tensors.quantisation import RECORD, Bf16, Codec, Flaw, Fp32, Int4, Int8, groups
 from hypergpu.tensors.topk import TOP_K
 from hypergpu.units import Bytes
 
-_SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in (Fp32(), Bf16(), Int8(), Int4(), *TOP_K)
+_CODECS: dict[str, Codec] = {
+    codec.name: codec for codec in (Fp32(), Bf16(), Int8(), Int4(), *TOP_K)
 }
 
 
-def scheme_named(name: str) -> Scheme:
-    """The scheme of a name in `hypergpu.jobfile.spec.SCHEMES`.
+def codec_named(name: str) -> Codec:
+    """The codec of a name in `hypergpu.jobfile.spec.CODECS`.
 
     Raises:
         ValueError: There is none.
     """
-    scheme = _SCHEMES.get(name)
-    if scheme is None:
-        raise ValueError(f"no compression scheme {name!r}: use one of {', '.join(_SCHEMES)}")
-    return scheme
+    codec = _CODECS.get(name)
+    if codec is None:
+        raise ValueError(f"no codec {name!r}: use one of {', '.join(_CODECS)}")
+    return codec
 
 
 def encode_into_residual(
-    scheme: Scheme, values: Float32s, residual: Float32s, payload: Octets
+    codec: Codec, values: Float32s, residual: Float32s, payload: Octets
 ) -> None:
     """Encode ``values + decay * residual``; what the payload leaves unsaid is the new residual.
 
-    The decay is the scheme's: 1 but for sparse ones. The difference is exact for fp32 and bf16,
+    The decay is the codec's: 1 but for sparse ones. The difference is exact for fp32 and bf16,
     and to within one unit in the last place of the sum for the others.
 
     Args:
-        scheme: How.
+        codec: How.
         values: ``float32[n]``, contiguous; unchanged.
         residual: ``float32[n]``, what earlier payloads left unsaid; becomes the new one.
-        payload: Filled; of the size that the scheme gives.
+        payload: Filled; of the size that the codec gives.
     """
-    said = np.empty(min(scheme.group, values.size), np.float32)
-    decay = np.float32(scheme.residual_decay)
+    said = np.empty(min(codec.group, values.size), np.float32)
+    decay = np.float32(codec.residual_decay)
     with np.errstate(invalid="ignore", over="ignore"):  # The receiver refuses what is not finite.
-        for here, there in groups(scheme, values.size):
+        for here, there in groups(codec, values.size):
             total = residual[here]
             if decay != 1:
                 np.multiply(total, decay, out=total)
             np.add(values[here], total, out=total)
-            scheme.encode_leaving_rest(total, payload[there], said[: total.size])
+            codec.encode_leaving_rest(total, payload[there], said[: total.size])
 
 
 _READ_BYTES = 1 << 20
 
 
 class Section(NamedTuple):
-    """A stretch of float32 values that one scheme encodes. Counts are values, offsets are bytes."""
+    """A stretch of float32 values that one codec encodes. Counts are values, offsets are bytes."""
 
-    scheme: Scheme
+    codec: Codec
     values_start: int
     """First value among parameters and statistics, which a model holds in this order."""
     values_count: int
@@ -86,11 +86,11 @@ class Section(NamedTuple):
     @property
     def bytes_end(self) -> int:
         """Where the next section begins."""
-        return self.bytes_start + self.scheme.encoded_bytes(self.values_count)
+        return self.bytes_start + self.codec.encoded_bytes(self.values_count)
 
     def bytes_of(self, start: int, count: int) -> slice:
         """Bytes within the update of some values; ``start`` is a multiple of `RECORD` in it."""
-        encoded_bytes = self.scheme.encoded_bytes
+        encoded_bytes = self.codec.encoded_bytes
         first = self.bytes_start + encoded_bytes(start)
         return slice(first, self.bytes_start + encoded_bytes(start + count))
 
@@ -111,20 +111,20 @@ class Sections(NamedTuple):
 
 
 @cache
-def _small_scheme(scheme: str) -> Scheme:
-    return scheme_named("fp32" if scheme == "fp32" else "bf16")
+def _small_codec(codec: str) -> Codec:
+    return codec_named("fp32" if codec == "fp32" else "bf16")
 
 
-def sections_of(layout: Layout, scheme: str) -> Sections:
+def sections_of(layout: Layout, codec: str) -> Sections:
     """Lay out an update or a delta.
 
     Raises:
-        ValueError: There is no such scheme.
+        ValueError: There is no such codec.
     """
-    large = Section(scheme_named(scheme), 0, layout.large_count, 0)
-    small = Section(_small_scheme(scheme), layout.large_count, layout.small_count, large.bytes_end)
+    large = Section(codec_named(codec), 0, layout.large_count, 0)
+    small = Section(_small_codec(codec), layout.large_count, layout.small_count, large.bytes_end)
     statistics = Section(
-        scheme_named("fp32"), layout.parameters_count, layout.statistics_count, small.bytes_end
+        codec_named("fp32"), layout.parameters_count, layout.statistics_count, small.bytes_end
     )
     integers_start = statistics.bytes_end
     return Sections(
@@ -132,9 +132,9 @@ def sections_of(layout: Layout, scheme: str) -> Sections:
     )
 
 
-def update_bytes(layout: Layout, scheme: str) -> Bytes:
+def update_bytes(layout: Layout, codec: str) -> Bytes:
     """Exact size of an update, or of a delta, in bytes."""
-    return Bytes(sections_of(layout, scheme).integers.stop)
+    return Bytes(sections_of(layout, codec).integers.stop)
 
 
 class EncodedUpdate(NamedTuple):
@@ -145,7 +145,7 @@ class EncodedUpdate(NamedTuple):
 
 
 def encode_update(
-    layout: Layout, scheme: str, update: Flat, residual: Float32s | None = None
+    layout: Layout, codec: str, update: Flat, residual: Float32s | None = None
 ) -> EncodedUpdate:
     """Encode a pseudo-gradient with error feedback, and statistics and integers as they are.
 
@@ -156,48 +156,48 @@ def encode_update(
     Returns:
         The payload and the new residual. Inputs are not changed.
     """
-    sections = sections_of(layout, scheme)
+    sections = sections_of(layout, codec)
     payload = np.empty(sections.integers.stop, np.uint8)
     unsaid = np.zeros_like(update.parameters) if residual is None else residual.copy()
     for section in (sections.large, sections.small):
         gradient, there = update.parameters[section.values], payload[section.bytes]
-        if residual is None and section.scheme.is_lossless:
-            section.scheme.encode(gradient, there)  # Leaves the zeros of the residual untouched.
+        if residual is None and section.codec.is_lossless:
+            section.codec.encode(gradient, there)  # Leaves the zeros of the residual untouched.
         else:
-            encode_into_residual(section.scheme, gradient, unsaid[section.values], there)
+            encode_into_residual(section.codec, gradient, unsaid[section.values], there)
     payload[sections.statistics.bytes] = update.statistics.view(np.uint8)
     payload[sections.integers] = update.integers.view(np.uint8)
     return EncodedUpdate(payload, unsaid)
 
 
-def decode_update(layout: Layout, scheme: str, payload: bytes | Octets) -> Flat:
+def decode_update(layout: Layout, codec: str, payload: bytes | Octets) -> Flat:
     """Read a whole update.
 
     Raises:
         HyperGPUError: The size is wrong.
     """
-    octets = _sized_octets(layout, scheme, payload)
-    sections = sections_of(layout, scheme)
+    octets = _sized_octets(layout, codec, payload)
+    sections = sections_of(layout, codec)
     flat = Flat.empty(layout)
     with np.errstate(invalid="ignore", over="ignore"):  # A refused update may say anything.
         for section in (sections.large, sections.small):
-            section.scheme.decode(octets[section.bytes], flat.parameters[section.values])
+            section.codec.decode(octets[section.bytes], flat.parameters[section.values])
     flat.statistics.view(np.uint8)[:] = octets[sections.statistics.bytes]
     flat.integers.view(np.uint8)[:] = octets[sections.integers]
     return flat
 
 
-def decode_parameters(layout: Layout, scheme: str, payload: bytes | Octets) -> Float32s:
+def decode_parameters(layout: Layout, codec: str, payload: bytes | Octets) -> Float32s:
     """The pseudo-gradient that an update says, ``float32[parameters]``.
 
     A refused update goes back to its sender's residual by adding this to it.
     """
-    return decode_update(layout, scheme, payload).parameters
+    return decode_update(layout, codec, payload).parameters
 
 
-def _sized_octets(layout: Layout, scheme: str, payload: bytes | Octets) -> Octets:
+def _sized_octets(layout: Layout, codec: str, payload: bytes | Octets) -> Octets:
     octets = np.frombuffer(payload, np.uint8)
-    expected_bytes = update_bytes(layout, scheme)
+    expected_bytes = update_bytes(layout, codec)
     if octets.size != expected_bytes:
         raise HyperGPUError(
             Reason.UPDATE_MALFORMED, f"an update has {expected_bytes} bytes, not {octets.size}"
@@ -218,8 +218,8 @@ class IncrementalCheck:
     Feed it consecutive pieces of any size, then call `finish`. It holds less than one record.
     """
 
-    def __init__(self, layout: Layout, scheme: str) -> None:
-        sections = sections_of(layout, scheme)
+    def __init__(self, layout: Layout, codec: str) -> None:
+        sections = sections_of(layout, codec)
         self._sections = list(sections.floats)
         self._total_bytes = sections.integers.stop
         self._seen_bytes = 0
@@ -261,7 +261,7 @@ class IncrementalCheck:
         left_bytes = section.bytes_end - judged_end
         size = min(len(self._pending), left_bytes)
         if size < left_bytes:
-            size -= size % section.scheme.encoded_bytes(RECORD)
+            size -= size % section.codec.encoded_bytes(RECORD)
         records = np.frombuffer(bytes(memoryview(self._pending)[:size]), np.uint8)
         self._judge(section, records, judged_bytes=judged_end - section.bytes_start)
         del self._pending[:size]
@@ -272,10 +272,10 @@ class IncrementalCheck:
 
     def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
         """Look at whole records, of which the first begins ``judged_bytes`` into the section."""
-        record_bytes = section.scheme.encoded_bytes(RECORD)
+        record_bytes = section.codec.encoded_bytes(RECORD)
         left = section.values_count - judged_bytes // record_bytes * RECORD
         count = min(left, -(-records.size // record_bytes) * RECORD)
-        flaw = section.scheme.flaw(records, count)
+        flaw = section.codec.flaw(records, count)
         if flaw is not None:
             raise HyperGPUError(_REASONS[flaw], f"near byte {self._seen_bytes}: {flaw.value}")
 
@@ -285,7 +285,7 @@ class ApplyError(Exception):
 
 
 def apply_delta(
-    base_path: Path, delta_path: Path, out_path: Path, *, layout: Layout, scheme: str
+    base_path: Path, delta_path: Path, out_path: Path, *, layout: Layout, codec: str
 ) -> Digest:
     """Write the model that a delta makes of its base, in flat memory.
 
@@ -299,10 +299,10 @@ def apply_delta(
         OSError: A file cannot be read or written.
     """
     _refuse_wrong_size(base_path, layout.model_bytes)
-    _refuse_wrong_size(delta_path, update_bytes(layout, scheme))
+    _refuse_wrong_size(delta_path, update_bytes(layout, codec))
     running = RunningDigest()
     with base_path.open("rb") as base, delta_path.open("rb") as delta, out_path.open("wb") as out:
-        for values in _changed_values(base, delta, sections_of(layout, scheme)):
+        for values in _changed_values(base, delta, sections_of(layout, codec)):
             running.update(values.view(np.uint8).data)
             out.write(values.data)
         while piece := delta.read(_READ_BYTES):
@@ -314,12 +314,12 @@ def apply_delta(
 def _changed_values(base: BinaryIO, delta: BinaryIO, sections: Sections) -> Iterator[Float32s]:
     """The parameters of ``base`` plus what ``delta`` says of them, group by group."""
     for section in (sections.large, sections.small):
-        for here, there in groups(section.scheme, section.values_count):
+        for here, there in groups(section.codec, section.values_count):
             values = np.frombuffer(base.read(4 * (here.stop - here.start)), np.float32)
             payload = np.frombuffer(delta.read(there.stop - there.start), np.uint8)
             changed = np.empty_like(values)
             with np.errstate(invalid="ignore", over="ignore"):  # The digest will tell.
-                section.scheme.decode(payload, changed)
+                section.codec.decode(payload, changed)
                 changed += values
             yield changed
 

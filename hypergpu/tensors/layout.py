@@ -63,7 +63,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_large(self) -> bool:
-        """Whether it is a parameter that the scheme compresses."""
+        """Whether it is a parameter that the codec compresses."""
         return self.kind is TensorKind.PARAMETER and self.count >= LARGE_MIN
 
 
@@ -77,7 +77,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True)
 
     @cached_property
     def large_count(self) -> int:
-        """Elements of the parameters that the scheme compresses; they come first."""
+        """Elements of the parameters that the codec compresses; they come first."""
         return sum(tensor.count for tensor in self.tensors if tensor.is_large)
 
     @cached_property

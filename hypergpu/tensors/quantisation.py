@@ -1,15 +1,15 @@
-"""Compression schemes that say every value: floats, and whole numbers times a scale.
+"""Codecs that say every value: floats, and whole numbers times a scale.
 
 All round half to even with elementwise IEEE operations only, so that every CPU gives the same
 bits.
 
-What every compression scheme offers: float32 vectors to bytes and back in records.
+What every codec offers: float32 vectors to bytes and back in records.
 
 A section of `count` values is a sequence of records of `RECORD` values; only the last may be
-shorter. All full records of a scheme have one size, so the bytes of values [start, start + n),
+shorter. All full records of a codec have one size, so the bytes of values [start, start + n),
 start a multiple of `RECORD`, begin at ``encoded_bytes(start)`` whatever follows.
 
-Schemes round half to even with elementwise IEEE operations only, so that every CPU gives the same
+Codecs round half to even with elementwise IEEE operations only, so that every CPU gives the same
 bits.
 
 Whole numbers in [-7, 7] times one bfloat16 scale for each 256 values: 4.06 bits a value.
@@ -34,7 +34,7 @@ import numpy.typing as npt
 from hypergpu.tensors.layout import Float32s, Octets
 
 RECORD = 4096
-"""Values in a full record, for every scheme."""
+"""Values in a full record, for every codec."""
 
 GROUP = 8 * RECORD
 """Values handled at a time: 128 KiB of float32 and its temporaries stay in a core's L2 cache."""
@@ -47,7 +47,7 @@ class Flaw(Enum):
     MALFORMED = "its places do not ascend within their record"
 
 
-class Scheme(Protocol):
+class Codec(Protocol):
     """One way to write float32 values as fewer bytes."""
 
     @property
@@ -115,11 +115,11 @@ class Scheme(Protocol):
         ...
 
 
-def groups(scheme: Scheme, count: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a section into the scheme's groups: (values, bytes) slices."""
-    for start in range(0, count, scheme.group):
-        stop = min(start + scheme.group, count)
-        yield slice(start, stop), slice(scheme.encoded_bytes(start), scheme.encoded_bytes(stop))
+def groups(codec: Codec, count: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a section into the codec's groups: (values, bytes) slices."""
+    for start in range(0, count, codec.group):
+        stop = min(start + codec.group, count)
+        yield slice(start, stop), slice(codec.encoded_bytes(start), codec.encoded_bytes(stop))
 
 
 class RecordRun(NamedTuple):
@@ -135,42 +135,42 @@ class RecordRun(NamedTuple):
         return len(range(self.values.start, self.values.stop, self.length))
 
 
-def record_runs(scheme: Scheme, count: int) -> Iterator[RecordRun]:
+def record_runs(codec: Codec, count: int) -> Iterator[RecordRun]:
     """Cut a section into groups, each of them into its full records and a shorter last one."""
-    for here, there in groups(scheme, count):
+    for here, there in groups(codec, count):
         rest = (here.stop - here.start) % RECORD
         middle = here.stop - rest
-        cut = there.start + scheme.encoded_bytes(middle - here.start)
+        cut = there.start + codec.encoded_bytes(middle - here.start)
         if middle > here.start:
             yield RecordRun(slice(here.start, middle), slice(there.start, cut), RECORD)
         if rest:
             yield RecordRun(slice(middle, here.stop), slice(cut, there.stop), rest)
 
 
-class Fp32(Scheme):
+class Fp32(Codec):
     """Little-endian float32, as in memory."""
 
     name = "fp32"
     is_lossless = True
 
     def encoded_bytes(self, count: int) -> int:
-        """See `Scheme`."""
+        """See `Codec`."""
         return 4 * count
 
     def encode(self, values: Float32s, out: Octets) -> None:
-        """See `Scheme`. The bits are the same, of what is not finite too."""
+        """See `Codec`. The bits are the same, of what is not finite too."""
         np.copyto(out.view(np.float32), values)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         np.copyto(out, payload.view(np.float32))
 
     def values(self, payload: Octets, scratch: Float32s) -> Float32s:
-        """See `Scheme`."""
+        """See `Codec`."""
         return payload.view(np.float32)
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """See `Scheme`."""
+        """See `Codec`."""
         return None if np.isfinite(payload.view(np.float32)).all() else Flaw.NOT_FINITE
 
 
@@ -204,29 +204,29 @@ def floats_of_bf16(codes: Uint16s) -> Float32s:
     return bits.view(np.float32)
 
 
-class Bf16(Scheme):
+class Bf16(Codec):
     """Two bytes a value, no scale: any magnitude below 3.38e38."""
 
     name = "bf16"
 
     def encoded_bytes(self, count: int) -> int:
-        """See `Scheme`."""
+        """See `Codec`."""
         return 2 * count
 
     def encode(self, values: Float32s, out: Octets) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for here, there in groups(self, values.size):
             out[there].view(np.uint16)[:] = bf16_bits(values[here])
 
     def decode(self, payload: Octets, out: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for here, there in groups(self, out.size):
             bits = out[here].view(np.uint32)
             np.copyto(bits, payload[there].view(np.uint16))
             np.left_shift(bits, 16, out=bits)
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """See `Scheme`."""
+        """See `Codec`."""
         is_bad = ((payload.view(np.uint16) & _INFINITE) == _INFINITE).any()
         return Flaw.NOT_FINITE if is_bad else None
 
@@ -265,29 +265,29 @@ _INT8_SCALE_BITS_END = np.uint32((127 + 121) << 23)
 """Bits of 2**121: any code times a scale below it is finite. Negative scales have larger bits."""
 
 
-class Int8(Scheme):
+class Int8(Codec):
     """Error at most half a scale. A record whose scale would be below 2**-126 becomes zero."""
 
     name = "int8"
 
     def encoded_bytes(self, count: int) -> int:
-        """See `Scheme`."""
+        """See `Codec`."""
         return count + _INT8_SCALE_BYTES * -(-count // RECORD)
 
     def encode(self, values: Float32s, out: Octets) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for run in record_runs(self, values.size):
             rows = values[run.values].reshape(run.rows, run.length)
             _encode_int8_rows(rows, out[run.bytes].reshape(run.rows, -1))
 
     def decode(self, payload: Octets, out: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for run in record_runs(self, out.size):
             rows = out[run.values].reshape(run.rows, run.length)
             _decode_int8_rows(payload[run.bytes].reshape(run.rows, -1), rows)
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """See `Scheme`. A negative scale is one too: no encoder writes one."""
+        """See `Codec`. A negative scale is one too: no encoder writes one."""
         for run in record_runs(self, count):
             scales = payload[run.bytes].reshape(run.rows, -1)[:, :_INT8_SCALE_BYTES].copy()
             if (scales.view(np.uint32) >= _INT8_SCALE_BITS_END).any():
@@ -321,17 +321,17 @@ _INT4_SCALE_BITS_END = np.uint16((127 + 125) << 7)
 """Bits of 2**125: any code times a scale below it is finite. Negative scales have larger bits."""
 
 
-class Int4(Scheme):
+class Int4(Codec):
     """Error at most half a scale. A block whose scale would be below 2**-126 becomes zero."""
 
     name = "int4"
 
     def encoded_bytes(self, count: int) -> int:
-        """See `Scheme`."""
+        """See `Codec`."""
         return _BLOCK_BYTES * -(-count // _BLOCK)
 
     def encode(self, values: Float32s, out: Octets) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for run in record_runs(self, values.size):
             blocks = -(-run.length // _BLOCK)
             rows = values[run.values].reshape(run.rows, run.length)
@@ -341,7 +341,7 @@ class Int4(Scheme):
             _encode_int4_rows(rows.reshape(run.rows, blocks, _BLOCK), records)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for run in record_runs(self, out.size):
             blocks = -(-run.length // _BLOCK)
             records = payload[run.bytes].reshape(run.rows, -1)
@@ -353,7 +353,7 @@ class Int4(Scheme):
                 out[run.values] = padded.reshape(-1)[: run.length]
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """See `Scheme`. A negative scale is one too: no encoder writes one."""
+        """See `Codec`. A negative scale is one too: no encoder writes one."""
         for run in record_runs(self, count):
             records = payload[run.bytes].reshape(run.rows, -1)
             scales = records[:, : _INT4_SCALE_BYTES * -(-run.length // _BLOCK)].copy()

@@ -21,9 +21,9 @@ from hypergpu.tensors.layout import Float32s, Octets
 from hypergpu.tensors.quantisation import (
     GROUP,
     RECORD,
+    Codec,
     Flaw,
     RecordRun,
-    Scheme,
     Uint16s,
     bf16_bits,
     floats_of_bf16,
@@ -223,7 +223,7 @@ class _Said(NamedTuple):
     signs: Octets
 
 
-class TopK(Scheme):
+class TopK(Codec):
     """Error of what is said at most the spread of the magnitudes said; of the rest, all of it."""
 
     is_sparse = True
@@ -239,21 +239,21 @@ class TopK(Scheme):
 
     @property
     def name(self) -> str:
-        """See `Scheme`."""
+        """See `Codec`."""
         return f"topk{self._kept}"
 
     def encoded_bytes(self, count: int) -> int:
-        """See `Scheme`."""
+        """See `Codec`."""
         full, rest = divmod(count, RECORD)
         return full * self._record_bytes + (self._bytes_of(rest) if rest else 0)
 
     def encode(self, values: Float32s, out: Octets) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for part in record_runs(self, values.size):
             self._encode_part(values[part.values], part, out[part.bytes])
 
     def encode_leaving_rest(self, total: Float32s, out: Octets, scratch: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for part in record_runs(self, total.size):
             rest = total[part.values]
             said = self._encode_part(rest, part, out[part.bytes])
@@ -261,7 +261,7 @@ class TopK(Scheme):
             rest[said.places] -= _set_signs(magnitudes, said.signs).reshape(-1)
 
     def decode(self, payload: Octets, out: Float32s) -> None:
-        """See `Scheme`."""
+        """See `Codec`."""
         out[:] = 0
         for part in record_runs(self, out.size):
             entries = self._entries(payload, part)
@@ -281,7 +281,7 @@ class TopK(Scheme):
         )
 
     def flaw(self, payload: Octets, count: int) -> Flaw | None:
-        """See `Scheme`."""
+        """See `Codec`."""
         for part in record_runs(self, count):
             numbers, places, _ = self._unpack(payload, part)
             if not self._grid.is_finite(numbers):

@@ -123,7 +123,10 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 USAGE_STATUS = 2
 
 
-_FIRST = ("up", "join", "dashboard", "job", "node", "token", "ledger", "demo", "compare", "netsim")
+_FIRST = (
+    *("up", "join", "status", "dashboard", "job", "node", "token", "ledger"),
+    *("demo", "compare", "netsim"),
+)
 """Commands at the top of the list of help, in the order in which a user meets them."""
 
 

@@ -7,6 +7,7 @@ Results go to stdout and nothing else does; notes and errors go to stderr.
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -27,6 +28,13 @@ def size(count: int) -> str:
         if value < 999.5 or unit == "TB":
             return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
     return f"{count} B"
+
+
+def amount_text(units: int, decimals: int) -> str:
+    """Money in whole tokens, exactly: ``12.5``; in smallest units where decimals are 0."""
+    whole, rest = divmod(abs(units), 10**decimals)
+    digits = str(rest).rjust(decimals, "0").rstrip("0") if rest else ""
+    return f"{'-' if units < 0 else ''}{whole:,}{'.' + digits if digits else ''}"
 
 
 def span(seconds: float) -> str:
@@ -60,6 +68,11 @@ def percent(share: float) -> str:
     return f"{share * 100:.2g} %" if share < 0.1 else f"{share:.0%}"
 
 
+def round_from_one(reason: str) -> str:
+    """A reason that begins with its round, which people count from 1 and journals from 0."""
+    return re.sub(r"^round (\d+)\b", lambda found: f"round {int(found[1]) + 1}", reason)
+
+
 def score(value: float | None) -> str:
     """A loss or metric; a dash before the first."""
     return "-" if value is None else f"{value:.4f}"
@@ -80,6 +93,15 @@ def name_or_id(name: str, identifier: str) -> str:
     return name or short_id(identifier)
 
 
+BAR_WIDTH = 18
+
+
+def bar(done: int, total: int, width: int = BAR_WIDTH) -> str:
+    """A bar of fixed width."""
+    filled = min(width, done * width // total) if total > 0 else 0
+    return "\u2501" * filled + "\u2500" * (width - filled)
+
+
 _GAP = "  "
 _FOLD_LEAST = 18
 """A column that folds is never narrower."""
@@ -98,6 +120,16 @@ class Column(NamedTuple):
     """Its cells may be broken where a terminal is too narrow: sentences, never names."""
     is_optional: bool = False
     """Left out, the last first, where a terminal has no room for it."""
+
+
+def numbers(*titles: str) -> tuple[Column, ...]:
+    """Columns of numbers."""
+    return tuple(Column(title, is_number=True) for title in titles)
+
+
+def optional_numbers(*titles: str) -> tuple[Column, ...]:
+    """Columns of numbers that a narrow terminal has no room for."""
+    return tuple(Column(title, is_number=True, is_optional=True) for title in titles)
 
 
 Table = tuple[Sequence[Column], Sequence[Sequence[str]]]

@@ -18,8 +18,12 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import (
     Column,
     Table,
+    bar,
     is_rich,
     name_or_id,
+    numbers,
+    optional_numbers,
+    round_from_one,
     say,
     say_json_line,
     score,
@@ -112,14 +116,14 @@ def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
         plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
         news = tuple(_plan_news(plan, progress.plan, progress.names))
         progress = replace(progress, plan=plan, plan_news=news)
-    if text := event_note(event):
+    if text := event_note(event, progress.names):
         progress = with_note(progress, text)
     history = with_event_recorded(progress.history, event)
     return replace(progress, history=history, next_sequence=event.sequence + 1)
 
 
 def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
-    """A line for each node whose steps, batch, scheme or part changed; a first plan's reason."""
+    """A line for each node whose steps, batch, codec or part changed; a first plan's reason."""
     number = plan.round + 1
     if before is None:
         yield f"round {number}: {plan.reason}"
@@ -135,6 +139,7 @@ _NOTES = {
     "NodeJoined": "node {node} joined",
     "NodeLost": "node {node} lost: {reason}",
     "NodeDraining": "node {node} drains: {reason}",
+    "NodePaused": "node {node} rests: {reason}",
     "UpdateRejected": "update of {node} refused: {reason}",
     "ShardHandedBack": "node {node} handed its shard back: {reason}",
     "DeadlineReached": "round {round} reached its deadline",
@@ -149,12 +154,13 @@ _NOTES = {
 }
 
 
-def event_note(event: JobEvent) -> str:
-    """An event in a sentence, when it is worth one to a watcher."""
+def event_note(event: JobEvent, names: Mapping[str, str]) -> str:
+    """An event in a sentence, when it is worth one to a watcher; ``names`` are those of nodes."""
     fields = event.body
+    node = str(fields.get("node", ""))
     number = fields.get("round")
     return _NOTES.get(event.kind, "").format(
-        node=short(str(fields.get("node", ""))),
+        node=names.get(node) or short(node),
         reason=str(fields.get("reason", "")),
         round=number + 1 if isinstance(number, int) else 1,
     )
@@ -162,31 +168,18 @@ def event_note(event: JobEvent) -> str:
 
 ROUNDS_SHOWN = 8
 NOTES_SHOWN = 4
-_BAR_WIDTH = 18
 _ROUND_COLUMNS = (
-    Column("round", is_number=True),
-    Column("updates", is_number=True),
-    Column("loss", is_number=True),
-    Column("metric", is_number=True),
-    Column("samples/s", is_number=True, is_optional=True),
-    Column("up", is_number=True, is_optional=True),
-    Column("down", is_number=True, is_optional=True),
-    Column("took", is_number=True),
+    *numbers("round", "updates", "loss", "metric"),
+    *optional_numbers("samples/s", "up", "down"),
+    *numbers("took"),
 )
 _NODE_COLUMNS = (
     Column("node"),
     Column("state"),
     Column("inner steps"),
-    Column("loss", is_number=True, is_optional=True),
-    Column("slot", is_number=True, is_optional=True),
+    *optional_numbers("loss", "slot"),
     Column("plan", folds=True),
 )
-
-
-def bar(done: int, total: int, width: int = _BAR_WIDTH) -> str:
-    """A bar of fixed width."""
-    filled = min(width, done * width // total) if total > 0 else 0
-    return "\u2501" * filled + "\u2500" * (width - filled)
 
 
 def planned_rounds(progress: JobProgress) -> int:
@@ -211,7 +204,7 @@ def headline(progress: JobProgress) -> str:
     if job is None:
         return "waiting for the coordinator"
     name = f" {job.name}" if job.name else ""
-    return f"{job.id}{name}  {job.phase}: {job.reason}"
+    return f"{job.id}{name}  {job.phase}: {round_from_one(job.reason)}"
 
 
 def screen(progress: JobProgress, width: int, *, title: str = "") -> "Group":
@@ -316,7 +309,7 @@ class PlainView(WatchView):
         elif event.kind == "RoundPlanned":
             for line in progress.plan_news:
                 say(f"  {line}")
-        elif text := event_note(event):
+        elif text := event_note(event, progress.names):
             say(f"  {text}")
 
     def say(self, text: str) -> None:

@@ -180,7 +180,7 @@ class JobSummary(google.protobuf.message.Message):
     BYTES_UP_FIELD_NUMBER: builtins.int
     BYTES_DOWN_FIELD_NUMBER: builtins.int
     UPDATES_ACCEPTED_FIELD_NUMBER: builtins.int
-    UPDATES_REFUSED_FIELD_NUMBER: builtins.int
+    UPDATES_REJECTED_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     AT_MS_FIELD_NUMBER: builtins.int
@@ -200,7 +200,7 @@ class JobSummary(google.protobuf.message.Message):
     bytes_up: builtins.int
     bytes_down: builtins.int
     updates_accepted: builtins.int
-    updates_refused: builtins.int
+    updates_rejected: builtins.int
     samples: builtins.int
     at_ms: builtins.int
     owner: builtins.str
@@ -223,14 +223,14 @@ class JobSummary(google.protobuf.message.Message):
         bytes_up: builtins.int = ...,
         bytes_down: builtins.int = ...,
         updates_accepted: builtins.int = ...,
-        updates_refused: builtins.int = ...,
+        updates_rejected: builtins.int = ...,
         samples: builtins.int = ...,
         model: hypergpu.v1.tensor_pb2.Digest | None = ...,
         at_ms: builtins.int = ...,
         owner: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___JobSummary = JobSummary
 
@@ -246,6 +246,7 @@ class ParticipantSummary(google.protobuf.message.Message):
     LOSS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     slot: builtins.int
     state: builtins.str
@@ -255,6 +256,8 @@ class ParticipantSummary(google.protobuf.message.Message):
     reason: builtins.str
     name: builtins.str
     """What its owner calls the machine."""
+    phase: builtins.str
+    """While its update is awaited: "download", "train", "wait" or "upload"; empty: it has not told."""
     def __init__(
         self,
         *,
@@ -266,8 +269,9 @@ class ParticipantSummary(google.protobuf.message.Message):
         loss: builtins.float = ...,
         reason: builtins.str = ...,
         name: builtins.str = ...,
+        phase: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["loss", b"loss", "name", b"name", "node_id", b"node_id", "reason", b"reason", "slot", b"slot", "state", b"state", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["loss", b"loss", "name", b"name", "node_id", b"node_id", "phase", b"phase", "reason", b"reason", "slot", b"slot", "state", b"state", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
 
 global___ParticipantSummary = ParticipantSummary
 
@@ -593,16 +597,20 @@ class WatchJobRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     FROM_SEQUENCE_FIELD_NUMBER: builtins.int
+    EVENTS_ONLY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     from_sequence: builtins.int
     """The first sequence number wanted; 0 is the job's first event."""
+    events_only: builtins.bool
+    """No `progress` is sent."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         from_sequence: builtins.int = ...,
+        events_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["from_sequence", b"from_sequence", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["events_only", b"events_only", "from_sequence", b"from_sequence", "job_id", b"job_id"]) -> None: ...
 
 global___WatchJobRequest = WatchJobRequest
 
@@ -717,24 +725,27 @@ class NodeSummary(google.protobuf.message.Message):
     LAST_SEEN_MS_AGO_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
     UPDATES_ACCEPTED_FIELD_NUMBER: builtins.int
-    UPDATES_REFUSED_FIELD_NUMBER: builtins.int
+    UPDATES_REJECTED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     READING_FIELD_NUMBER: builtins.int
     HEALTH_FIELD_NUMBER: builtins.int
     HEALTH_REASON_FIELD_NUMBER: builtins.int
+    PAUSE_REASON_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
     job_id: builtins.str
     last_seen_ms_ago: builtins.int
     software: builtins.str
     updates_accepted: builtins.int
-    updates_refused: builtins.int
+    updates_rejected: builtins.int
     reason: builtins.str
     """Why it is idle or away, for people."""
     health: builtins.str
     """Band in the newest planned round: high, normal, low or poor. Empty: it was in no plan."""
     health_reason: builtins.str
     """The plan's reason, which begins with the band."""
+    pause_reason: builtins.str
+    """By whom it is paused, also while it is away; empty: it is not."""
     @property
     def capabilities(self) -> hypergpu.v1.node_pb2.Capabilities: ...
     @property
@@ -749,14 +760,15 @@ class NodeSummary(google.protobuf.message.Message):
         last_seen_ms_ago: builtins.int = ...,
         software: builtins.str = ...,
         updates_accepted: builtins.int = ...,
-        updates_refused: builtins.int = ...,
+        updates_rejected: builtins.int = ...,
         reason: builtins.str = ...,
         reading: global___Reading | None = ...,
         health: builtins.str = ...,
         health_reason: builtins.str = ...,
+        pause_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "reading", b"reading"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_refused", b"updates_refused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "pause_reason", b"pause_reason", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___NodeSummary = NodeSummary
 
@@ -830,6 +842,109 @@ class Estimate(google.protobuf.message.Message):
 global___Estimate = Estimate
 
 @typing.final
+class WatchTelemetryRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___WatchTelemetryRequest = WatchTelemetryRequest
+
+@typing.final
+class WatchTelemetryResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: builtins.int
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeLevels]:
+        """At most 50; further ones follow in the next message."""
+
+    def __init__(
+        self,
+        *,
+        nodes: collections.abc.Iterable[global___NodeLevels] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+
+global___WatchTelemetryResponse = WatchTelemetryResponse
+
+@typing.final
+class NodeLevels(google.protobuf.message.Message):
+    """What changes from second to second about a node. Fields without a value are not known yet."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    HEALTH_REASON_FIELD_NUMBER: builtins.int
+    ROUND_TRIP_US_FIELD_NUMBER: builtins.int
+    ROUND_TRIP_SPREAD_US_FIELD_NUMBER: builtins.int
+    LOSS_FIELD_NUMBER: builtins.int
+    UP_BITS_PER_S_FIELD_NUMBER: builtins.int
+    DOWN_BITS_PER_S_FIELD_NUMBER: builtins.int
+    STEP_US_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    PARTICIPANT_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    state: builtins.str
+    """These five as in NodeSummary, texts cut to 300 characters."""
+    reason: builtins.str
+    job_id: builtins.str
+    health: builtins.str
+    health_reason: builtins.str
+    round_trip_us: builtins.int
+    """Means of the reading, to three digits. They and the steps are told every half second for up to 50 nodes, more
+    seldom for more: for 1,000 every ten seconds.
+    """
+    round_trip_spread_us: builtins.int
+    loss: builtins.float
+    up_bits_per_s: builtins.int
+    down_bits_per_s: builtins.int
+    step_us: builtins.int
+    round: builtins.int
+    """Of its job's open round, where it takes part in it. Without reason and name."""
+    @property
+    def participant(self) -> global___ParticipantSummary: ...
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        state: builtins.str = ...,
+        reason: builtins.str = ...,
+        job_id: builtins.str = ...,
+        health: builtins.str = ...,
+        health_reason: builtins.str = ...,
+        round_trip_us: builtins.int | None = ...,
+        round_trip_spread_us: builtins.int | None = ...,
+        loss: builtins.float | None = ...,
+        up_bits_per_s: builtins.int | None = ...,
+        down_bits_per_s: builtins.int | None = ...,
+        step_us: builtins.int | None = ...,
+        round: builtins.int = ...,
+        participant: global___ParticipantSummary | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "loss", b"loss", "participant", b"participant", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "loss", b"loss", "node_id", b"node_id", "participant", b"participant", "reason", b"reason", "round", b"round", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "state", b"state", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_down_bits_per_s", b"_down_bits_per_s"]) -> typing.Literal["down_bits_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss", b"_loss"]) -> typing.Literal["loss"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_round_trip_spread_us", b"_round_trip_spread_us"]) -> typing.Literal["round_trip_spread_us"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_round_trip_us", b"_round_trip_us"]) -> typing.Literal["round_trip_us"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step_us", b"_step_us"]) -> typing.Literal["step_us"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_up_bits_per_s", b"_up_bits_per_s"]) -> typing.Literal["up_bits_per_s"] | None: ...
+
+global___NodeLevels = NodeLevels
+
+@typing.final
 class DrainNodeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -853,6 +968,56 @@ class DrainNodeResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___DrainNodeResponse = DrainNodeResponse
+
+@typing.final
+class PauseNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___PauseNodeRequest = PauseNodeRequest
+
+@typing.final
+class PauseNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___PauseNodeResponse = PauseNodeResponse
+
+@typing.final
+class ResumeNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___ResumeNodeRequest = ResumeNodeRequest
+
+@typing.final
+class ResumeNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeNodeResponse = ResumeNodeResponse
 
 @typing.final
 class RevokeNodeRequest(google.protobuf.message.Message):

@@ -593,10 +593,25 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.WatchTelemetry = channel.unary_stream(
+                '/hypergpu.v1.OperatorService/WatchTelemetry',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.WatchTelemetryRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchTelemetryResponse.FromString,
+                _registered_method=True)
         self.DrainNode = channel.unary_unary(
                 '/hypergpu.v1.OperatorService/DrainNode',
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
+        self.PauseNode = channel.unary_unary(
+                '/hypergpu.v1.OperatorService/PauseNode',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeResponse.FromString,
+                _registered_method=True)
+        self.ResumeNode = channel.unary_unary(
+                '/hypergpu.v1.OperatorService/ResumeNode',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.ResumeNodeRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.ResumeNodeResponse.FromString,
                 _registered_method=True)
         self.RevokeNode = channel.unary_unary(
                 '/hypergpu.v1.OperatorService/RevokeNode',
@@ -635,7 +650,28 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchTelemetry(self, request, context):
+        """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
+        Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DrainNode(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseNode(self, request, context):
+        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -681,10 +717,25 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.ListNodesRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.ListNodesResponse.SerializeToString,
             ),
+            'WatchTelemetry': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTelemetry,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchTelemetryRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.WatchTelemetryResponse.SerializeToString,
+            ),
             'DrainNode': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainNode,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'PauseNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseNode,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.PauseNodeResponse.SerializeToString,
+            ),
+            'ResumeNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeNode,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.ResumeNodeRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.ResumeNodeResponse.SerializeToString,
             ),
             'RevokeNode': grpc.unary_unary_rpc_method_handler(
                     servicer.RevokeNode,
@@ -751,6 +802,33 @@ class OperatorService(object):
             _registered_method=True)
 
     @staticmethod
+    def WatchTelemetry(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/WatchTelemetry',
+            hypergpu_dot_v1_dot_job__pb2.WatchTelemetryRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.WatchTelemetryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DrainNode(request,
             target,
             options=(),
@@ -767,6 +845,60 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/DrainNode',
             hypergpu_dot_v1_dot_job__pb2.DrainNodeRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/PauseNode',
+            hypergpu_dot_v1_dot_job__pb2.PauseNodeRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.PauseNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/ResumeNode',
+            hypergpu_dot_v1_dot_job__pb2.ResumeNodeRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.ResumeNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -257,9 +257,28 @@ class OperatorServiceStub:
         hypergpu.v1.job_pb2.ListNodesResponse,
     ]
 
+    WatchTelemetry: grpc.UnaryStreamMultiCallable[
+        hypergpu.v1.job_pb2.WatchTelemetryRequest,
+        hypergpu.v1.job_pb2.WatchTelemetryResponse,
+    ]
+    """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
+    Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
+    """
+
     DrainNode: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.DrainNodeRequest,
         hypergpu.v1.job_pb2.DrainNodeResponse,
+    ]
+
+    PauseNode: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.PauseNodeRequest,
+        hypergpu.v1.job_pb2.PauseNodeResponse,
+    ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
+
+    ResumeNode: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.ResumeNodeRequest,
+        hypergpu.v1.job_pb2.ResumeNodeResponse,
     ]
 
     RevokeNode: grpc.UnaryUnaryMultiCallable[
@@ -297,9 +316,28 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.ListNodesResponse,
     ]
 
+    WatchTelemetry: grpc.aio.UnaryStreamMultiCallable[
+        hypergpu.v1.job_pb2.WatchTelemetryRequest,
+        hypergpu.v1.job_pb2.WatchTelemetryResponse,
+    ]
+    """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
+    Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
+    """
+
     DrainNode: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.DrainNodeRequest,
         hypergpu.v1.job_pb2.DrainNodeResponse,
+    ]
+
+    PauseNode: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.PauseNodeRequest,
+        hypergpu.v1.job_pb2.PauseNodeResponse,
+    ]
+    """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
+
+    ResumeNode: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.ResumeNodeRequest,
+        hypergpu.v1.job_pb2.ResumeNodeResponse,
     ]
 
     RevokeNode: grpc.aio.UnaryUnaryMultiCallable[
@@ -340,11 +378,36 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[hypergpu.v1.job_pb2.ListNodesResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.ListNodesResponse]]: ...
 
     @abc.abstractmethod
+    def WatchTelemetry(
+        self,
+        request: hypergpu.v1.job_pb2.WatchTelemetryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.WatchTelemetryResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.WatchTelemetryResponse]]:
+        """Levels of the nodes that ListNodes lists: first of all, then of those that changed, at most every half second.
+        Nothing is queued: whoever reads slowly gets the newest levels and misses those between.
+        """
+
+    @abc.abstractmethod
     def DrainNode(
         self,
         request: hypergpu.v1.job_pb2.DrainNodeRequest,
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.DrainNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.DrainNodeResponse]]: ...
+
+    @abc.abstractmethod
+    def PauseNode(
+        self,
+        request: hypergpu.v1.job_pb2.PauseNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.PauseNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.PauseNodeResponse]]:
+        """Takes a node's work back at once and gives it no more until it is resumed, also after restarts."""
+
+    @abc.abstractmethod
+    def ResumeNode(
+        self,
+        request: hypergpu.v1.job_pb2.ResumeNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.ResumeNodeResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.ResumeNodeResponse]]: ...
 
     @abc.abstractmethod
     def RevokeNode(

@@ -21,6 +21,27 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _WorkPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WorkPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_WorkPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WORK_PHASE_UNSPECIFIED: _WorkPhase.ValueType  # 0
+    WORK_PHASE_DOWNLOAD: _WorkPhase.ValueType  # 1
+    WORK_PHASE_TRAIN: _WorkPhase.ValueType  # 2
+    WORK_PHASE_WAIT: _WorkPhase.ValueType  # 3
+    WORK_PHASE_UPLOAD: _WorkPhase.ValueType  # 4
+
+class WorkPhase(_WorkPhase, metaclass=_WorkPhaseEnumTypeWrapper): ...
+
+WORK_PHASE_UNSPECIFIED: WorkPhase.ValueType  # 0
+WORK_PHASE_DOWNLOAD: WorkPhase.ValueType  # 1
+WORK_PHASE_TRAIN: WorkPhase.ValueType  # 2
+WORK_PHASE_WAIT: WorkPhase.ValueType  # 3
+WORK_PHASE_UPLOAD: WorkPhase.ValueType  # 4
+global___WorkPhase = WorkPhase
+
 class _Direction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -72,6 +93,7 @@ class Capabilities(google.protobuf.message.Message):
     WORKER_FIELD_NUMBER: builtins.int
     WORKLOADS_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    CAPS_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -82,6 +104,8 @@ class Capabilities(google.protobuf.message.Message):
     """What its owner calls the machine, for people; nothing relies on it."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
+    @property
+    def caps(self) -> global___Caps: ...
     def __init__(
         self,
         *,
@@ -91,10 +115,41 @@ class Capabilities(google.protobuf.message.Message):
         worker: builtins.str = ...,
         workloads: collections.abc.Iterable[global___WorkloadVersion] | None = ...,
         name: builtins.str = ...,
+        caps: global___Caps | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_name", b"device_name", "memory_bytes", b"memory_bytes", "name", b"name", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "memory_bytes", b"memory_bytes", "name", b"name", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
+
+@typing.final
+class Caps(google.protobuf.message.Message):
+    """Limits that the owner set on the machine itself, for people. 0: none."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKER_THREADS_FIELD_NUMBER: builtins.int
+    WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    CACHE_BYTES_FIELD_NUMBER: builtins.int
+    STEP_FLOOR_MS_FIELD_NUMBER: builtins.int
+    worker_threads: builtins.int
+    worker_memory_bytes: builtins.int
+    """Of the device where it is a GPU."""
+    cache_bytes: builtins.int
+    """Downloads that are kept beyond the work at hand."""
+    step_floor_ms: builtins.int
+    """Least time of an inner step."""
+    def __init__(
+        self,
+        *,
+        worker_threads: builtins.int = ...,
+        worker_memory_bytes: builtins.int = ...,
+        cache_bytes: builtins.int = ...,
+        step_floor_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_bytes", b"cache_bytes", "step_floor_ms", b"step_floor_ms", "worker_memory_bytes", b"worker_memory_bytes", "worker_threads", b"worker_threads"]) -> None: ...
+
+global___Caps = Caps
 
 @typing.final
 class WorkloadVersion(google.protobuf.message.Message):
@@ -365,9 +420,12 @@ class Progress(google.protobuf.message.Message):
     STEPS_DONE_FIELD_NUMBER: builtins.int
     STEPS_TOTAL_FIELD_NUMBER: builtins.int
     LOSS_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
     steps_done: builtins.int
     steps_total: builtins.int
     loss: builtins.float
+    phase: global___WorkPhase.ValueType
+    """Told when it begins, with the steps done so far, and with the steps of a training."""
     @property
     def lease(self) -> global___Lease: ...
     def __init__(
@@ -377,9 +435,10 @@ class Progress(google.protobuf.message.Message):
         steps_done: builtins.int = ...,
         steps_total: builtins.int = ...,
         loss: builtins.float = ...,
+        phase: global___WorkPhase.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "loss", b"loss", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "loss", b"loss", "phase", b"phase", "steps_done", b"steps_done", "steps_total", b"steps_total"]) -> None: ...
 
 global___Progress = Progress
 
@@ -648,8 +707,8 @@ class Assignment(google.protobuf.message.Message):
     UPLOAD_AFTER_MS_FIELD_NUMBER: builtins.int
     CONNECTIONS_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
-    BEGUN_FIELD_NUMBER: builtins.int
-    AHEAD_FIELD_NUMBER: builtins.int
+    PREFETCHED_FIELD_NUMBER: builtins.int
+    PREFETCH_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -678,7 +737,7 @@ class Assignment(google.protobuf.message.Message):
     @property
     def last_accepted(self) -> hypergpu.v1.tensor_pb2.Digest:
         """The newest update of this node that the coordinator accepted in this job, empty if none. An update
-        the node sent that this does not name was refused: it returns to the error feedback.
+        the node sent that this does not name was rejected: it returns to the error feedback.
         """
 
     @property
@@ -686,13 +745,13 @@ class Assignment(google.protobuf.message.Message):
         """With the lease, the shard, the model and the steps, all that the node signs of its update."""
 
     @property
-    def begun(self) -> global___Ahead:
+    def prefetched(self) -> global___Prefetch:
         """The shard's first inner steps, where they are to be taken from the node's own end of the round before, which
-        `ahead` of that round's assignment let it do early. A node without that end state takes them like all others.
+        `prefetch` of that round's assignment let it do early. A node without that end state takes them like all others.
         """
 
     @property
-    def ahead(self) -> global___Ahead:
+    def prefetch(self) -> global___Prefetch:
         """What the next round's shard will begin with if this node takes part in it."""
 
     def __init__(
@@ -713,16 +772,16 @@ class Assignment(google.protobuf.message.Message):
         upload_after_ms: builtins.int = ...,
         connections: builtins.int = ...,
         terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
-        begun: global___Ahead | None = ...,
-        ahead: global___Ahead | None = ...,
+        prefetched: global___Prefetch | None = ...,
+        prefetch: global___Prefetch | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "begun", b"begun", "connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 
 @typing.final
-class Ahead(google.protobuf.message.Message):
+class Prefetch(google.protobuf.message.Message):
     """Inner steps that a node takes from its own end of the round before, on the parameters that it had there. What they
     add to those parameters is added to the round's model before the round's other steps are taken.
     """
@@ -736,7 +795,7 @@ class Ahead(google.protobuf.message.Message):
     GLOBAL_SAMPLES_FIELD_NUMBER: builtins.int
     TOTAL_SAMPLES_FIELD_NUMBER: builtins.int
     round: builtins.int
-    """Whose shard they are the beginning of."""
+    """Round whose shard these steps begin."""
     inner_steps: builtins.int
     seed: builtins.int
     global_samples: builtins.int
@@ -756,7 +815,7 @@ class Ahead(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["global_samples", b"global_samples", "inner_steps", b"inner_steps", "ranges", b"ranges", "round", b"round", "seed", b"seed", "total_samples", b"total_samples"]) -> None: ...
 
-global___Ahead = Ahead
+global___Prefetch = Prefetch
 
 @typing.final
 class Training(google.protobuf.message.Message):
@@ -916,45 +975,41 @@ class Drain(google.protobuf.message.Message):
 global___Drain = Drain
 
 @typing.final
-class FetchBlobRequest(google.protobuf.message.Message):
+class ResolveBlobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
-    END_FIELD_NUMBER: builtins.int
-    offset: builtins.int
-    end: builtins.int
-    """First byte that is not wanted; 0: everything to its end."""
     @property
     def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     def __init__(
         self,
         *,
         digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
-        offset: builtins.int = ...,
-        end: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "end", b"end", "offset", b"offset"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest"]) -> None: ...
 
-global___FetchBlobRequest = FetchBlobRequest
+global___ResolveBlobRequest = ResolveBlobRequest
 
 @typing.final
-class FetchBlobResponse(google.protobuf.message.Message):
+class ResolveBlobResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    CHUNK_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    size_bytes: builtins.int
     @property
-    def chunk(self) -> hypergpu.v1.tensor_pb2.Chunk: ...
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket: ...
     def __init__(
         self,
         *,
-        chunk: hypergpu.v1.tensor_pb2.Chunk | None = ...,
+        size_bytes: builtins.int = ...,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["size_bytes", b"size_bytes", "ticket", b"ticket"]) -> None: ...
 
-global___FetchBlobResponse = FetchBlobResponse
+global___ResolveBlobResponse = ResolveBlobResponse
 
 @typing.final
 class QueryUploadRequest(google.protobuf.message.Message):
@@ -1089,11 +1144,14 @@ class TrainingReport(google.protobuf.message.Message):
     COMPUTE_MS_FIELD_NUMBER: builtins.int
     LOSS_FIRST_FIELD_NUMBER: builtins.int
     LOSS_LAST_FIELD_NUMBER: builtins.int
+    PHASES_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     samples: builtins.int
     compute_ms: builtins.int
     loss_first: builtins.float
     loss_last: builtins.float
+    @property
+    def phases(self) -> global___PhaseDurations: ...
     def __init__(
         self,
         *,
@@ -1102,10 +1160,46 @@ class TrainingReport(google.protobuf.message.Message):
         compute_ms: builtins.int = ...,
         loss_first: builtins.float = ...,
         loss_last: builtins.float = ...,
+        phases: global___PhaseDurations | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "samples", b"samples"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["phases", b"phases"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "phases", b"phases", "samples", b"samples"]) -> None: ...
 
 global___TrainingReport = TrainingReport
+
+@typing.final
+class PhaseDurations(google.protobuf.message.Message):
+    """How long the phases of the work under one lease took by the node's monotonic clock. Only for people."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DOWNLOAD_MS_FIELD_NUMBER: builtins.int
+    TRAIN_MS_FIELD_NUMBER: builtins.int
+    ENCODE_MS_FIELD_NUMBER: builtins.int
+    WAIT_MS_FIELD_NUMBER: builtins.int
+    UPLOAD_MS_FIELD_NUMBER: builtins.int
+    download_ms: builtins.int
+    """Getting the model and the data, with all retries."""
+    train_ms: builtins.int
+    """From then on until the update was there, without its encoding; with restarts of the worker."""
+    encode_ms: builtins.int
+    """Compressing the update, and making it and the end state durable."""
+    wait_ms: builtins.int
+    """From the finished update to the first attempt to send it."""
+    upload_ms: builtins.int
+    """From the first attempt to send it to this header; the coordinator adds the rest."""
+    def __init__(
+        self,
+        *,
+        download_ms: builtins.int = ...,
+        train_ms: builtins.int = ...,
+        encode_ms: builtins.int = ...,
+        wait_ms: builtins.int = ...,
+        upload_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["download_ms", b"download_ms", "encode_ms", b"encode_ms", "train_ms", b"train_ms", "upload_ms", b"upload_ms", "wait_ms", b"wait_ms"]) -> None: ...
+
+global___PhaseDurations = PhaseDurations
 
 @typing.final
 class SubmitUpdateResponse(google.protobuf.message.Message):

@@ -50,10 +50,10 @@ class NodeServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_node__pb2.ControlRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_node__pb2.ControlResponse.FromString,
                 _registered_method=True)
-        self.FetchBlob = channel.unary_stream(
-                '/hypergpu.v1.NodeService/FetchBlob',
-                request_serializer=hypergpu_dot_v1_dot_node__pb2.FetchBlobRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_node__pb2.FetchBlobResponse.FromString,
+        self.ResolveBlob = channel.unary_unary(
+                '/hypergpu.v1.NodeService/ResolveBlob',
+                request_serializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobResponse.FromString,
                 _registered_method=True)
         self.QueryUpload = channel.unary_unary(
                 '/hypergpu.v1.NodeService/QueryUpload',
@@ -92,8 +92,8 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def FetchBlob(self, request, context):
-        """A blob from an offset, to its end or to another offset.
+    def ResolveBlob(self, request, context):
+        """A ticket to fetch a blob by HTTP.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,10 +131,10 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     request_deserializer=hypergpu_dot_v1_dot_node__pb2.ControlRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_node__pb2.ControlResponse.SerializeToString,
             ),
-            'FetchBlob': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchBlob,
-                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.FetchBlobRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_node__pb2.FetchBlobResponse.SerializeToString,
+            'ResolveBlob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveBlob,
+                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobResponse.SerializeToString,
             ),
             'QueryUpload': grpc.unary_unary_rpc_method_handler(
                     servicer.QueryUpload,
@@ -240,7 +240,7 @@ class NodeService(object):
             _registered_method=True)
 
     @staticmethod
-    def FetchBlob(request,
+    def ResolveBlob(request,
             target,
             options=(),
             channel_credentials=None,
@@ -250,12 +250,12 @@ class NodeService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/hypergpu.v1.NodeService/FetchBlob',
-            hypergpu_dot_v1_dot_node__pb2.FetchBlobRequest.SerializeToString,
-            hypergpu_dot_v1_dot_node__pb2.FetchBlobResponse.FromString,
+            '/hypergpu.v1.NodeService/ResolveBlob',
+            hypergpu_dot_v1_dot_node__pb2.ResolveBlobRequest.SerializeToString,
+            hypergpu_dot_v1_dot_node__pb2.ResolveBlobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,11 +39,11 @@ class NodeServiceStub:
     ]
     """One long-lived stream a node: heartbeats and progress up, assignments and cancels down."""
 
-    FetchBlob: grpc.UnaryStreamMultiCallable[
-        hypergpu.v1.node_pb2.FetchBlobRequest,
-        hypergpu.v1.node_pb2.FetchBlobResponse,
+    ResolveBlob: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.ResolveBlobRequest,
+        hypergpu.v1.node_pb2.ResolveBlobResponse,
     ]
-    """A blob from an offset, to its end or to another offset."""
+    """A ticket to fetch a blob by HTTP."""
 
     QueryUpload: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.QueryUploadRequest,
@@ -78,11 +78,11 @@ class NodeServiceAsyncStub:
     ]
     """One long-lived stream a node: heartbeats and progress up, assignments and cancels down."""
 
-    FetchBlob: grpc.aio.UnaryStreamMultiCallable[
-        hypergpu.v1.node_pb2.FetchBlobRequest,
-        hypergpu.v1.node_pb2.FetchBlobResponse,
+    ResolveBlob: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.ResolveBlobRequest,
+        hypergpu.v1.node_pb2.ResolveBlobResponse,
     ]
-    """A blob from an offset, to its end or to another offset."""
+    """A ticket to fetch a blob by HTTP."""
 
     QueryUpload: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.node_pb2.QueryUploadRequest,
@@ -124,12 +124,12 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         """One long-lived stream a node: heartbeats and progress up, assignments and cancels down."""
 
     @abc.abstractmethod
-    def FetchBlob(
+    def ResolveBlob(
         self,
-        request: hypergpu.v1.node_pb2.FetchBlobRequest,
+        request: hypergpu.v1.node_pb2.ResolveBlobRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.node_pb2.FetchBlobResponse], collections.abc.AsyncIterator[hypergpu.v1.node_pb2.FetchBlobResponse]]:
-        """A blob from an offset, to its end or to another offset."""
+    ) -> typing.Union[hypergpu.v1.node_pb2.ResolveBlobResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.ResolveBlobResponse]]:
+        """A ticket to fetch a blob by HTTP."""
 
     @abc.abstractmethod
     def QueryUpload(

@@ -148,8 +148,8 @@ class DeltaRef(google.protobuf.message.Message):
 
     BASE_FIELD_NUMBER: builtins.int
     BLOB_FIELD_NUMBER: builtins.int
-    SCHEME_FIELD_NUMBER: builtins.int
-    scheme: builtins.str
+    CODEC_FIELD_NUMBER: builtins.int
+    codec: builtins.str
     @property
     def base(self) -> global___Digest: ...
     @property
@@ -159,10 +159,10 @@ class DeltaRef(google.protobuf.message.Message):
         *,
         base: global___Digest | None = ...,
         blob: global___BlobRef | None = ...,
-        scheme: builtins.str = ...,
+        codec: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["base", b"base", "blob", b"blob"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base", b"base", "blob", b"blob", "scheme", b"scheme"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "blob", b"blob", "codec", b"codec"]) -> None: ...
 
 global___DeltaRef = DeltaRef
 
@@ -204,3 +204,73 @@ class ManifestEntry(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["blob", b"blob", "path", b"path"]) -> None: ...
 
 global___ManifestEntry = ManifestEntry
+
+@typing.final
+class Ticket(google.protobuf.message.Message):
+    """Leave to move the bytes of one blob by HTTP."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: builtins.int
+    LIFE_MS_FIELD_NUMBER: builtins.int
+    life_ms: builtins.int
+    """Time for which requests may begin with it."""
+    @property
+    def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TicketRange]:
+        """They cover the blob, in order."""
+
+    def __init__(
+        self,
+        *,
+        ranges: collections.abc.Iterable[global___TicketRange] | None = ...,
+        life_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["life_ms", b"life_ms", "ranges", b"ranges"]) -> None: ...
+
+global___Ticket = Ticket
+
+@typing.final
+class TicketRange(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class HeadersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    URL_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    HEADERS_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """Its host is the coordinator's TLS name where the coordinator's own store serves it: dial the address that the
+    coordinator was dialled at, on the port in the URL.
+    """
+    start: builtins.int
+    end: builtins.int
+    @property
+    def headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Sent with each request, beside `Range`."""
+
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        start: builtins.int = ...,
+        end: builtins.int = ...,
+        headers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "headers", b"headers", "start", b"start", "url", b"url"]) -> None: ...
+
+global___TicketRange = TicketRange

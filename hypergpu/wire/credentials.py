@@ -122,9 +122,9 @@ def parse_authorization(value: str) -> Credential:
     Raises:
         HyperGPUError: TOKEN_INVALID, it is not ``Bearer ID.SECRET``.
     """
-    scheme, _, credential = value.partition(" ")
+    codec, _, credential = value.partition(" ")
     token_id, _, secret = credential.partition(".")
-    if scheme.lower() != "bearer" or not _ID.fullmatch(token_id) or not _SECRET.fullmatch(secret):
+    if codec.lower() != "bearer" or not _ID.fullmatch(token_id) or not _SECRET.fullmatch(secret):
         raise HyperGPUError(
             Reason.TOKEN_INVALID, "the metadata 'authorization' is 'Bearer ID.SECRET'"
         )

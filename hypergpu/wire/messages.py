@@ -7,6 +7,7 @@ import msgspec
 from hypergpu.crypto import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
+from hypergpu.phases import PHASE_MS_MAX, PhaseDurations, WorkPhase
 from hypergpu.statements import (
     Assignment,
     BlobRef,
@@ -30,6 +31,42 @@ from hypergpu.v1 import node_pb2, receipt_pb2, tensor_pb2
 
 _WORD_BYTES = 32
 _ADDRESS_BYTES = 20
+
+
+def phases_message(phases: PhaseDurations) -> node_pb2.PhaseDurations:
+    """Durations of phases."""
+    took = msgspec.structs.asdict(phases)
+    return node_pb2.PhaseDurations(**{name: min(ms, PHASE_MS_MAX) for name, ms in took.items()})
+
+
+def phases_value(message: node_pb2.PhaseDurations, sending_ms: int) -> PhaseDurations:
+    """Durations off the wire, each at most `PHASE_MS_MAX`.
+
+    Args:
+        message: The report.
+        sending_ms: From the header that brought it until the update was in: the upload goes on.
+    """
+    took = {name: getattr(message, name) for name in PhaseDurations.__struct_fields__}
+    took["upload_ms"] += sending_ms
+    return PhaseDurations(**{name: min(ms, PHASE_MS_MAX) for name, ms in took.items()})
+
+
+_PHASES = {
+    node_pb2.WORK_PHASE_DOWNLOAD: WorkPhase.DOWNLOAD,
+    node_pb2.WORK_PHASE_TRAIN: WorkPhase.TRAIN,
+    node_pb2.WORK_PHASE_WAIT: WorkPhase.WAIT,
+    node_pb2.WORK_PHASE_UPLOAD: WorkPhase.UPLOAD,
+}
+
+
+def phase_number(phase: WorkPhase) -> node_pb2.WorkPhase.ValueType:
+    """A phase that is told while it lasts."""
+    return next(number for number, known in _PHASES.items() if known is phase)
+
+
+def phase_value(number: int) -> WorkPhase | None:
+    """A phase off the wire; None when it is none that is known here."""
+    return next((phase for known, phase in _PHASES.items() if known == number), None)
 
 
 def terms_message(terms: Terms, epoch: int) -> receipt_pb2.Terms:
@@ -198,7 +235,7 @@ def model_message(
             tensor_pb2.DeltaRef(
                 base=digest_message(delta.base),
                 blob=blob_message(delta.blob),
-                scheme=delta.scheme,
+                codec=delta.codec,
             )
             for delta in deltas
         ],
@@ -249,9 +286,9 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
     if task.manifest is not None:
         message.manifest.CopyFrom(blob_message(task.manifest))
     if task.prefetched is not None:
-        message.begun.CopyFrom(_prefetch_message(task.prefetched))
+        message.prefetched.CopyFrom(_prefetch_message(task.prefetched))
     if assignment.prefetch is not None:
-        message.ahead.CopyFrom(_prefetch_message(assignment.prefetch))
+        message.prefetch.CopyFrom(_prefetch_message(assignment.prefetch))
     if assignment.last_accepted is not None:
         message.last_accepted.CopyFrom(digest_message(assignment.last_accepted))
     return message
@@ -269,7 +306,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         slot=Slot(message.slot),
         task=_task_value(message),
         deltas=tuple(
-            Delta(digest_value(delta.base), blob_value(delta.blob), delta.scheme)
+            Delta(digest_value(delta.base), blob_value(delta.blob), delta.codec)
             for delta in model.deltas
         ),
         initial=(
@@ -283,7 +320,7 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
         connections=max(1, message.connections),
         terms=_terms_of_job(message),
         epoch=message.terms.epoch,
-        prefetch=_prefetch_value(message.ahead) if message.HasField("ahead") else None,
+        prefetch=_prefetch_value(message.prefetch) if message.HasField("prefetch") else None,
         reason=message.reason,
     )
 
@@ -313,7 +350,7 @@ def _task_value(message: node_pb2.Assignment) -> Task:
         model=blob_value(message.model.blob),
         layout=digest_value(message.model.layout),
         manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
-        prefetched=_prefetch_value(message.begun) if message.HasField("begun") else None,
+        prefetched=_prefetch_value(message.prefetched) if message.HasField("prefetched") else None,
     )
 
 
@@ -335,8 +372,8 @@ def _terms_of_job(message: node_pb2.Assignment) -> Terms:
     return terms
 
 
-def _prefetch_message(prefetch: Prefetch) -> node_pb2.Ahead:
-    return node_pb2.Ahead(
+def _prefetch_message(prefetch: Prefetch) -> node_pb2.Prefetch:
+    return node_pb2.Prefetch(
         round=prefetch.round,
         inner_steps=prefetch.inner_steps,
         ranges=_range_messages(prefetch.ranges),
@@ -346,7 +383,7 @@ def _prefetch_message(prefetch: Prefetch) -> node_pb2.Ahead:
     )
 
 
-def _prefetch_value(message: node_pb2.Ahead) -> Prefetch:
+def _prefetch_value(message: node_pb2.Prefetch) -> Prefetch:
     return Prefetch(
         round=message.round,
         inner_steps=message.inner_steps,

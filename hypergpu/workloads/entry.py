@@ -52,6 +52,17 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a user's folder replaces the dataset: ``never``, ``optional`` or ``required``."""
 
 
+class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A held-out sample as people see it; each evaluation tells the model's output for it."""
+
+    text: str = ""
+    """The beginning of a text that the model goes on with, or a text that it judges."""
+    image: bytes = b""
+    """PNG of at most 32 x 32 pixels."""
+    label: str = ""
+    """The right answer, where there is one."""
+
+
 LOWER_IS_BETTER = frozenset({"perplexity"})
 """Metrics that fall as a model learns. All others rise."""
 

@@ -12,11 +12,11 @@ scikit-learn ships: 64 grey values of 0 to 16, then the digit, a byte each.
 import gzip
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,8 @@ class Dataset(NamedTuple):
 
     train: Samples
     test: Samples
+    class_names: tuple[str, ...] = ()
+    """Names of the classes in the order of their numbers, for people; empty: numbers are shown."""
 
 
 class Sums(NamedTuple):
@@ -90,6 +92,36 @@ class Workload(Protocol):
 
         Args:
             data_dir: The user's folder, or "" for the workload's own data.
+        """
+
+
+class Example(NamedTuple):
+    """A held-out sample for people; what it is not stays at its default."""
+
+    text: str = ""
+    image: Array | None = None
+    """``uint8[height, width]``, or ``uint8[height, width, 3]``."""
+    label: int | str = ""
+    """The right answer: a class number, or text."""
+
+
+@runtime_checkable
+class ExampleWorkload(Protocol):
+    """Optional part of a workload: what its model makes of a few held-out samples.
+
+    Both are called with the same samples, eight at most, and may use fewer of them. They are pure:
+    random draws come from a generator of their own with a fixed seed.
+    """
+
+    def examples(self, inputs: Array, targets: Array) -> Sequence[Example]:
+        """Stored samples for people; none where the samples cannot be shown."""
+
+    def outputs(self, model: Any, inputs: Any) -> Sequence[int | str]:
+        """Class number or text for each of the examples, in their order.
+
+        Args:
+            model: As in ``evaluate``: a torch module in evaluation mode, or named arrays.
+            inputs: As in ``evaluate``: a tensor on the module's device, or an array.
         """
 
 
@@ -225,9 +257,23 @@ def digits() -> Dataset:
         members = np.flatnonzero(labels == digit)
         order = permutation(_SPLIT_SEED, digit, 0, len(members))
         is_test[members[order[: len(members) // _TEST_SHARE]]] = True
-    return Dataset(
-        *(ArraySamples(inputs[part], labels[part], labels[part]) for part in (~is_test, is_test))
+    train, test = (
+        ArraySamples(inputs[part], labels[part], labels[part]) for part in (~is_test, is_test)
     )
+    return Dataset(train, test)
+
+
+def labelled_images(images: Array, labels: Array) -> list[Example]:
+    """Images with their class numbers as examples."""
+    return [
+        Example(image=image, label=int(label)) for image, label in zip(images, labels, strict=True)
+    ]
+
+
+def draw_digits(inputs: Array) -> Array:
+    """Digits as images, ``uint8[b, 8, 8]``."""
+    drawn: Array = (inputs.reshape(-1, 8, 8) * 255).astype(np.uint8)
+    return drawn
 
 
 class DigitsSoftmax:
@@ -262,6 +308,14 @@ class DigitsSoftmax:
         logs = _log_softmax(parameters, inputs)
         loss = -float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
         return Sums(loss, float((logs.argmax(axis=1) == targets).sum()), len(targets))
+
+    def examples(self, inputs: Array, targets: Array) -> list[Example]:
+        """See `ExampleWorkload`."""
+        return labelled_images(draw_digits(inputs), targets)
+
+    def outputs(self, parameters: Parameters, inputs: Array) -> list[int | str]:
+        """Predicted digits."""
+        return [*map(int, _log_softmax(parameters, inputs).argmax(axis=1))]
 
 
 def _log_softmax(parameters: Parameters, inputs: Array) -> NDArray[np.float32]:

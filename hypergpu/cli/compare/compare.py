@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from shutil import rmtree
+from shutil import copyfile, rmtree
 from subprocess import Popen, TimeoutExpired
 from typing import NamedTuple
 
@@ -23,13 +23,14 @@ from hypergpu.cli.compare.outcome import (
     standings,
     standings_table,
 )
+from hypergpu.client.settings import comparisons_folder
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.ids import Digest
-from hypergpu.jobfile import read_job_file
+from hypergpu.jobfile.reading import read_job_file
 from hypergpu.jobfile.spec import STRATEGIES
 from hypergpu.jobfile.toml import join_words, suggestion
 from hypergpu.terminal.commands import usage_error
@@ -334,4 +335,16 @@ def _write_files(found: Comparison, out: Path) -> ComparisonFiles:
     text = msgspec.json.format(msgspec.json.encode(found), indent=2)
     files.json.write_bytes(text + b"\n")
     files.chart.write_text(comparison_svg(found), "utf-8")
+    _copy_for_page(files.json)
     return files
+
+
+def _copy_for_page(result: Path) -> None:
+    """Leave a copy where the page looks; the same output folder has one copy."""
+    folder = comparisons_folder()
+    name = f"{result.parent.resolve().name}-{digest_of(bytes(result.resolve()))[:8]}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        copyfile(result, folder / name)
+    except OSError as full:
+        note(f"the page's Compare will not show it: {folder}: {full.strerror}")

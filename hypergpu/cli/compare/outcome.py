@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.client.history import EvaluationPoint, Reached
-from hypergpu.terminal.output import Column, Table, score, size, span
+from hypergpu.terminal.output import Column, Table, numbers, score, size, span
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.run.report import RunReport
 
@@ -219,14 +219,8 @@ def standings_table(comparison: Comparison) -> Table:
     """Columns, and a row a strategy."""
     columns = (
         Column("strategy"),
-        Column(f"to {comparison.metric_name} {comparison.target:g}", is_number=True),
-        Column("least..most", is_number=True),
-        Column("faster", is_number=True),
-        Column("up", is_number=True),
-        Column("down", is_number=True),
-        Column("fewer bytes", is_number=True),
-        Column("samples", is_number=True),
-        Column("final", is_number=True),
+        *numbers(f"to {comparison.metric_name} {comparison.target:g}", "least..most", "faster"),
+        *numbers("up", "down", "fewer bytes", "samples", "final"),
         Column("how"),
     )
     return columns, [_row(each) for each in comparison.strategies]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hypergpu.client.history import History, RoundPoint, target_reached_at
-from hypergpu.jobfile import checked_spec, with_strategy
+from hypergpu.jobfile.rules import checked_spec, with_strategy
 from hypergpu.jobfile.spec import (
     Aware,
     Evaluation,

@@ -30,12 +30,16 @@ from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.commands import usage_error
-from hypergpu.terminal.output import is_rich, say, size, span
+from hypergpu.terminal.output import amount_text, is_rich, say, size, span
 from hypergpu.terminal.watch import JobProgress, Watched, open_view
 
 AWAY_S = 1.0
-HOLD_PERCENT = 70
-"""Share of the work after which the job waits for the node that is not back yet."""
+HOLD_PERCENT = 55
+"""Share of the work after which the job waits for the node that is not back yet.
+
+On a busy machine a node that starts anew may miss the deadlines of its first rounds: enough are
+left after these.
+"""
 
 
 class NodeReturn(NamedTuple):
@@ -128,7 +132,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     nodes: int
     updates_accepted: int
-    updates_refused: int
+    updates_rejected: int
     model_bytes: int
     model_digest: str
     strategy: str
@@ -147,6 +151,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Transactions that record contributions on the chain."""
     epochs: int
     """Epochs with a payment; 0 without a chain."""
+    decimals: int
+    """Decimals of the token; 0 without a chain."""
 
 
 def say_end(summary: Summary, folder: Path) -> None:
@@ -172,13 +178,17 @@ def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     moved = summary.bytes_up + summary.bytes_down
     # One whole float32 model each way, each round, each node, is the plain way of doing this.
     plain = 2 * summary.model_bytes * summary.rounds * summary.nodes
-    saved = f", {plain / moved:.1f}x less than whole float32 models" if moved and plain else ""
+    saved = (
+        f", {plain / moved:.1f}x less than whole float32 models each way in each round"
+        if moved and plain
+        else ""
+    )
     yield "traffic", f"{size(summary.bytes_up)} up, {size(summary.bytes_down)} down{saved}"
     yield (
         "work",
         (
             f"{summary.rounds} rounds of {summary.strategy} on {summary.nodes} nodes,"
-            f" {summary.updates_accepted} updates accepted, {summary.updates_refused} refused"
+            f" {summary.updates_accepted} updates accepted, {summary.updates_rejected} rejected"
         ),
     )
     back = summary.back
@@ -192,10 +202,12 @@ def _end_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _money(summary: Summary) -> str:
-    receipts = f"{summary.receipts} receipts, all sound; {summary.earned} earned"
+    earned = amount_text(summary.earned, summary.decimals)
+    receipts = f"{summary.receipts} receipts, all sound; {earned} earned"
     if summary.paid is None:
         return f"{receipts}, no chain to pay it"
-    return f"{receipts} and {summary.paid} paid, recorded by {summary.transactions} transactions"
+    paid = amount_text(summary.paid, summary.decimals)
+    return f"{receipts} and {paid} paid, recorded by {summary.transactions} transactions"
 
 
 def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
@@ -294,7 +306,8 @@ def _open_page(ready: ReadyLine, beside: ExitStack) -> None:
     dashboard = DashboardProcess(ready, Path(ready.operator_token_file).parent, None)
     beside.callback(dashboard.end)
     found = dashboard.wait_for_line(_PAGE_WITHIN_S)
-    say(f"watch it in a browser: {found.link}" if found.link else f"no page: {found.detail}")
+    opens = "watch it in a browser (the link works once)"
+    say(f"{opens}: {found.link}" if found.link else f"no page: {found.detail}")
 
 
 def _export_page(ready: ReadyLine, job_id: str, out: Path) -> None:
@@ -416,7 +429,7 @@ def _summary(
         bytes_down=job.bytes_down,
         nodes=chosen.spec.training.nodes,
         updates_accepted=job.updates_accepted,
-        updates_refused=job.updates_refused,
+        updates_rejected=job.updates_rejected,
         model_bytes=trained.model_bytes,
         model_digest=job.model or "",
         strategy=chosen.spec.strategy,
@@ -428,4 +441,5 @@ def _summary(
         paid=pay.paid,
         transactions=pay.transactions,
         epochs=pay.epochs,
+        decimals=pay.decimals,
     )

@@ -8,10 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from google.protobuf.json_format import MessageToJson
+import msgspec
 
 from hypergpu.cli.demo.job import METERINGS
-from hypergpu.client import Coordinator
+from hypergpu.client import Coordinator, JobLedger
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason
@@ -19,10 +19,9 @@ from hypergpu.sites import Sites
 from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import say
 from hypergpu.units import several
-from hypergpu.v1 import payments_pb2
 
 ACCOUNTS_NAME = "ledger.json"
-"""The ledger of the demo's job, as GetLedger answers at the end."""
+"""The ledger of the demo's job, at the end, as `ledger show --json` prints it."""
 _WITHIN_S = 200.0
 """The window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
@@ -41,6 +40,8 @@ class DemoPay(NamedTuple):
     """Transactions that recorded contributions."""
     epochs: int
     """Epochs with a payment."""
+    decimals: int
+    """Decimals of the token; 0 without a chain."""
 
 
 def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) -> str:
@@ -93,11 +94,11 @@ def settle_demo(
         HyperGPUError: DEMO_MISSED, a node was not paid in full, or the pay does not verify.
     """
     ledger = _wait_for_pay(coordinator, job_id)
-    accounts.write_text(MessageToJson(ledger, always_print_fields_with_no_presence=True) + "\n")
+    accounts.write_bytes(msgspec.json.format(msgspec.json.encode(ledger)) + b"\n")
     _run_ledger(cluster, "show", job_id)
     _run_ledger(cluster, "verify", job_id)
     earned = sum(int(node.worth) for node in ledger.nodes)
-    has_chain = ledger.HasField("on_chain")
+    has_chain = ledger.on_chain is not None
     paid = sum(int(node.paid or 0) for node in ledger.nodes) if has_chain else None
     if paid is not None and paid != earned:
         why = ledger.halted or ledger.unfunded or "the chain has not got so far"
@@ -108,7 +109,8 @@ def settle_demo(
     if recorded:
         say(f"contributions were recorded by {several(recorded, 'transaction')}")
     receipts = sum(node.receipts for node in ledger.nodes)
-    return DemoPay(receipts, earned, paid, recorded, len(epochs) if has_chain else 0)
+    decimals = ledger.on_chain.decimals if ledger.on_chain else 0
+    return DemoPay(receipts, earned, paid, recorded, len(epochs), decimals)
 
 
 def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
@@ -131,12 +133,12 @@ def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"hypergpu ledger {command} ended with {status}")
 
 
-def _wait_for_pay(coordinator: Coordinator, job_id: str) -> payments_pb2.GetLedgerResponse:
+def _wait_for_pay(coordinator: Coordinator, job_id: str) -> JobLedger:
     give_up_at_s = time.monotonic() + _WITHIN_S
     is_told = False
     while True:
         ledger = coordinator.ledger(job_id)
-        is_settled = ledger.is_over and (not ledger.HasField("on_chain") or _is_paid(ledger))
+        is_settled = ledger.is_over and (ledger.on_chain is None or _is_paid(ledger))
         if is_settled or ledger.halted or time.monotonic() > give_up_at_s:
             return ledger
         if not is_told:
@@ -145,5 +147,5 @@ def _wait_for_pay(coordinator: Coordinator, job_id: str) -> payments_pb2.GetLedg
         time.sleep(_LOOK_EACH_S)
 
 
-def _is_paid(ledger: payments_pb2.GetLedgerResponse) -> bool:
+def _is_paid(ledger: JobLedger) -> bool:
     return all(node.paid == node.worth for node in ledger.nodes)

@@ -71,6 +71,10 @@ def _rename_unless_there(partial: Path, final: Path) -> None:
 _CIFAR_FOLDER = "cifar-10-batches-bin"
 _CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _CIFAR_TEST = ("test_batch.bin",)
+_CIFAR_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 _IMAGE_BYTES = 3 * 32 * 32
 
 
@@ -95,7 +99,8 @@ def read_cifar10(
         )
 
     folder = stored_dataset(root or datasets_folder(), "cifar10", download) / _CIFAR_FOLDER
-    return Dataset(_cifar_samples(folder, _CIFAR_TRAIN), _cifar_samples(folder, _CIFAR_TEST))
+    train, test = (_cifar_samples(folder, names) for names in (_CIFAR_TRAIN, _CIFAR_TEST))
+    return Dataset(train, test, _CIFAR_CLASSES)
 
 
 def _cifar_samples(folder: Path, names: tuple[str, ...]) -> ArraySamples:
@@ -138,7 +143,8 @@ def read_mnist(
         Mnist(folder, download=True)
 
     folder = stored_dataset(root or datasets_folder(), "mnist", download)
-    return Dataset(*(_mnist_samples(Mnist(folder, train=is_train)) for is_train in (True, False)))
+    train, test = (_mnist_samples(Mnist(folder, train=is_train)) for is_train in (True, False))
+    return Dataset(train, test)
 
 
 def _mnist_samples(read: datasets.MNIST) -> ArraySamples:
@@ -200,11 +206,18 @@ def read_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
     if (root / "train").is_dir() and held_out is not None:
         train, test = _find_images(root / "train", classes), _find_images(held_out, classes)
     else:
-        train, test = _split(*_find_images(root, classes))
-    return Dataset(Pictures(*train, image_size), Pictures(*test, image_size))
+        train, test = _split(_find_images(root, classes))
+    return Dataset(
+        Pictures(train.paths, train.labels, image_size),
+        Pictures(test.paths, test.labels, image_size),
+        train.class_names,
+    )
 
 
-_Found = tuple[list[str], NDArray[np.int64]]
+class _Found(NamedTuple):
+    paths: list[str]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
 
 
 def _find_images(folder: Path, classes: int) -> _Found:
@@ -218,10 +231,12 @@ def _find_images(folder: Path, classes: int) -> _Found:
             f" Fix: set options.classes to {len(listing.classes)}"
         )
     paths = [path for path, _ in listing.samples]
-    return paths, np.array([label for _, label in listing.samples], dtype=np.int64)
+    labels = np.array([label for _, label in listing.samples], dtype=np.int64)
+    return _Found(paths, labels, tuple(listing.classes))
 
 
-def _split(paths: list[str], labels: NDArray[np.int64]) -> tuple[_Found, _Found]:
+def _split(found: _Found) -> tuple[_Found, _Found]:
+    labels = found.labels
     is_test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -230,8 +245,11 @@ def _split(paths: list[str], labels: NDArray[np.int64]) -> tuple[_Found, _Found]
     if is_test.all():
         raise DatasetError("a class needs at least two images. Fix: add images")
     parts = (np.flatnonzero(~is_test), np.flatnonzero(is_test))
-    train, test = ([paths[index] for index in part] for part in parts)
-    return (train, labels[parts[0]]), (test, labels[parts[1]])
+    train, test = (
+        found._replace(paths=[found.paths[index] for index in part], labels=labels[part])
+        for part in parts
+    )
+    return train, test
 
 
 _IMAGENET_SIDE = 96
@@ -281,6 +299,11 @@ def _shifted_and_mirrored(images: Tensor) -> Tensor:
     return torch.stack(moved)
 
 
+def _draw(images: Array) -> Array:
+    """``uint8[b, channels, height, width]`` as images for people."""
+    return images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
+
+
 def _augmentation(options: Options) -> partial[Tensor] | None:
     return partial(_shifted_and_mirrored) if options["augment"] else None
 
@@ -307,26 +330,32 @@ def mnist_cnn(options: Options) -> Classification:
             nn.Linear(4 * channels, 10),
         )
 
-    return Classification(make, read_mnist, prepare=_normalise)
+    return Classification(make, read_mnist, prepare=_normalise, draw=_draw)
 
 
 def cifar10_resnet18(options: Options) -> Classification:
     """Builder of ``cifar10-resnet18``."""
     make = partial(_resnet18, 10, 32)
-    return Classification(make, read_cifar10, prepare=_normalise, augment=_augmentation(options))
+    return Classification(
+        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=_draw
+    )
 
 
 def cifar10_vgg11(options: Options) -> Classification:
     """Builder of ``cifar10-vgg11``."""
     make = partial(_vgg11, 10, 32)
-    return Classification(make, read_cifar10, prepare=_normalise, augment=_augmentation(options))
+    return Classification(
+        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=_draw
+    )
 
 
 def _folder(options: Options, network: str) -> Classification:
     classes, image_size = int(options["classes"]), int(options["image_size"])
     make = partial(_resnet18 if network == "resnet18" else _vgg11, classes, image_size)
     read = partial(read_folder, classes=classes, image_size=image_size)
-    return Classification(make, read, prepare=_normalise, augment=_augmentation(options))
+    return Classification(
+        make, read, prepare=_normalise, augment=_augmentation(options), draw=_draw
+    )
 
 
 def folder_resnet18(options: Options) -> Classification:

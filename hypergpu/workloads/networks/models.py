@@ -22,7 +22,15 @@ from torch.nn import functional as F
 
 from hypergpu.workloads.entry import OptionError, Options
 from hypergpu.workloads.networks.task import Classification, NextByte
-from hypergpu.workloads.workload import CLASSES, PIXELS, Array, Dataset, DatasetError, digits
+from hypergpu.workloads.workload import (
+    CLASSES,
+    PIXELS,
+    Array,
+    Dataset,
+    DatasetError,
+    digits,
+    draw_digits,
+)
 
 
 def _read(_data_dir: str) -> Dataset:
@@ -46,7 +54,7 @@ def mlp(options: Options) -> Classification:
             nn.Linear(width, CLASSES),
         )
 
-    return Classification(make, _read)
+    return Classification(make, _read, draw=draw_digits)
 
 
 def cnn(options: Options) -> Classification:
@@ -72,7 +80,7 @@ def cnn(options: Options) -> Classification:
             nn.Linear(4 * channels, CLASSES),
         )
 
-    return Classification(make, _read, prepare=_as_images)
+    return Classification(make, _read, prepare=_as_images, draw=draw_digits)
 
 
 def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:

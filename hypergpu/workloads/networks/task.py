@@ -14,7 +14,14 @@ from torch.nn import functional as F
 
 from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
 from hypergpu.units import Bytes, several
-from hypergpu.workloads.workload import Dataset, Sums, Workload
+from hypergpu.workloads.workload import (
+    Array,
+    Dataset,
+    Example,
+    Sums,
+    Workload,
+    labelled_images,
+)
 
 
 class Device(NamedTuple):
@@ -136,6 +143,10 @@ class Classification(NamedTuple):
     """Stored inputs to the model's."""
     augment: Callable[[Tensor], Tensor] | None = None
     """Random changes of prepared inputs, in training only."""
+    draw: Callable[[Array], Array] | None = None
+    """Stored inputs as images for people, ``uint8[b, height, width]`` or ``[b, height, width, 3]``;
+    None: they are no images.
+    """
 
     def load(self, data_dir: str) -> Dataset:
         """See `Workload`."""
@@ -158,6 +169,22 @@ class Classification(NamedTuple):
         loss = F.cross_entropy(logits, targets, reduction="sum")
         hits = (logits.argmax(dim=1) == targets).sum()
         return Sums(float(loss), float(hits), len(targets))
+
+    def examples(self, inputs: Array, targets: Array) -> list[Example]:
+        """See `ExampleWorkload`."""
+        return labelled_images(self.draw(inputs), targets) if self.draw is not None else []
+
+    def outputs(self, model: nn.Module, inputs: Tensor) -> list[int | str]:
+        """Predicted classes."""
+        if self.draw is None:
+            return []
+        return [*map(int, model(self.prepare(inputs)).argmax(dim=1))]
+
+
+PROMPT_BYTES = 80
+CONTINUATION_BYTES = 120
+_TEMPERATURE = 0.7
+"""Below 1: a small model's likeliest bytes. At 0 it repeats itself."""
 
 
 class NextByte(NamedTuple):
@@ -186,3 +213,33 @@ class NextByte(NamedTuple):
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
         hits = (logits.argmax(dim=2) == wanted).sum()
         return Sums(float(loss), float(hits), wanted.numel())
+
+    def examples(self, inputs: Array, targets: Array) -> list[Example]:
+        """The beginning of a held-out text, from its first whole line on."""
+        return [Example(text=_decode(_prompt(inputs[0]).tobytes()))]
+
+    def outputs(self, model: nn.Module, inputs: Tensor) -> list[int | str]:
+        """Text that the model writes after the beginning, drawn with a fixed seed."""
+        generator = torch.Generator().manual_seed(0)
+        start = torch.from_numpy(_prompt(inputs[0].cpu().numpy()).copy())
+        text = start.long().to(inputs.device)
+        for _ in range(CONTINUATION_BYTES):
+            window = text[-inputs.shape[1] :]
+            logits = model(window[None])[0, -1].float().cpu()
+            drawn = torch.multinomial(F.softmax(logits / _TEMPERATURE, 0), 1, generator=generator)
+            text = torch.cat([text, drawn.to(text.device)])
+        written = text[len(start) :].to(torch.uint8).cpu().numpy().tobytes()
+        return [_decode(written)]
+
+
+def _prompt(block: Array) -> Array:
+    """The first bytes of a block, without the rest of a line that began before it."""
+    ends = np.flatnonzero(block[: len(block) // 2] == ord("\n"))
+    start = int(ends[0]) + 1 if len(ends) else 0
+    return block[start : start + PROMPT_BYTES]
+
+
+def _decode(content: bytes) -> str:
+    """Text for people: bytes that are none show as one mark."""
+    decoded = content.decode("utf-8", errors="replace")
+    return "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in decoded)
