@@ -12,7 +12,7 @@ import msgspec
 from coordinator.config import Settings
 from coordinator.shell.failpoints import NAMES, VARIABLE, arm
 from hypergpu.errors import HyperGPUError
-from hypergpu.process import configure_logs, keep_bulk_memory
+from hypergpu.process import configure_logs, keep_bulk_memory, raise_descriptor_limit
 from hypergpu.streams import prepare_streams
 
 
@@ -55,6 +55,7 @@ def _run(flags: dict[str, Any]) -> int:
         settings = Settings(**flags)
         configure_logs()
         keep_bulk_memory()
+        raise_descriptor_limit()
         asyncio.run(_serve(settings))
     except Exception as failure:
         if (error := start_error(failure)) is None:

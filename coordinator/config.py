@@ -22,11 +22,13 @@ class Settings(BaseSettings):
     """File with the passphrase of the key that signs receipts; '-' asks on the terminal. Without
     one a passphrase is made and kept beside the data folder."""
     listen: str = "0.0.0.0"  # noqa: S104  nodes dial in from other machines
-    """Address that both listeners bind."""
+    """Address that all listeners bind."""
     port: int = Field(default=7700, ge=0, le=65535)
     """Port of users, operators and joining nodes. 0 takes a free one."""
     node_port: int = Field(default=7701, ge=0, le=65535)
     """Port of nodes with a certificate. 0 takes a free one."""
+    bulk_port: int = Field(default=7702, ge=0, le=65535)
+    """Port of bulk bytes by HTTP. 0 takes a free one."""
     advertise: tuple[str, ...] = ()
     """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""

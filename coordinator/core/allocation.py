@@ -2,7 +2,7 @@
 
 Each job first gets the number of nodes that it needs to start: jobs that have nodes come first,
 then the order of creation decides. What is left is dealt out evenly. A job that cannot start yet
-gets none.
+gets none. A node that is paused is withdrawn from its job and lent to none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     node: NodeId
     job_id: JobId | None
     workloads: Mapping[str, int]
+    pause_reason: str = ""
+    """Why it takes no work though it is connected; empty: it takes some."""
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -49,7 +51,15 @@ class Recall(msgspec.Struct, frozen=True):
     reason: str
 
 
-Move = Lend | Recall
+class Withdraw(msgspec.Struct, frozen=True):
+    """Take a paused node out of a job at once."""
+
+    node: NodeId
+    job_id: JobId
+    reason: str
+
+
+Move = Lend | Recall | Withdraw
 
 
 def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> tuple[Move, ...]:
@@ -62,14 +72,26 @@ def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -
             counts as free.
 
     Returns:
-        Moves with their reasons; none when every job has its share.
+        Moves with their reasons; none when every job has its share. Withdrawals come alone: what
+        they leave to be done is for the next plan.
     """
+    if withdrawn := _withdraw(offers):
+        return withdrawn
+    offers = [offer for offer in offers if not offer.pause_reason]
     demands = sorted(demands, key=lambda demand: not demand.members)
     active = {demand.job_id for demand in demands}
     free = [offer for offer in sorted(offers, key=_by_node) if offer.job_id not in active]
     shares = _shares(demands, offers)
     lent, missing = _lend(demands, free, shares)
     return (*lent, *_recall(demands, offers, shares, missing))
+
+
+def _withdraw(offers: Sequence[NodeOffer]) -> tuple[Withdraw, ...]:
+    return tuple(
+        Withdraw(offer.node, offer.job_id, offer.pause_reason)
+        for offer in offers
+        if offer.pause_reason and offer.job_id is not None
+    )
 
 
 def _by_node(offer: NodeOffer) -> str:

@@ -23,12 +23,13 @@ from coordinator.core.measure.reading import (
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.phases import WorkPhase
 from hypergpu.statements import Lease
 from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
-from hypergpu.wire.messages import digest_message, digest_value, lease_message
+from hypergpu.wire.messages import digest_message, digest_value, lease_message, phase_value
 from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
@@ -51,6 +52,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     worker: str = ""
     workloads: Mapping[str, int] = {}
     name: str = ""
+    caps: Mapping[str, int] = {}
+    """The owner's limits by their names on the wire; those that are not set are left out."""
 
 
 class UpdateOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,7 @@ class NodeProgress(msgspec.Struct, frozen=True):
     steps_done: int
     steps_total: int
     loss: float
+    phase: WorkPhase | None = None
 
 
 def cancel_message(job_id: JobId, command: CancelShard) -> node_pb2.ControlResponse:
@@ -132,6 +136,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         },
         # It is shown on terminals, where control characters would act.
         name="".join(each for each in message.name[:_LABEL_LENGTH_MAX] if each.isprintable()),
+        caps={field.name: value for field, value in message.caps.ListFields()},
     )
 
 
@@ -147,6 +152,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
             for name, version in capabilities.workloads.items()
         ],
         name=capabilities.name,
+        caps=node_pb2.Caps(**capabilities.caps),
     )
 
 
@@ -159,6 +165,7 @@ def progress_value(message: node_pb2.Progress) -> NodeProgress:
         steps_done=message.steps_done,
         steps_total=message.steps_total,
         loss=message.loss,
+        phase=phase_value(message.phase),
     )
 
 
@@ -189,7 +196,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         bytes_up=job.tally.bytes_up,
         bytes_down=job.tally.bytes_down,
         updates_accepted=job.tally.updates_accepted,
-        updates_refused=job.tally.updates_refused,
+        updates_rejected=job.tally.updates_rejected,
         samples=job.tally.samples,
         at_ms=now_ms,
         owner=job.owner,
@@ -226,6 +233,8 @@ def participant_summary(
     elif progress is not None and progress.lease == participant.lease:
         message.steps_done = progress.steps_done
         message.loss = progress.loss
+        if progress.phase is not None and participant.work is WorkState.PENDING:
+            message.phase = progress.phase.value
     return message
 
 

@@ -73,7 +73,7 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     blob: BlobRef
     weight: int
     """Against the others; 0 leaves it out."""
-    scheme: str
+    codec: str
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Aggregate(msgspec.Struct, frozen=True):
     updates: tuple[FoldedUpdate, ...]
     spec: JobSpec
     down: str
-    """Scheme of the delta."""
+    """Codec of the delta."""
     is_sparse: bool
     """Whether the outer step is plain SGD, as sparse codecs need it."""
     scale: float = 1.0

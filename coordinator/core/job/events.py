@@ -8,6 +8,7 @@ from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef, Contribution, Terms
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
+from hypergpu.workloads.entry import HeldOutExample
 
 
 class StampedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -38,6 +39,8 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     layout: Digest = Digest("")
     """Digest of the layout of the job's models."""
     workload_version: int = 1
+    examples: tuple[HeldOutExample, ...] = ()
+    """Held-out samples for which each evaluation tells the model's output. For people."""
 
 
 class PreparationFailed(StampedEvent, frozen=True, tag=True):
@@ -66,6 +69,13 @@ class NodeDraining(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class NodePaused(StampedEvent, frozen=True, tag=True):
+    """A node's owner or an operator paused it: it drops what it holds and may come back."""
+
+    node: NodeId
+    reason: str
+
+
 class RoundPlanned(StampedEvent, frozen=True, tag=True):
     """The plan that `PlanRound` asked for was made."""
 
@@ -82,7 +92,7 @@ class UpdateReceived(StampedEvent, frozen=True, tag=True):
 
 
 class UpdateRejected(StampedEvent, frozen=True, tag=True):
-    """The shell refused an update of a known node."""
+    """The shell rejected an update of a known node."""
 
     node: NodeId
     round: int
@@ -136,6 +146,8 @@ class EvaluationReady(StampedEvent, frozen=True, tag=True):
     loss: float
     metric: float
     metric_name: str
+    outputs: tuple[str, ...] = ()
+    """The model's output for each of the job's examples, 400 bytes together. For people."""
 
 
 class EvaluationFailed(StampedEvent, frozen=True, tag=True):
@@ -197,7 +209,7 @@ class RoundRecorded(StampedEvent, frozen=True, tag=True):
     inner_steps: int = 0
     """Median number of the participants' inner steps."""
     codecs: dict[str, int] = {}
-    """How many participants were to send in which scheme."""
+    """How many participants were to send in which codec."""
     resting: int = 0
     """Nodes that were there and that the plan gave nothing."""
     forecast_error: float | None = None
@@ -247,8 +259,16 @@ class FundingChanged(StampedEvent, frozen=True, tag=True):
     """Why it is no more, for users."""
 
 
-NodeEvent = NodeJoined | NodeLost | NodeDraining | UpdateReceived | UpdateRejected | ShardHandedBack
-"""What nodes do."""
+NodeEvent = (
+    NodeJoined
+    | NodeLost
+    | NodeDraining
+    | NodePaused
+    | UpdateReceived
+    | UpdateRejected
+    | ShardHandedBack
+)
+"""What nodes do, and what is done to them."""
 
 ControlEvent = (
     JobPaused | JobResumed | JobStopped | ParametersChanged | FundingChanged | DeadlineReached

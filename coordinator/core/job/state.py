@@ -11,6 +11,7 @@ import msgspec
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.phases import PhaseDurations
 from hypergpu.statements import BlobRef, Contribution, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
@@ -46,9 +47,10 @@ class Model(msgspec.Struct, frozen=True):
     """Newest last: each leads to the base of the next, the last one to this model."""
 
     @property
-    def newest_delta(self) -> Delta | None:
-        """What leads here from the model before; None when nothing does."""
-        return self.deltas[-1] if self.deltas else None
+    def newest_blobs(self) -> tuple[BlobRef, ...]:
+        """Blobs that the fold which made this model makes again: of its deltas, the newest."""
+        newest = self.deltas[-1].blob if self.deltas else None
+        return tuple(each for each in (self.blob, self.outer_state, newest) if each is not None)
 
 
 class Shard(msgspec.Struct, frozen=True):
@@ -78,10 +80,12 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     loss_last: float | None = None
     """The sender's last training loss; None when it is not finite."""
     codec: str = ""
-    """The scheme that it was assigned, and checked against when it came."""
+    """The codec that it was assigned, and checked against when it came."""
     nonce: int = 0
     signature: bytes = b""
     """The node's signature of the contribution."""
+    phases: PhaseDurations | None = None
+    """The sender's report, with the upload until it was in; None: there is none."""
 
 
 class WorkState(Enum):
@@ -119,7 +123,7 @@ class Participant(msgspec.Struct, frozen=True):
 
     @property
     def codec(self) -> str:
-        """The scheme that its update travels in."""
+        """The codec that its update travels in."""
         return self.plan.codec
 
 
@@ -140,7 +144,7 @@ class Round(msgspec.Struct, frozen=True):
     inner_steps: int
     """Median number of its participants' inner steps."""
     down: str
-    """Scheme of the delta that it ends with."""
+    """Codec of the delta that it ends with."""
     is_sparse: bool
     """Whether its outer step is plain SGD, as sparse codecs need it."""
     resting: dict[NodeId, str] = {}
@@ -206,7 +210,7 @@ class Tally(msgspec.Struct, frozen=True):
     bytes_up: Bytes = Bytes(0)
     bytes_down: Bytes = Bytes(0)
     updates_accepted: int = 0
-    updates_refused: int = 0
+    updates_rejected: int = 0
 
 
 class ModelScore(msgspec.Struct, frozen=True):
@@ -237,7 +241,7 @@ class JudgedUpdate(msgspec.Struct, frozen=True):
 
     node: NodeId
     blob: BlobRef
-    scheme: str
+    codec: str
 
 
 class Judgement(msgspec.Struct, frozen=True):

@@ -13,11 +13,11 @@ from coordinator.core.plan.decision import ModelSizes, NodeMemory, PlanMemory
 from coordinator.core.plan.node_work import work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, JobSpec
+from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, JobSpec
 from hypergpu.units import Bytes
 
 FINEST = "int4"
-"""Finest scheme of updates and of deltas."""
+"""Finest codec of updates and of deltas."""
 
 _HOLD = 1.15
 """A level that fitted is kept until it overruns its budget by this much: noise is no reason."""
@@ -46,8 +46,8 @@ def allowed_codecs(spec: JobSpec, sizes: ModelSizes) -> tuple[str, ...]:
 
     Nothing is finer than int4: int8 takes twice the bytes and trains no better.
     """
-    first, last = SCHEMES.index(FINEST), SCHEMES.index(spec.aware.sparsest)
-    return tuple(scheme for scheme in SCHEMES[first : last + 1] if scheme in sizes.update_bytes)
+    first, last = CODECS.index(FINEST), CODECS.index(spec.aware.sparsest)
+    return tuple(codec for codec in CODECS[first : last + 1] if codec in sizes.update_bytes)
 
 
 def finest_within(levels: Sequence[str], sizes: ModelSizes, budget_bytes: float) -> str:
@@ -75,8 +75,8 @@ def round_family(
     share of the job's work whose line bears no dense codec.
     """
     levels, utilisation = allowed_codecs(spec, sizes), spec.aware.utilisation
-    dense = tuple(level for level in levels if level not in SPARSE_SCHEMES)
-    sparse = tuple(level for level in levels if level in SPARSE_SCHEMES)
+    dense = tuple(level for level in levels if level not in SPARSE_CODECS)
+    sparse = tuple(level for level in levels if level in SPARSE_CODECS)
     if not dense or not sparse:
         return CodecFamily(levels, is_sparse=not dense)
     step_us = median(mine.step_us for mine in known.values())
@@ -89,7 +89,7 @@ def round_family(
             node
             for node, mine in known.items()
             if finest_within(levels, sizes, slack * byte_budget(mine, computing_us, utilisation))
-            in SPARSE_SCHEMES
+            in SPARSE_CODECS
         ]
         return sum(shares[node] for node in needing) / sum(shares.values())
 
@@ -158,10 +158,10 @@ def delta_codec(
     allowed_us: float,
     held: str,
 ) -> str:
-    """Scheme of the delta: int4, but sparse when the round is and one node in four
+    """Codec of the delta: int4, but sparse when the round is and one node in four
     would wait for a dense one for longer than ``allowed_us``.
     """
-    sparse = SPARSE_SCHEMES[0]
+    sparse = SPARSE_CODECS[0]
     if not family_.is_sparse or sparse not in sizes.update_bytes:
         return FINEST
     dense_bytes = sizes.update_bytes[FINEST]

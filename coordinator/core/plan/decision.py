@@ -103,7 +103,7 @@ class PlanMemory(msgspec.Struct, frozen=True):
     dense_rounds: int = 0
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""
-    """Scheme of the delta, as planned last."""
+    """Codec of the delta, as planned last."""
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
@@ -112,13 +112,13 @@ class RoundPlan(msgspec.Struct, frozen=True):
     round: int
     nodes: dict[NodeId, NodePlan]
     resting: dict[NodeId, str]
-    """Nodes that are there and have no part in it, with the reason."""
+    """Nodes that have no part in it though they are there, or are paused; with the reason."""
     deadline_ms: Milliseconds
     """After the round's opening; 0: none is planned. A round of ``aware`` then gets one from what
     its quorum takes, any other waits for everybody.
     """
     down: str
-    """Scheme of the delta that the round ends with."""
+    """Codec of the delta that the round ends with."""
     is_sparse: bool
     """Whether the outer step is plain SGD, as sparse codecs need it, or Nesterov."""
     memory: PlanMemory
@@ -153,6 +153,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Agreement of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 if orthogonal, n if equal."""
     prefetched: dict[NodeId, int] = {}
     """Inner steps of this round that nodes may have taken already."""
+    paused: dict[NodeId, str] = {}
+    """Nodes of the job that are paused, with the reason: they rest."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
 
@@ -161,5 +163,5 @@ class ModelSizes(msgspec.Struct, frozen=True):
     """Bytes that move for a model, by codec."""
 
     update_bytes: dict[str, Bytes]
-    """An update or a delta, for each scheme."""
+    """An update or a delta, for each codec."""
     model_bytes: Bytes

@@ -200,7 +200,8 @@ def _part(
         return Participation(memory, True, Band.POOR, reason)
     memory = replace(memory, is_alternating=False, retries=0)
     band = work_band(work)
-    reason = "" if band is Band.NORMAL else f"{work:.2g} of the median node's work fits in"
+    share = max(0.0, work)
+    reason = "" if band is Band.NORMAL else f"{share:.2g} of the median node's work fits in"
     return Participation(memory, True, band, reason)
 
 

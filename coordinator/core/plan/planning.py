@@ -144,6 +144,14 @@ def plan_round(
         A plan in which every candidate either takes part or rests with a reason, and at least
         one takes part. Equal arguments give equal plans.
     """
+    plan = _candidates_plan(request, readings, sizes)
+    paused = {node: resting_reason(why) for node, why in request.paused.items()}
+    return replace(plan, resting={**plan.resting, **paused})
+
+
+def _candidates_plan(
+    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: ModelSizes
+) -> RoundPlan:
     memories = candidate_memories(request)
     known = node_speeds(
         request.candidates,

@@ -16,7 +16,7 @@ from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limi
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
 from coordinator.core.plan.speeds import connection_count
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SPARSE_SCHEMES, JobSpec
+from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
 
 
@@ -29,7 +29,7 @@ def unmeasured_plan(
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
         codec = _first_codec(request.spec, sizes)
-        is_sparse = codec in SPARSE_SCHEMES
+        is_sparse = codec in SPARSE_CODECS
         previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=codec)
     else:
         codec = request.spec.aware.sparsest if previous.is_sparse else FINEST
@@ -45,7 +45,7 @@ def unmeasured_plan(
     nodes = {}
     for node, memory in working.items():
         reading = readings.get(node, NodeReading())
-        is_of_family = (memory.codec in SPARSE_SCHEMES) == previous.is_sparse
+        is_of_family = (memory.codec in SPARSE_CODECS) == previous.is_sparse
         plan = NodePlan(
             inner_steps=given[node],
             codec=memory.codec if memory.codec and is_of_family else codec,
@@ -71,5 +71,5 @@ def unmeasured_plan(
 
 def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
     """Codec of a job's first round: the finest of the sparse ones."""
-    sparse = (level for level in allowed_codecs(spec, sizes) if level in SPARSE_SCHEMES)
+    sparse = (level for level in allowed_codecs(spec, sizes) if level in SPARSE_CODECS)
     return next(sparse, FINEST)

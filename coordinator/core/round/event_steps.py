@@ -8,7 +8,13 @@ from collections import Counter
 from msgspec.structs import replace
 
 from coordinator.core.job import events
-from coordinator.core.job.commands import Command, EvaluateModel, ReleaseNode, WriteRecord
+from coordinator.core.job.commands import (
+    CancelShard,
+    Command,
+    EvaluateModel,
+    ReleaseNode,
+    WriteRecord,
+)
 from coordinator.core.job.state import (
     ENDED,
     Funding,
@@ -50,7 +56,7 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     return close_if_due(reassign_orphans(job))
 
 
-def lose_node(job: Job, event: events.NodeLost) -> JobStep:
+def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
     """Take the node's shard away; the round goes on without it."""
     job = _remove_node(job, event.node)
     if job.phase is Phase.WAITING:
@@ -68,6 +74,16 @@ def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
     job = _remove_node(job, event.node)
     job = open_round(job).job if job.phase is Phase.WAITING else job
     return JobStep(job, (ReleaseNode(event.node, event.reason),))
+
+
+def pause_node(job: Job, event: events.NodePaused) -> JobStep:
+    """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
+    participant = job.round.participants.get(event.node) if job.round is not None else None
+    cancelled: tuple[Command, ...] = ()
+    if job.round is not None and participant and participant.work is WorkState.PENDING:
+        cancelled = (CancelShard(event.node, job.round.number, participant.lease, event.reason),)
+    step = lose_node(job, event)
+    return JobStep(step.job, (*cancelled, *step.commands))
 
 
 def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
@@ -103,8 +119,8 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
 
 def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
     """Count a rejected update for the tables."""
-    rejected = job.tally.updates_refused + 1
-    return JobStep(replace(job, tally=replace(job.tally, updates_refused=rejected)))
+    rejected = job.tally.updates_rejected + 1
+    return JobStep(replace(job, tally=replace(job.tally, updates_rejected=rejected)))
 
 
 def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
@@ -342,11 +358,11 @@ def _restore_model(job: Job, model: Model) -> JobStep:
 
 def _mark_unreadable(round_: Round, event: events.AggregateReady) -> Round:
     """The closed round with the updates that were unreadable on disk marked as such."""
-    refused = {
+    unreadable = {
         node: replace(round_.participants[node], work=WorkState.UNREADABLE)
         for node, _ in event.omitted
     }
-    return replace(replace_participants(round_, refused), agreement=event.agreement)
+    return replace(replace_participants(round_, unreadable), agreement=event.agreement)
 
 
 def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) -> Job:
@@ -361,7 +377,7 @@ def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) ->
             tally,
             samples=Samples(tally.samples - samples),
             updates_accepted=tally.updates_accepted - 1,
-            updates_refused=tally.updates_refused + 1,
+            updates_rejected=tally.updates_rejected + 1,
         )
     return replace(job, members=members, streams=tuple(streams), tally=tally)
 

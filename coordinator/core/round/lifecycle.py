@@ -44,7 +44,7 @@ from coordinator.core.round.assignment import (
     return_samples,
 )
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SPARSE_SCHEMES
+from hypergpu.jobfile.spec import SPARSE_CODECS
 from hypergpu.units import Milliseconds, Samples
 
 
@@ -143,7 +143,7 @@ def _stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
         connections=spec.round.connections,
         prefetch_steps=prefetch_limit(spec, steps),
     )
-    is_sparse = spec.codec.up in SPARSE_SCHEMES
+    is_sparse = spec.codec.up in SPARSE_CODECS
     return RoundPlan(
         round=job.newest_model.round,
         nodes=dict.fromkeys(nodes, each),

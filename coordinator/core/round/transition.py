@@ -46,6 +46,7 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.NodeJoined: _LIVE - {Phase.FINISHING},
     events.NodeLost: _LIVE,
     events.NodeDraining: _LIVE,
+    events.NodePaused: _LIVE,
     events.RoundPlanned: frozenset({Phase.PLANNING}),
     events.UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
     events.UpdateRejected: frozenset(Phase),
@@ -86,7 +87,7 @@ def rejection(job: Job, event: Event) -> str:
         cannot = _CANNOT.get(type(event), f"has no place for {type(event).__name__}")
         return f"{job.job_id} is {job.phase.value} and {cannot}"
     match event:
-        case events.NodeJoined() | events.NodeLost() | events.NodeDraining():
+        case events.NodeJoined() | events.NodeLost() | events.NodeDraining() | events.NodePaused():
             return _membership_rejection(job, event)
         case events.UpdateReceived() | events.ShardHandedBack():
             return _work_rejection(job, event)
@@ -108,7 +109,8 @@ def rejection(job: Job, event: Event) -> str:
 
 
 def _membership_rejection(
-    job: Job, event: events.NodeJoined | events.NodeLost | events.NodeDraining
+    job: Job,
+    event: events.NodeJoined | events.NodeLost | events.NodeDraining | events.NodePaused,
 ) -> str:
     member = job.members.get(event.node)
     is_present = member is not None and member.is_present
@@ -217,6 +219,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.NodeJoined: event_steps.add_node,
     events.NodeLost: event_steps.lose_node,
     events.NodeDraining: event_steps.drain_node,
+    events.NodePaused: event_steps.pause_node,
     events.UpdateReceived: event_steps.receive_update,
     events.UpdateRejected: event_steps.count_rejection,
     events.ShardHandedBack: event_steps.take_back_shard,

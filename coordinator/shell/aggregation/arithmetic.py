@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.quantisation import GROUP, RECORD, Scheme, groups
+from hypergpu.tensors.quantisation import GROUP, RECORD, Codec, groups
 from hypergpu.tensors.topk import TopK
 from hypergpu.units import Samples
 
@@ -50,12 +50,12 @@ class WeightedMean:
         self._sum = self._total[:count]
         self._is_empty = True
 
-    def add(self, scheme: Scheme, payload: Octets, weight: np.float32) -> None:
+    def add(self, codec: Codec, payload: Octets, weight: np.float32) -> None:
         """Decode one update's span and add it."""
-        for here, there in groups(scheme, self._sum.size):
+        for here, there in groups(codec, self._sum.size):
             total = self._sum[here]
             scratch = self._scratch[: total.size]
-            values = scheme.values(payload[there], scratch)
+            values = codec.values(payload[there], scratch)
             if self._is_empty:
                 np.multiply(values, weight, out=total)
             else:
@@ -71,7 +71,7 @@ class WeightedMean:
 class SenderMean:
     """Weighted mean of each coordinate over those who sent it, for rounds with sparse updates.
 
-    ``D_j = sum_i w_i M_ij / sum_{i sent j} w_i``. An update in a dense scheme sends every
+    ``D_j = sum_i w_i M_ij / sum_{i sent j} w_i``. An update in a dense codec sends every
     coordinate, a sparse one those that it names, whatever their value. A coordinate that one alone
     of several updates sent is halved, for otherwise that sender would decide it. See
     docs/decisions/0009. Sums are float32 in the order of `add`.
@@ -95,18 +95,18 @@ class SenderMean:
         self._dense_weight = np.float32(0)
         self._dense_senders = 0
 
-    def add(self, scheme: Scheme, payload: Octets, weight: np.float32) -> None:
+    def add(self, codec: Codec, payload: Octets, weight: np.float32) -> None:
         """Add what one update holds of the span."""
-        if isinstance(scheme, TopK):
-            entries = scheme.entries(payload, self._count)
+        if isinstance(codec, TopK):
+            entries = codec.entries(payload, self._count)
             self._total[entries.places] += entries.values * weight
             self._weights[entries.places] += weight
             self._senders[entries.places] += np.uint32(1)
             return
-        for here, there in groups(scheme, self._count):
+        for here, there in groups(codec, self._count):
             total = self._total[here]
             scratch = self._scratch[: total.size]
-            np.multiply(scheme.values(payload[there], scratch), weight, out=scratch)
+            np.multiply(codec.values(payload[there], scratch), weight, out=scratch)
             np.add(total, scratch, out=total)
         self._dense_weight += weight
         self._dense_senders += 1
@@ -202,7 +202,7 @@ class Agreement:
         self._norm_of_sum = 0.0
         self._scratch = np.empty(RECORD, np.float32)
 
-    def add(self, index: int, scheme: Scheme, payload: Octets, span: range) -> None:
+    def add(self, index: int, codec: Codec, payload: Octets, span: range) -> None:
         """Keep some of an update's values of ``span``, which counts within the section."""
         if self._count < 2:
             return
@@ -213,8 +213,8 @@ class Agreement:
             self._rows.append(np.zeros((self._count, self._width), np.float32))
         for rows, start in zip(self._rows, starts, strict=False):
             stop = min(start + RECORD, len(span))
-            record = payload[scheme.encoded_bytes(start) : scheme.encoded_bytes(stop)]
-            values = scheme.values(record, self._scratch[: stop - start])[: self._width]
+            record = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
+            values = codec.values(record, self._scratch[: stop - start])[: self._width]
             rows[index, : values.size] = values
             rows[index, values.size :] = 0
 

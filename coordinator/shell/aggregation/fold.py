@@ -77,7 +77,7 @@ class Sweep:
         span: int,
     ) -> None:
         self._layout = request.layout
-        self._ups = [sections_of(request.layout, scheme) for scheme in inputs.schemes]
+        self._ups = [sections_of(request.layout, codec) for codec in inputs.codecs]
         self._down = sections_of(request.layout, request.down)
         self._inputs = inputs
         self._outputs = outputs
@@ -90,7 +90,7 @@ class Sweep:
         self._compared = self._down.large if has_large else self._down.small
         self._agreement = Agreement(len(inputs.updates), self._compared.values_count)
         self._outer = OuterStep(request.outer)
-        self._change = np.empty(self._down.large.scheme.group, np.float32)
+        self._change = np.empty(self._down.large.codec.group, np.float32)
         self.is_finite = True
 
     def fold_all(self) -> None:
@@ -124,7 +124,7 @@ class Sweep:
     def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
         """A plain mean where everybody sends everything, which only large parameters may lack."""
         plain = WeightedMean(span)
-        is_sparse = any(sections.large.scheme.is_sparse for sections in self._ups)
+        is_sparse = any(sections.large.codec.is_sparse for sections in self._ups)
         large = SenderMean(span, len(self._ups)) if is_sparse else plain
         return (large, plain, plain)
 
@@ -138,9 +138,9 @@ class Sweep:
             section = self._ups[index].floats[here.place]
             there = section.bytes_of(here.start, here.values_count)
             payload = update.read(reads.take(), there.start, there.stop - there.start)
-            mean.add(section.scheme, payload, weight)
+            mean.add(section.codec, payload, weight)
             if here.down is self._compared:
-                self._agreement.add(index, section.scheme, payload, span)
+                self._agreement.add(index, section.codec, payload, span)
         self._agreement.end_span()
         return mean.mean()
 
@@ -174,12 +174,12 @@ class Sweep:
         """
         model_buffer, delta_buffer = self._writes.take(), self._writes.take()
         model = model_buffer.floats(here.values_count)
-        payload = delta_buffer.octets(here.down.scheme.encoded_bytes(here.values_count))
-        for values, encoded in groups(here.down.scheme, here.values_count):
+        payload = delta_buffer.octets(here.down.codec.encoded_bytes(here.values_count))
+        for values, encoded in groups(here.down.codec, here.values_count):
             change = self._change[: values.stop - values.start]
             np.subtract(exact[values], base[values], out=change)
-            here.down.scheme.encode(change, payload[encoded])
-            here.down.scheme.decode(payload[encoded], change)
+            here.down.codec.encode(change, payload[encoded])
+            here.down.codec.decode(payload[encoded], change)
             np.add(base[values], change, out=model[values])
         self.is_finite = self.is_finite and is_all_finite(model)
         self._outputs.model.write(model_buffer, here.model_start, model.view(np.uint8))

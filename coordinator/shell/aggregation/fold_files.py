@@ -48,7 +48,7 @@ class StoredUpdate(msgspec.Struct, frozen=True):
     digest: Digest
     samples: Samples
     """The weight; an update of none is omitted."""
-    scheme: str
+    codec: str
     """How it is encoded; the updates of one round may differ."""
 
 
@@ -57,7 +57,7 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: Layout
     down: str
-    """Scheme of the delta; with fp32 there is none."""
+    """Codec of the delta; with fp32 there is none."""
     outer: Outer
     """Nesterov SGD's learning rate and momentum, or `PLAIN_STEP`."""
     scale: float = 1.0
@@ -340,7 +340,7 @@ class FoldInputs:
         updates = [request.updates[index] for index in kept]
         self.updates = [InputFile(update.path, update.digest) for update in updates]
         self.samples = [update.samples for update in updates]
-        self.schemes = [update.scheme for update in updates]
+        self.codecs = [update.codec for update in updates]
 
     @property
     def has_parameters(self) -> bool:
@@ -370,8 +370,8 @@ class FoldInputs:
         if self.state is not None:
             both = 2 * vector_bytes if self.has_parameters else vector_bytes
             sizes[self.state] = (vector_bytes, both)
-        for update, scheme in zip(self.updates, self.schemes, strict=True):
-            sizes[update] = (update_bytes(layout, scheme),)
+        for update, codec in zip(self.updates, self.codecs, strict=True):
+            sizes[update] = (update_bytes(layout, codec),)
         self._check(lambda file: file.check_size(*sizes[file]))
 
     def check_digests(self) -> None:

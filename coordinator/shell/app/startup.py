@@ -32,6 +32,8 @@ from coordinator.shell.app.listeners import (
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.embedded import EmbeddedStore
+from coordinator.shell.bulk.server import Certificates
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
@@ -75,7 +77,7 @@ from hypergpu.extension import (
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements import SignedReceipt
 from hypergpu.streams import unix_s, write_durably
-from hypergpu.units import Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
 from hypergpu.wire.messages import receipt_message, terms_message
@@ -224,6 +226,10 @@ class CoordinatorApp:
         self._listeners.bind(hosts, unix_s())
         node_port = self._services.readings.node_port = self._listeners.node_port
         await self._services.echo.open(self._settings.listen, node_port)
+        certificates = self._bulk_certificates(hosts)
+        await self._services.bulk.bind(
+            self._settings.listen, self._settings.bulk_port, certificates
+        )
         self._catch_signals()
         # Before anything else runs: an error here ends the start with its own words.
         payments = self._services.job_terms.payments
@@ -238,6 +244,7 @@ class CoordinatorApp:
                 ),
                 tasks.create_task(self._collector.run()),
                 tasks.create_task(keep_node_counts(self._services)),
+                tasks.create_task(self._services.bulk.run()),
             ]
             forever += [
                 tasks.create_task(take_up(self._services, runtime))
@@ -253,6 +260,12 @@ class CoordinatorApp:
             self._services.driver.close()
             await driving
         await self._close()
+
+    def _bulk_certificates(self, hosts: tuple[str, ...]) -> Certificates | None:
+        if self._authority is None:
+            return None
+        identity = self._authority.server_identity(hosts, unix_s())
+        return Certificates(identity.chain_pem, identity.private_key_pem, self._authority.pem)
 
     async def _serve(self, hosts: tuple[str, ...]) -> None:
         addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
@@ -400,8 +413,13 @@ def _open_services(settings: Settings) -> Services:
     blobs = BlobStore(settings.data_dir, space)
     clear_unfinished(settings.data_dir / DATASETS)
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
-    driver, nodes = Driver(journal), ConnectedNodes()
+    driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
+
+    def count_served(job_id: JobId, size_bytes: Bytes) -> None:
+        if (runtime := driver.runtimes.get(job_id)) is not None:
+            runtime.bytes_down = Bytes(runtime.bytes_down + size_bytes)
+
     return Services(
         settings=settings,
         journal=journal,
@@ -415,6 +433,7 @@ def _open_services(settings: Settings) -> Services:
         nonces=UploadNonces(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
+        bulk=EmbeddedStore(settings.data_dir, count_served),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

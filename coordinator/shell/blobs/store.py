@@ -9,16 +9,16 @@ has in memory was measured at 0.02 s for 100 MB, fresh ones at 0.05 s, and at 0.
 of a virtual machine has to find them.
 """
 
+import fcntl
 import os
 import secrets
 import shutil
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import structlog
@@ -121,13 +121,36 @@ class Collected(msgspec.Struct, frozen=True):
     freed_bytes: Bytes
 
 
+BLOBS = "blobs"
+"""Folder of the blobs in a coordinator's folder."""
+
+
+def blob_path(blobs: Path, digest: Digest) -> Path:
+    """Path of a blob's file, there or not."""
+    return blobs / digest[:2] / digest
+
+
+def open_locked(path: Path) -> BinaryIO | None:
+    """Open a blob's file such that nobody writes over it until it is closed; None: it is gone.
+
+    The lock holds between processes, and ends with a process that is killed.
+    """
+    with ExitStack() as opened, suppress(FileNotFoundError, BlockingIOError):
+        file = opened.enter_context(path.open("rb", buffering=0))
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Between the two the file may have been given away.
+        if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            opened.pop_all()
+            return file
+    return None
+
+
 class BlobReader:
     """An open blob. It can be read to its end even when it is collected meanwhile."""
 
-    def __init__(self, path: Path, offset: int, on_close: Callable[[], None]) -> None:
-        """Open the file; ``on_close`` is called once."""
-        self._on_close: Callable[[], None] | None = on_close
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, file: BinaryIO, offset: int) -> None:
+        """Take over a file from `open_locked`."""
+        self._file = file
         self._size_bytes = Bytes(os.fstat(self._file.fileno()).st_size)
         self._file.seek(offset)
 
@@ -143,9 +166,6 @@ class BlobReader:
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
-        on_close, self._on_close = self._on_close, None
-        if on_close is not None:
-            on_close()
 
 
 class BlobStore:
@@ -153,7 +173,7 @@ class BlobStore:
 
     def __init__(self, folder: Path, space: Space) -> None:
         """Open the store, making its folders, and drop what an earlier process left half-done."""
-        self._folder = folder / "blobs"
+        self._folder = folder / BLOBS
         self._damaged = folder / "damaged"
         self._work = folder / "work"
         self.space = space
@@ -162,7 +182,6 @@ class BlobStore:
         self._placing = threading.Lock()
         self._placed: dict[Digest, int] = {}
         self._placements = 0
-        self._readers: Counter[Digest] = Counter()
         self._names: set[Digest] = set()
         """Digests of all files in the store: no round looks through its 256 folders."""
         self._spares = Spares(folder / "spares", space)
@@ -212,16 +231,10 @@ class BlobStore:
 
     def open(self, digest: Digest, offset: int = 0) -> BlobReader:
         """Read a blob from ``offset``. The first use after a start reads it whole and checks it."""
-        path = self.path(digest)
-        with self._placing:
-            self._readers[digest] += 1
-        try:
-            return BlobReader(path, offset, lambda: self._leave(digest))
-        except BaseException as error:
-            self._leave(digest)
-            if isinstance(error, FileNotFoundError):
-                raise _unknown_blob(digest, "it was just collected") from None
-            raise
+        file = open_locked(self.path(digest))
+        if file is None:
+            raise _unknown_blob(digest, "it was just collected")
+        return BlobReader(file, offset)
 
     def path(self, digest: Digest) -> Path:
         """A file that holds exactly the blob, checked like `open`; never write to it."""
@@ -229,6 +242,13 @@ class BlobStore:
         if digest not in self._verified:
             self._verify(path, digest)
         return path
+
+    def find(self, digest: Digest) -> BlobRef:
+        """A blob that is here, checked like `open`."""
+        try:
+            return BlobRef(digest, Bytes(self.path(digest).stat().st_size))
+        except FileNotFoundError:
+            raise _unknown_blob(digest, "it was just collected") from None
 
     def size(self, digest: Digest) -> Bytes | None:
         """The stored size; None when there is no such blob. Checks nothing, reads nothing."""
@@ -266,7 +286,7 @@ class BlobStore:
                 if placed > mark or (spares_older and not placed):
                     continue
                 freed_bytes += self._forget(path, digest)
-                self._remove(path, digest)
+                self._remove(path)
                 removed.append(digest)
         return Collected(tuple(removed), Bytes(freed_bytes))
 
@@ -343,18 +363,15 @@ class BlobStore:
         log.error("a damaged blob is set aside", blob=digest, folder=str(self._damaged))
         raise _unknown_blob(digest, "its bytes were damaged on disk")
 
-    def _remove(self, path: Path, digest: Digest) -> None:
+    def _remove(self, path: Path) -> None:
         """Delete a file, or keep it to be written over unless somebody reads it."""
-        if self._readers[digest]:
-            path.unlink()
-        else:
-            self._spares.offer(path)
-
-    def _leave(self, digest: Digest) -> None:
-        with self._placing:
-            self._readers[digest] -= 1
-            if not self._readers[digest]:
-                del self._readers[digest]
+        with path.open("rb", buffering=0) as file:
+            try:
+                # Held until the file has another name: see `open_locked`.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._spares.offer(path)
+            except BlockingIOError:
+                path.unlink()
 
     def _forget(self, path: Path, digest: Digest) -> int:
         size_bytes = path.stat().st_size
@@ -374,7 +391,7 @@ class BlobStore:
     def _path(self, digest: Digest) -> Path:
         if not is_digest(digest):
             raise _unknown_blob(digest, "that is no digest")
-        return self._folder / digest[:2] / digest
+        return blob_path(self._folder, digest)
 
 
 def _write(path: Path, content: bytes) -> None:

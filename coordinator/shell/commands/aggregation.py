@@ -8,7 +8,7 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import AggregateReady, ModelLost
+from coordinator.core.job.events import AggregateReady
 from coordinator.core.job.state import Model, extend_chain
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
@@ -51,7 +51,8 @@ async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate)
     try:
         aggregated = await _fold_until_done(services, runtime, command)
     except BaseDamagedError as damaged:
-        await _report_lost(services, runtime, command, str(damaged))
+        lost = command.base.blob.digest
+        await services.driver.report_lost_model(runtime.job.job_id, lost, str(damaged))
         return
     served_bytes = runtime.bytes_down
     event = replace(aggregated.event, bytes_down=served_bytes)
@@ -106,22 +107,10 @@ async def _sync_base(services: Services, runtime: JobRuntime, base: Model) -> No
 
     It was synced when it was new; this finds something to do only where that failed.
     """
-    newest = base.newest_delta
-    blobs = (base.blob, base.outer_state, newest.blob if newest else None)
-    digests = [blob.digest for blob in blobs if blob is not None]
+    digests = [blob.digest for blob in base.newest_blobs]
     while failed := await asyncio.to_thread(_sync, services, digests):
         log.warning("a fold waits for its base", job_id=runtime.job.job_id, reason=failed)
         await asyncio.sleep(_RETRY_S)
-
-
-async def _report_lost(
-    services: Services, runtime: JobRuntime, command: Aggregate, why: str
-) -> None:
-    job_id, digest = runtime.job.job_id, command.base.blob.digest
-    log.error("a model is damaged", job_id=job_id, model=digest, reason=why)
-    event = ModelLost(at_ms=Milliseconds(0), model=digest, reason=why)
-    if reason := await services.driver.insist(job_id, event):
-        log.error("the job cannot go on: its base is damaged too", job_id=job_id, reason=reason)
 
 
 def fold_updates(services: Services, layout: Layout, command: Aggregate) -> AggregatedRound:
@@ -186,7 +175,7 @@ def _usable_updates(
             omitted.append((update.node, missing.detail))
         else:
             weight = Samples(update.weight)
-            stored = StoredUpdate(path, update.blob.digest, weight, update.scheme)
+            stored = StoredUpdate(path, update.blob.digest, weight, update.codec)
             usable.append((update, stored))
     return usable, omitted
 

@@ -183,6 +183,7 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
             partition_sizes=made.partition_sizes,
             layout=runtime.layout.digest,
             workload_version=made.workload_version,
+            examples=made.examples,
         )
         await services.driver.report(command.job_id, event)
     finally:
@@ -332,6 +333,7 @@ async def _evaluate_model(
         loss=measured.loss,
         metric=measured.metric,
         metric_name=measured.metric_name,
+        outputs=measured.outputs,
     )
 
 
@@ -355,7 +357,7 @@ async def _judge_updates(
             made_path=str(made),
             made_digest=command.made.digest,
             updates=tuple(
-                process.UpdateFile(str(path), update.scheme)
+                process.UpdateFile(str(path), update.codec)
                 for path, update in zip(paths, command.updates, strict=True)
             ),
             samples_most=_SAMPLES_MOST,

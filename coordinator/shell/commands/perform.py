@@ -23,7 +23,7 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, JobPaused, ModelLost, RoundPlanned
+from coordinator.core.job.events import DeadlineReached, JobPaused, RoundPlanned
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
@@ -45,7 +45,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
@@ -55,7 +55,8 @@ from hypergpu.wire.messages import assignment_message
 
 async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> None:
     """Answer the command with `RoundPlanned`."""
-    request = with_line(command.request, services.settings)
+    paused = services.nodes.pause_reasons(runtime.job.members)
+    request = replace(with_line(command.request, services.settings), paused=paused)
     readings = services.readings.readings(request.candidates, runtime.now_ms())
     made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
     event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
@@ -69,10 +70,8 @@ def with_line(request: PlanRequest, settings: Settings) -> PlanRequest:
 
 
 def sizes_of(layout: Layout) -> ModelSizes:
-    """Bytes to transfer for a model, by scheme."""
-    return ModelSizes(
-        {scheme: update_bytes(layout, scheme) for scheme in SCHEMES}, layout.model_bytes
-    )
+    """Bytes to transfer for a model, by codec."""
+    return ModelSizes({codec: update_bytes(layout, codec) for codec in CODECS}, layout.model_bytes)
 
 
 log = structlog.get_logger()
@@ -272,22 +271,13 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
             await pause(services, runtime, f"it cannot go on after the restart: {why}")
     finally:
         runtime.is_recovering = False
-    if damage:
-        await _report(services, runtime, damage)
+    if damage and (model := runtime.job.model):
+        await services.driver.report_lost_model(runtime.job.job_id, model.blob.digest, damage)
     elif not runtime.is_given_up:
         perform_outstanding(services, runtime)
     if is_open:
         failpoint("recover.done")
         services.allocator.review()
-
-
-async def _report(services: Services, runtime: JobRuntime, damage: str) -> None:
-    if runtime.job.model is None:
-        raise AssertionError("only a model is damaged")
-    log.error("a model is damaged", job_id=runtime.job.job_id, reason=damage)
-    digest = runtime.job.model.blob.digest
-    event = ModelLost(at_ms=Milliseconds(0), model=digest, reason=damage)
-    await services.driver.insist(runtime.job.job_id, event)
 
 
 async def _check_files(services: Services, runtime: JobRuntime) -> str:
@@ -313,12 +303,8 @@ def _damage(services: Services, job: Job) -> str:
     """Damage of the current model's files; empty when they are sound."""
     if job.model is None:
         return ""
-    model, newest = job.model, job.model.newest_delta
     # Older deltas cannot be made again; a node that needs a lost one fetches the whole model.
-    blobs = (model.blob, model.outer_state, newest.blob if newest else None)
-    for blob in blobs:
-        if blob is None:
-            continue
+    for blob in job.model.newest_blobs:
         try:
             services.blobs.path(blob.digest)
         except HyperGPUError as missing:

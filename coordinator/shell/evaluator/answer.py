@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
     Evaluate,
@@ -51,7 +52,7 @@ class UpdateLosses:
         """Measure everything on the same samples.
 
         Raises:
-            HyperGPUError: An update does not have the size of its scheme.
+            HyperGPUError: An update does not have the size of its codec.
             OSError: A file cannot be read.
         """
         most = request.samples_most
@@ -80,7 +81,7 @@ class UpdateLosses:
 def _add_update(model: ModelEvaluator, base: Octets, update: UpdateFile) -> Flat:
     """The model with one update alone: parameters less the pseudo-gradient, its own statistics."""
     flat = Flat.view(model.layout, base)
-    sent = decode_update(model.layout, update.scheme, Path(update.path).read_bytes())
+    sent = decode_update(model.layout, update.codec, Path(update.path).read_bytes())
     np.subtract(flat.parameters, sent.parameters, out=flat.parameters)
     np.copyto(flat.statistics, sent.statistics)
     np.copyto(flat.integers, sent.integers)
@@ -154,6 +155,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         layout_json=layout_json.decode(),
         partition_sizes=tuple(Samples(len(partition)) for partition in partitions),
         workload_version=entry.version,
+        examples=held_out_examples(model),
     )
 
 
@@ -165,7 +167,9 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
         raise HyperGPUError(
             Reason.UPDATE_NOT_FINITE, f"the model's loss on the held-out set is {loss}"
         )
-    return Evaluated(loss=loss, metric=metric, metric_name=entry.metric)
+    return Evaluated(
+        loss=loss, metric=metric, metric_name=entry.metric, outputs=example_outputs(model, flat)
+    )
 
 
 def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureUpdates) -> None:

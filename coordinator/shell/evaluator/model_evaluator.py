@@ -1,12 +1,17 @@
 """A workload as the evaluator sees it: initial tensors, and sums over held-out samples."""
 
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import numpy as np
 
+from hypergpu.dataset import permutation
 from hypergpu.tensors.layout import Flat, Layout, unpack
 from hypergpu.workloads.workload import (
+    Array,
     Dataset,
+    Example,
+    ExampleWorkload,
     NumpyWorkload,
     Parameters,
     Samples,
@@ -16,6 +21,10 @@ from hypergpu.workloads.workload import (
 )
 
 _BATCH = 256
+_EXAMPLE_SEED = 20_261_123
+_DRAWN_FROM = 4_096
+"""Examples are drawn from so many samples at most, spread evenly over a larger set."""
+EXAMPLES_MOST = 8
 
 
 class ModelEvaluator(Protocol):
@@ -39,6 +48,14 @@ class ModelEvaluator(Protocol):
         """Measure a model on the held-out samples: all, or so many, spread evenly over them."""
         ...
 
+    def examples(self) -> Sequence[Example]:
+        """A few held-out samples for people; none where the workload shows none."""
+        ...
+
+    def outputs(self, model: Flat) -> Sequence[int | str]:
+        """A model's output for each of the examples."""
+        ...
+
 
 class NumpyEvaluator:
     """`ModelEvaluator` of numpy workloads, and of the null one, without torch."""
@@ -60,6 +77,37 @@ class NumpyEvaluator:
             inputs, targets = self.dataset.test.batch(batch)
             total = total.plus(self._workload.evaluate(named, inputs, targets))
         return total
+
+    def examples(self) -> Sequence[Example]:
+        """See `ModelEvaluator`."""
+        return workload_examples(self._workload, self.dataset)
+
+    def outputs(self, model: Flat) -> Sequence[int | str]:
+        """See `ModelEvaluator`."""
+        if not isinstance(self._workload, ExampleWorkload):
+            return ()
+        named = cast(Parameters, unpack(self.layout, model))
+        return self._workload.outputs(named, example_batch(self.dataset)[0])
+
+
+def workload_examples(workload: object, dataset: Dataset) -> Sequence[Example]:
+    """Examples of a workload that has the optional part."""
+    if not isinstance(workload, ExampleWorkload):
+        return ()
+    return workload.examples(*example_batch(dataset))
+
+
+def example_batch(dataset: Dataset) -> tuple[Array, Array]:
+    """Inputs and targets of the held-out samples that are shown: the same each time, of as many
+    labels as there are.
+    """
+    count = len(dataset.test.labels)
+    drawn_from = min(count, _DRAWN_FROM)
+    order = permutation(_EXAMPLE_SEED, 0, 0, drawn_from) * count // drawn_from
+    _, firsts = np.unique(dataset.test.labels[order], return_index=True)
+    others = np.setdiff1d(np.arange(drawn_from), firsts)
+    chosen = np.concatenate([np.sort(firsts), others])[:EXAMPLES_MOST]
+    return dataset.test.batch(order[chosen])
 
 
 def batches(

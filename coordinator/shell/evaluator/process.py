@@ -15,6 +15,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.entry import HeldOutExample
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -50,6 +51,7 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     layout_json: str
     partition_sizes: tuple[Samples, ...]
     workload_version: int
+    examples: tuple[HeldOutExample, ...] = ()
 
 
 class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
@@ -65,13 +67,15 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     loss: float
     metric: float
     metric_name: str
+    outputs: tuple[str, ...] = ()
+    """The model's output for each of the examples; empty: it has none."""
 
 
 class UpdateFile(msgspec.Struct, frozen=True):
     """An update on disk."""
 
     path: str
-    scheme: str
+    codec: str
 
 
 class MeasureUpdates(WorkloadRequest, frozen=True, tag=True, kw_only=True):

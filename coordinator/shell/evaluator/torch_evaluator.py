@@ -1,8 +1,10 @@
 """Evaluation of torch workloads."""
 
+from collections.abc import Sequence
+
 import torch
 
-from coordinator.shell.evaluator.model_evaluator import batches
+from coordinator.shell.evaluator.model_evaluator import batches, example_batch, workload_examples
 from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
@@ -11,7 +13,7 @@ from hypergpu.workloads.networks.task import (
     module_initial,
     module_layout,
 )
-from hypergpu.workloads.workload import Sums
+from hypergpu.workloads.workload import Example, ExampleWorkload, Sums
 
 
 class TorchEvaluator:
@@ -39,3 +41,17 @@ class TorchEvaluator:
                 )
                 total = total.plus(self._workload.evaluate(self._model, inputs, targets))
         return total
+
+    def examples(self) -> Sequence[Example]:
+        """See `ModelEvaluator`."""
+        return workload_examples(self._workload, self.dataset)
+
+    def outputs(self, model: Flat) -> Sequence[int | str]:
+        """See `ModelEvaluator`."""
+        if not isinstance(self._workload, ExampleWorkload):
+            return ()
+        device = torch.device(chosen_device().kind)
+        load_module(self._model.to(device), self.layout, model)
+        inputs, _ = example_batch(self.dataset)
+        with torch.inference_mode():
+            return self._workload.outputs(self._model, torch.from_numpy(inputs).to(device))

@@ -6,6 +6,7 @@ That is sound because a journal belongs to one coordinator.
 
 import secrets
 import threading
+from collections.abc import Callable
 
 import msgspec
 from blake3 import blake3
@@ -41,6 +42,7 @@ class IssuedTokens:
         self._registry = registry
         self._lock = threading.Lock()
         self._tokens = {record.token_id: record for record in registry.tokens()}
+        self._watchers: dict[TokenId, list[Callable[[], None]]] = {}
 
     def create(
         self, grant: TokenGrant, *, addresses: tuple[str, ...], authority: Digest, now_s: int
@@ -84,16 +86,35 @@ class IssuedTokens:
             if not self._registry.revoke_token(token_id):
                 raise HyperGPUError(Reason.TOKEN_UNKNOWN, f"there is no token {token_id[:40]!r}")
             self._tokens[token_id] = replace(self._tokens[token_id], is_revoked=True)
+            watchers = tuple(self._watchers.get(token_id, ()))
+        for act in watchers:
+            act()
+
+    def watch(self, token_id: TokenId, act: Callable[[], None]) -> Callable[[], None]:
+        """Have an action called, by any thread, once a token is revoked; returns the undoing."""
+        with self._lock:
+            self._watchers.setdefault(token_id, []).append(act)
+
+        def undo() -> None:
+            with self._lock:
+                self._watchers[token_id].remove(act)
+                if not self._watchers[token_id]:
+                    del self._watchers[token_id]
+
+        return undo
 
     def check(self, credential: Credential, roles: frozenset[Role], now_s: int) -> TokenRecord:
         """Judge the token of a call, in memory. An unknown id takes as long as a wrong secret.
+
+        Lifetime and uses of a node's token limit who joins with it: whoever joined sees and steers
+        those nodes with it until it is revoked.
 
         Raises:
             HyperGPUError: TOKEN_INVALID, TOKEN_REVOKED, TOKEN_EXPIRED, TOKEN_USED_UP or
                 ROLE_FORBIDDEN.
         """
         record = self._right(credential)
-        _check_current(record, now_s)
+        _check_callable(record, now_s)
         _check_role(record, roles)
         return record
 
@@ -103,7 +124,7 @@ class IssuedTokens:
         Raises:
             HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP.
         """
-        _check_current(self._tokens[token_id], now_s)
+        _check_callable(self._tokens[token_id], now_s)
 
     def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
         """Nodes that joined with a token. Blocks: call it from a thread."""
@@ -158,6 +179,13 @@ def _check_role(record: TokenRecord, roles: frozenset[Role]) -> None:
         raise HyperGPUError(
             Reason.ROLE_FORBIDDEN, f"this takes the role {wanted}, not {record.role.value}"
         )
+
+
+def _check_callable(record: TokenRecord, now_s: int) -> None:
+    if record.role is not Role.NODE:
+        _check_current(record, now_s)
+    elif record.is_revoked:
+        raise HyperGPUError(Reason.TOKEN_REVOKED, f"token {record.token_id} was revoked")
 
 
 def _check_current(record: TokenRecord, now_s: int) -> None:

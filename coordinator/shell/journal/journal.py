@@ -32,6 +32,7 @@ from coordinator.shell.journal.schema import (
     JOINS,
     NODES,
     NONCES,
+    PAUSES,
     REQUESTS,
     SNAPSHOTS,
     TOKENS,
@@ -39,7 +40,6 @@ from coordinator.shell.journal.schema import (
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.wire.credentials import Role
 
-CHAIN_BYTES = 32
 _GENESIS = b"hypergpu/v1/journal\0"
 _SNAPSHOT = b"hypergpu/v1/snapshot\0"
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -161,7 +161,7 @@ _UPDATE_NODE = update(NODES).where(NODES.c.node == bindparam("of_node"))
 _RECORD_CONTACT = _UPDATE_NODE.values(last_seen_ms=bindparam("seen_ms"))
 _ADD_COUNTS = _UPDATE_NODE.values(
     updates_accepted=NODES.c.updates_accepted + bindparam("accepted"),
-    updates_refused=NODES.c.updates_refused + bindparam("refused"),
+    updates_rejected=NODES.c.updates_rejected + bindparam("rejected"),
 )
 
 
@@ -221,6 +221,17 @@ class Registry:
     def set_revoked(self, node: NodeId, *, is_revoked: bool) -> bool:
         """Revoke or re-admit a node; False when it is unknown."""
         return self._change(update(NODES).where(NODES.c.node == node).values(is_revoked=is_revoked))
+
+    def set_pause(self, node: NodeId, reason: str) -> None:
+        """Keep the reason for which a node is paused; empty: it is not."""
+        with self._database.writer() as connection:
+            connection.execute(delete(PAUSES).where(PAUSES.c.node == node))
+            if reason:
+                connection.execute(insert(PAUSES), {"node": node, "reason": reason})
+
+    def pauses(self) -> dict[NodeId, str]:
+        """Nodes that are paused, with the reason."""
+        return {NodeId(row["node"]): row["reason"] for row in self._rows(select(PAUSES))}
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Every node, by first contact."""

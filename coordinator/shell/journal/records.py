@@ -9,10 +9,10 @@ from hypergpu.wire.credentials import Role
 
 
 class UpdateCount(NamedTuple):
-    """Counts of one node's accepted and refused updates."""
+    """Counts of one node's accepted and rejected updates."""
 
     accepted: int = 0
-    refused: int = 0
+    rejected: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     last_seen_ms: int
     is_revoked: bool = False
     updates_accepted: int = 0
-    updates_refused: int = 0
+    updates_rejected: int = 0
 
 
 class TokenRecord(msgspec.Struct, frozen=True):

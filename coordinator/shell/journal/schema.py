@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 
 from coordinator.shell.journal.records import JournalVersionError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 METADATA = MetaData()
 
 # One row. Commits: SQLite drops a damaged tail of its write-ahead log without a word, and the
@@ -87,7 +87,15 @@ NODES = Table(
     Column("last_seen_ms", BigInteger, nullable=False),
     Column("is_revoked", Boolean, nullable=False),
     Column("updates_accepted", BigInteger, nullable=False),
-    Column("updates_refused", BigInteger, nullable=False),
+    Column("updates_rejected", BigInteger, nullable=False),
+)
+
+# Nodes that take no work until somebody resumes them.
+PAUSES = Table(
+    "pauses",
+    METADATA,
+    Column("node", String, primary_key=True),
+    Column("reason", String, nullable=False),
 )
 
 TOKENS = Table(
@@ -126,6 +134,8 @@ def prepare_tables(connection: Connection, where: str) -> None:
             return
         found = connection.scalar(select(JOURNAL.c.version)) if JOURNAL.name in tables else 0
         if found == SCHEMA_VERSION:
+            # Tables that came after the first of this version are added to those it has.
+            METADATA.create_all(connection)
             return
         age, fix = "a newer", "upgrade this one: pip install --upgrade hypergpu"
         if found is None or found < SCHEMA_VERSION:

@@ -18,6 +18,7 @@ from coordinator.core.job.events import (
     Event,
     JobCreated,
     JobEnded,
+    ModelLost,
     ParametersChanged,
     RoundMeasured,
     UpdateReceived,
@@ -360,6 +361,13 @@ class Driver:
             except HyperGPUError as refused:
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
+
+    async def report_lost_model(self, job_id: JobId, model: Digest, why: str) -> None:
+        """`insist` on having a damaged model made again."""
+        log.error("a model is damaged", job_id=job_id, model=model, reason=why)
+        lost = ModelLost(at_ms=Milliseconds(0), model=model, reason=why)
+        if reason := await self.insist(job_id, lost):
+            log.error("a damaged model is not made again", job_id=job_id, reason=reason)
 
     async def report(self, job_id: JobId, event: Event) -> str:
         """`insist` on an answer that may come too late: then its rejection is logged."""

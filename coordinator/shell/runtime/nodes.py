@@ -5,7 +5,7 @@ speeds. Readings steer plans and tables; neither weight nor pay rests on them.
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -54,6 +54,10 @@ class KnownNodes:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
         if is_revoked:
             raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
+
+    def revocations(self) -> dict[NodeId, bool]:
+        """Every node that ever joined, and whether it is revoked."""
+        return dict(self._revoked)
 
     def check_not_revoked(self, node: NodeId) -> None:
         """Reject a node that was revoked; one that joins for the first time passes.
@@ -123,9 +127,14 @@ class ControlStream:
 
 
 class ConnectedNodes:
-    """Every node that is connected or may come back."""
+    """Every node that is connected or may come back.
 
-    def __init__(self) -> None:
+    Args:
+        pauses: Nodes that are paused, with the reason.
+    """
+
+    def __init__(self, pauses: Mapping[NodeId, str] | None = None) -> None:
+        self._pauses = dict(pauses or {})
         self.streams: dict[NodeId, ControlStream] = {}
         self.progress: dict[NodeId, NodeProgress] = {}
         self._heard_ms: dict[NodeId, Milliseconds] = {}
@@ -189,10 +198,26 @@ class ConnectedNodes:
         """Reason for which the node takes no further work; empty when it does."""
         return self._draining.get(node, "")
 
+    def pause(self, node: NodeId, reason: str) -> None:
+        """The node takes no work until its pause ends, also when it dials in again."""
+        self._pauses[node] = reason
+
+    def end_pause(self, node: NodeId) -> None:
+        """The node takes work again."""
+        self._pauses.pop(node, None)
+
+    def pause_reason(self, node: NodeId) -> str:
+        """Reason for which the node is paused; empty when it is not."""
+        return self._pauses.get(node, "")
+
+    def pause_reasons(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
+        """Those of the nodes that are paused, with the reason."""
+        return {node: self._pauses[node] for node in nodes if node in self._pauses}
+
     @property
     def at_work(self) -> int:
         """How many nodes are connected and take work."""
-        return sum(node not in self._draining for node in self.streams)
+        return sum(node not in self._draining and node not in self._pauses for node in self.streams)
 
     def name_of(self, node: NodeId) -> str:
         """Name that the node's owner gave it; empty before it dials in."""
@@ -208,10 +233,10 @@ class ConnectedNodes:
         """Keep the newest progress of a node."""
         self.progress[node] = progress
 
-    def count(self, node: NodeId, *, accepted: int = 0, refused: int = 0) -> None:
+    def count(self, node: NodeId, *, accepted: int = 0, rejected: int = 0) -> None:
         """Add to the node's counts, which the journal gets later."""
         before = self.unstored_counts(node)
-        counts = UpdateCount(before.accepted + accepted, before.refused + refused)
+        counts = UpdateCount(before.accepted + accepted, before.rejected + rejected)
         self.counts[node] = counts
         if not any(counts):
             del self.counts[node]
@@ -323,7 +348,7 @@ class Readings:
 
     def __init__(self, node_port: int = 0) -> None:
         self.node_port = node_port
-        """Port of the listener whose sockets carry models down."""
+        """Port of the nodes' listener: its sockets take the routes that models take."""
         self._nodes: dict[NodeId, _NodeTelemetry] = {}
         self._reports = RateLimiter(REPORTS)
         self._absent: dict[NodeId, None] = {}

@@ -13,12 +13,20 @@ from typing import NamedTuple
 import structlog
 
 from coordinator.config import Settings
-from coordinator.core.allocation import JobDemand, Lend, Move, NodeOffer, plan_allocation
-from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost
+from coordinator.core.allocation import (
+    JobDemand,
+    Lend,
+    Move,
+    NodeOffer,
+    Withdraw,
+    plan_allocation,
+)
+from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Funding, Job, Phase, live_blobs
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
@@ -124,12 +132,21 @@ class NodeAllocator:
                 if member.is_present:
                     places[node] = runtime.job.job_id
         return [
-            NodeOffer(node, places.get(node), session.capabilities.workloads)
+            NodeOffer(
+                node,
+                places.get(node),
+                session.capabilities.workloads,
+                self._nodes.pause_reason(node),
+            )
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
         ]
 
     async def _carry_out(self, move: Move) -> None:
+        if isinstance(move, Withdraw):
+            paused = NodePaused(at_ms=NOW, node=move.node, reason=move.reason)
+            await self._driver.insist(move.job_id, paused)
+            return
         if not isinstance(move, Lend):
             event = NodeDraining(at_ms=NOW, node=move.node, reason=move.reason)
             await self._driver.insist(move.job_id, event)
@@ -285,6 +302,7 @@ class Services(NamedTuple):
     readings: Readings
     """Readings of every node's line and speed, made anew after a restart."""
     echo: ProbeEcho
+    bulk: EmbeddedStore
     job_terms: NewJobTerms
 
     def job_dir(self, job_id: JobId) -> Path:
@@ -399,4 +417,4 @@ async def store_node_counts(services: Services) -> None:
         log.warning("counters are not stored yet", reason=str(refused))
         return
     for node, stored in counts.items():
-        nodes.count(node, accepted=-stored.accepted, refused=-stored.refused)
+        nodes.count(node, accepted=-stored.accepted, rejected=-stored.rejected)

@@ -3,7 +3,9 @@ role and rate, and turns a refusal into a status with its numbered reason.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -49,6 +51,10 @@ Listed = TypeVar("Listed")
 _PAGE_ITEMS = 100
 
 
+def _watch_nothing(_act: Callable[[], None]) -> Callable[[], None]:
+    return lambda: None
+
+
 class Caller:
     """Who calls, as far as the transport and the metadata tell."""
 
@@ -62,8 +68,12 @@ class Caller:
         self.certificate_name = names[0].decode("ascii", "replace") if names else ""
         self.token: TokenRecord | None = None
         """The token that the gate admitted; None: the call needs none."""
+        self.own_nodes: frozenset[NodeId] | None = None
+        """Nodes that joined with the caller's token, where it is a node's; None: it sees all."""
         self.recheck: Callable[[], None] = lambda: None
         """Raise `HyperGPUError` where the token was revoked or expired since."""
+        self.watch_token: Callable[[Callable[[], None]], Callable[[], None]] = _watch_nothing
+        """Have an action called, by any thread, once the token is revoked; returns the undoing."""
 
     def may_change(self, owner: TokenId) -> bool:
         """Whether the caller may change a job that belongs to a token."""
@@ -227,16 +237,56 @@ def streaming(
         try:
             caller = Caller(context, name)
             await gate.admit(caller)
-            async for answer in act(argument(raw, context), caller):
-                caller.recheck()
-                yield answer if isinstance(answer, bytes) else answer.SerializeToString()
-                failpoint("serve.chunk")
+            answers = CurrentAnswers(act(argument(raw, context), caller), caller)
+            with contextlib.closing(answers):
+                async for answer in answers:
+                    yield answer if isinstance(answer, bytes) else answer.SerializeToString()
+                    failpoint("serve.chunk")
         except HyperGPUError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001  as above
             await _report_broken(context, name, error)
 
     return behaviour
+
+
+class CurrentAnswers:
+    """A stream's answers, while the caller's token is good: an idle stream ends with its token."""
+
+    def __init__(self, answers: AsyncIterator[Message | bytes], caller: Caller) -> None:
+        self._answers = answers
+        self._caller = caller
+        self._waiting: asyncio.Timeout | None = None
+        self._loop = asyncio.get_running_loop()
+        self.close = caller.watch_token(self._end)
+
+    def __aiter__(self) -> "CurrentAnswers":
+        return self
+
+    async def __anext__(self) -> Message | bytes:
+        """The next answer.
+
+        Raises:
+            HyperGPUError: The token was revoked or has expired.
+        """
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                self._caller.recheck()
+                answer = await anext(self._answers)
+        except TimeoutError:
+            self._caller.recheck()
+            raise
+        finally:
+            self._waiting = None
+        self._caller.recheck()
+        return answer
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._end_waiting)
+
+    def _end_waiting(self) -> None:
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(self._loop.time())
 
 
 async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
@@ -271,15 +321,20 @@ NODE_KEY = "hypergpu-node"
 """Metadata that names the node when there is no TLS, which is on loopback only."""
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
-_VIEWERS = frozenset({Role.VIEWER, Role.USER, Role.OPERATOR})
+_NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
+_READERS = frozenset(Role)
+"""A node's token reads of the nodes that joined with it and of the jobs they had a part in."""
 _ROLES = {
-    "JobService.ListJobs": _VIEWERS,
-    "JobService.GetJob": _VIEWERS,
-    "JobService.WatchJob": _VIEWERS,
-    "PaymentsService.GetLedger": _VIEWERS,
-    "PaymentsService.ListReceipts": _VIEWERS,
-    "OperatorService.ListNodes": frozenset(Role),
-    "OperatorService.DrainNode": frozenset({Role.NODE, Role.OPERATOR}),
+    "JobService.ListJobs": _READERS,
+    "JobService.GetJob": _READERS,
+    "JobService.WatchJob": _READERS,
+    "PaymentsService.GetLedger": _READERS,
+    "PaymentsService.ListReceipts": _READERS,
+    "OperatorService.ListNodes": _READERS,
+    "OperatorService.WatchTelemetry": _READERS,
+    "OperatorService.DrainNode": _NODE_OWNERS,
+    "OperatorService.PauseNode": _NODE_OWNERS,
+    "OperatorService.ResumeNode": _NODE_OWNERS,
 }
 """Who may call a method where its service's gate does not decide."""
 _HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
@@ -316,7 +371,10 @@ class TokenGate:
             roles = _ROLES.get(caller.method, self._roles)
             record = self._tokens.check(credential, roles, unix_s())
         caller.token = record
+        if record.role is Role.NODE:
+            caller.own_nodes = await asyncio.to_thread(self._tokens.joined_nodes, record.token_id)
         caller.recheck = lambda: self._tokens.check_current(record.token_id, unix_s())
+        caller.watch_token = partial(self._tokens.watch, record.token_id)
 
 
 class NodeGate:

@@ -1,7 +1,6 @@
 """JobService: what users ask of jobs, the watch of a job's journal, the export of its models."""
 
 import asyncio
-import math
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +16,7 @@ from coordinator.core.job.events import (
     JobStopped,
     ParametersChanged,
 )
-from coordinator.core.job.state import ENDED, Job, Model, ModelScore, Participant
+from coordinator.core.job.state import ENDED, Job, Model, ModelScore
 from coordinator.shell import translate
 from coordinator.shell.commands.evaluation import (
     failed_judgement,
@@ -31,15 +30,22 @@ from coordinator.shell.commands.perform import retry_after_resume
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.nodes import ConnectedNodes
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, Requests, page_of
-from coordinator.shell.servicers.transfer import BlobRange, blob_chunks
+from coordinator.shell.servicers.job_view import (
+    OwnNodes,
+    may_see,
+    own_entries,
+    participants,
+    require_visible,
+)
+from coordinator.shell.servicers.transfer import blob_chunks
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId, NodeId, Slot, TokenId
-from hypergpu.jobfile import covering, parse_spec_json, spec_json, with_parameters
+from hypergpu.ids import JobId, TokenId
+from hypergpu.jobfile.reading import parse_spec_json, spec_json, with_parameters
+from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
@@ -51,60 +57,37 @@ _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
 
 
-def participants(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:
-    """The open round's participants in slot order, then those that its plan lets rest."""
-    round_ = job.round
-    if round_ is None:
-        return []
-    ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
-    taking_part = [_summary(connected, node, participant) for node, participant in ordered]
-    resting = [
-        _resting(connected, node, job.members[node].slot, why)
-        for node, why in sorted(round_.resting.items())
-    ]
-    return [*taking_part, *resting]
-
-
-def _summary(
-    connected: ConnectedNodes, node: NodeId, participant: Participant
-) -> job_pb2.ParticipantSummary:
-    message = translate.participant_summary(node, participant, connected.progress.get(node))
-    message.name = connected.name_of(node)
-    return message
-
-
-def _resting(
-    connected: ConnectedNodes, node: NodeId, slot: Slot, why: str
-) -> job_pb2.ParticipantSummary:
-    return job_pb2.ParticipantSummary(
-        node_id=node,
-        slot=slot,
-        state="resting",
-        loss=math.nan,
-        reason=why,
-        name=connected.name_of(node),
-    )
-
-
 async def watch_job(
-    services: Services, runtime: JobRuntime, from_sequence: int
+    services: Services,
+    runtime: JobRuntime,
+    request: job_pb2.WatchJobRequest,
+    own: OwnNodes = None,
 ) -> AsyncIterator[job_pb2.WatchJobResponse]:
-    """Serve one watcher until it leaves, or the job has ended and everything is told."""
-    following = from_sequence
+    """Serve one watcher until it leaves, or the job has ended and everything is told.
+
+    Args:
+        services: Everything of this process.
+        runtime: The job.
+        request: From which event on, and whether progress is wanted.
+        own: Of nodes only these are told; None: all.
+    """
+    following = request.from_sequence
     told_version = -1
     while True:
         change = runtime.change()
         page = await _entries(services, runtime, following)
-        for entry in page:
-            following = entry.sequence + 1
+        if page:
+            following = page[-1].sequence + 1
+        for entry in own_entries(page, own):
             yield job_pb2.WatchJobResponse(event=translate.event_message(entry))
         if following < runtime.next_sequence and (page or not _is_removed(services, runtime)):
             continue
         if _is_over(services, runtime):
             return
-        if runtime.progress_version != told_version:
+        if runtime.progress_version != told_version and not request.events_only:
             told_version = runtime.progress_version
-            report = job_pb2.ProgressReport(participants=participants(services.nodes, runtime.job))
+            told = participants(services.nodes, runtime.job, own)
+            report = job_pb2.ProgressReport(participants=told)
             yield job_pb2.WatchJobResponse(progress=report)
         await _wait(change, _PROGRESS_S)
 
@@ -156,7 +139,7 @@ async def export_model(
     offset = 0
     if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
         offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in blob_chunks(services, BlobRange(model.blob.digest, offset)):
+    async for start, payload in blob_chunks(services, model.blob.digest, offset):
         yield encode_chunk(job_pb2.ExportModelResponse.CHUNK_FIELD_NUMBER, start, payload)
 
 
@@ -184,7 +167,7 @@ def model_card(job: Job, model: Model) -> str:
         f"- Inner steps a round: {spec.training.inner_steps}",
         f"- Samples trained on, whole job: {job.tally.samples}",
         f"- Nodes that took part: {len(job.members)}",
-        f"- Updates accepted: {job.tally.updates_accepted}, refused: {job.tally.updates_refused}",
+        f"- Updates accepted: {job.tally.updates_accepted}, rejected: {job.tally.updates_rejected}",
         f"- Codec: {spec.codec.up} up, {spec.codec.down} down",
         f"- Model digest (BLAKE3): `{model.blob.digest}`",
         *(_score_line(score) for score in scores[:1]),
@@ -303,12 +286,12 @@ class JobServicer:
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
     ) -> job_pb2.GetJobResponse:
-        runtime = self._runtime(request.job_id)
+        runtime = self._visible(caller, request.job_id)
         job = runtime.job
         answer = job_pb2.GetJobResponse(
             job=self._summary(runtime),
             spec_json=spec_json(job.next_spec or job.spec),
-            participants=participants(self._services.nodes, runtime.job),
+            participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
@@ -317,9 +300,14 @@ class JobServicer:
     async def list_jobs(
         self, request: job_pb2.ListJobsRequest, caller: Caller
     ) -> job_pb2.ListJobsResponse:
-        driver = self._services.driver
-        resting = [translate.resting_summary(*each) for each in driver.unreadable.items()]
-        runtimes = [self._summary(runtime) for runtime in driver.runtimes.values()]
+        driver, own = self._services.driver, caller.own_nodes
+        unreadable = driver.unreadable.items() if own is None else ()
+        resting = [translate.resting_summary(*each) for each in unreadable]
+        runtimes = [
+            self._summary(runtime)
+            for runtime in driver.runtimes.values()
+            if may_see(runtime.job, own)
+        ]
         page, next_page = page_of([*resting, *runtimes], request.page)
         return job_pb2.ListJobsResponse(jobs=page, next_page=next_page)
 
@@ -430,7 +418,8 @@ class JobServicer:
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
     ) -> AsyncIterator[job_pb2.WatchJobResponse]:
-        return watch_job(self._services, self._runtime(request.job_id), request.from_sequence)
+        runtime = self._visible(caller, request.job_id)
+        return watch_job(self._services, runtime, request, caller.own_nodes)
 
     def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
         return translate.job_summary(runtime.job, runtime.now_ms())
@@ -443,6 +432,16 @@ class JobServicer:
             raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=fix)
         if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
+        return runtime
+
+    def _visible(self, caller: Caller, job_id: str) -> JobRuntime:
+        """The job, if the caller may see it.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        runtime = self._runtime(job_id)
+        require_visible(runtime.job, caller.own_nodes)
         return runtime
 
     def _changeable(self, caller: Caller, job_id: str) -> JobRuntime:

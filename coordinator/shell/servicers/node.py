@@ -13,6 +13,7 @@ only go on with the very same upload. Stripes of one update come under one nonce
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import structlog
 
 from coordinator.core.job.events import UpdateReceived, UpdateRejected
@@ -29,24 +30,23 @@ from coordinator.shell.runtime.services import Services, UploadAttempt
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
-    BlobRange,
     UploadStream,
     end_attempt,
-    fetch_blob,
     reject_other_offset,
+    resolve_blob,
     store_stream,
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.jobfile.spec import CODECS
 from hypergpu.statements import BlobRef, is_signed_by, separator_of
-from hypergpu.streams import PIECE_BYTES, StallTimeout, stripe_from_wire
+from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms, stripe_from_wire
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.chunks import CHUNK_BYTES
-from hypergpu.wire.messages import digest_value
+from hypergpu.wire.messages import digest_value, phases_value
 
 log = structlog.get_logger()
 
@@ -91,8 +91,8 @@ async def query_upload(
     if request.stripes <= 1 and request.stripe == 0:
         committed = await asyncio.to_thread(services.uploads.committed_offset, key, owner=owner)
         return node_pb2.QueryUploadResponse(committed_offset=committed)
-    scheme = _assigned_scheme(job, node, lease) or job.spec.codec.up
-    blob = BlobRef(digest, update_bytes(_layout(runtime), scheme))
+    codec = _assigned_codec(job, node, lease) or job.spec.codec.up
+    blob = BlobRef(digest, update_bytes(_layout(runtime), codec))
     stripe = stripe_from_wire(request.stripe, request.stripes, blob.size_bytes)
     ask = services.uploads.committed_stripe
     committed = await asyncio.to_thread(ask, key, blob, stripe, owner=owner)
@@ -126,10 +126,11 @@ class _UpdateCall:
         offer = self._offer = translate.offer_value(header, node)
         self._runtime = _runtime(services, offer.job_id)
         self._blob = BlobRef(offer.digest, offer.size_bytes)
-        scheme = _assigned_scheme(self._runtime.job, node, offer.lease)
-        self._reject_other_size(scheme)
+        codec = _assigned_codec(self._runtime.job, node, offer.lease)
+        self._reject_other_size(codec)
         self._stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
         self._offset = header.offset
+        self._report, self._began_ms = header.report, monotonic_ms()
         self._received = UpdateReceived(
             at_ms=_NOW,
             node=node,
@@ -141,7 +142,7 @@ class _UpdateCall:
                 inner_steps=header.report.inner_steps,
                 compute_ms=Milliseconds(header.report.compute_ms),
                 loss_last=translate.finite(header.report.loss_last),
-                codec=scheme,
+                codec=codec,
                 nonce=offer.nonce,
                 signature=offer.signature,
             ),
@@ -174,13 +175,13 @@ class _UpdateCall:
             committed_offset=self._blob.size_bytes, is_accepted=True
         )
 
-    def _reject_other_size(self, scheme: str) -> None:
+    def _reject_other_size(self, codec: str) -> None:
         """Reject a size that no update under the lease has, or under a void one, no update."""
         layout, offer = _layout(self._runtime), self._offer
-        expected = [update_bytes(layout, each) for each in ((scheme,) if scheme else SCHEMES)]
+        expected = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
         if offer.size_bytes not in expected:
             sizes = " or ".join(map(str, expected))
-            detail = f"an update of {offer.job_id} ({scheme or 'any scheme'}) has {sizes} bytes,"
+            detail = f"an update of {offer.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
             detail += f" not {offer.size_bytes}"
             raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
 
@@ -241,8 +242,9 @@ class _UpdateCall:
         if node not in job.members:
             return
         event = UpdateRejected(at_ms=_NOW, node=node, round=self._offer.round, reason=why)
+        # Counted first: the node may end this call meanwhile; the event is written all the same.
+        self._services.nodes.count(node, rejected=1)
         await self._services.driver.submit(job.job_id, event)
-        self._services.nodes.count(node, refused=1)
         log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
 
     async def _store(self, requests: Requests, add_bytes: AddBytes) -> Bytes | None:
@@ -295,7 +297,7 @@ class _UpdateCall:
         return quarantine.open_stripe(key, blob, self._stripe, check.feed, owner=owner)
 
     async def _accept(self) -> None:
-        why = await self._services.driver.submit(self._offer.job_id, self._received)
+        why = await self._services.driver.submit(self._offer.job_id, self._final_event())
         if why and self._is_accepted():
             return  # Two streams brought the same bytes; the other was first.
         if why:
@@ -303,6 +305,14 @@ class _UpdateCall:
             raise HyperGPUError(self._void_reason(), why)
         failpoint("upload.accepted")
         self._services.nodes.count(self._offer.node, accepted=1)
+
+    def _final_event(self) -> UpdateReceived:
+        """The event with what the node reports of its phases; the upload lasted until now."""
+        if not self._report.HasField("phases"):
+            return self._received
+        phases = phases_value(self._report.phases, monotonic_ms() - self._began_ms)
+        update = msgspec.structs.replace(self._received.update, phases=phases)
+        return msgspec.structs.replace(self._received, update=update)
 
     def _record_work(self) -> None:
         """Add an accepted update's timings to the node's readings."""
@@ -341,8 +351,8 @@ def _lease_holder(job: Job, node: NodeId, lease: int) -> Participant | None:
     return participant if participant is not None and participant.lease == lease else None
 
 
-def _assigned_scheme(job: Job, node: NodeId, lease: int) -> str:
-    """Scheme of the update under a lease; empty when the lease is void."""
+def _assigned_codec(job: Job, node: NodeId, lease: int) -> str:
+    """Codec of the update under a lease; empty when the lease is void."""
     participant = _lease_holder(job, node, lease)
     return participant.codec if participant else ""
 
@@ -386,11 +396,11 @@ class NodeServicer:
     ) -> AsyncIterator[node_pb2.ControlResponse]:
         return control(self._services, self._gate, self._gate.node(caller), requests)
 
-    def fetch_blob(
-        self, request: node_pb2.FetchBlobRequest, caller: Caller
-    ) -> AsyncIterator[bytes]:
-        wanted = BlobRange(digest_value(request.digest), request.offset, request.end)
-        return fetch_blob(self._services, self._gate.node(caller), wanted)
+    async def resolve_blob(
+        self, request: node_pb2.ResolveBlobRequest, caller: Caller
+    ) -> node_pb2.ResolveBlobResponse:
+        digest = digest_value(request.digest)
+        return await resolve_blob(self._services, self._gate.node(caller), digest)
 
     async def query_upload(
         self, request: node_pb2.QueryUploadRequest, caller: Caller

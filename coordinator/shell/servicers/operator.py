@@ -1,6 +1,7 @@
 """OperatorService: nodes and tokens."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import msgspec
 import structlog
@@ -12,12 +13,18 @@ from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, page_of
+from coordinator.shell.servicers.telemetry import (
+    LOOK_MS,
+    NODES_A_MESSAGE,
+    NewestLevels,
+    node_state,
+)
 from coordinator.shell.translate import Capabilities, reading_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.streams import monotonic_ms, unix_s
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.credentials import Role, token_text
+from hypergpu.wire.credentials import token_text
 
 log = structlog.get_logger()
 
@@ -35,6 +42,7 @@ class OperatorServicer:
         self._tokens = tokens
         self._nodes = nodes
         self._authority = authority
+        self._levels = NewestLevels(services, nodes)
         self.addresses: tuple[str, ...] = ()
         """What tokens name, once the listener is bound."""
 
@@ -43,21 +51,31 @@ class OperatorServicer:
     ) -> job_pb2.ListNodesResponse:
         # In the writer's thread no counts are on their way to the journal meanwhile.
         records = await self._services.driver.in_writer(self._services.journal.nodes)
-        own = await self._own_nodes(caller)
-        summaries = [
-            self._summary(record) for record in records if own is None or record.node in own
-        ]
-        page, next_page = page_of(summaries, request.page)
-        for summary in page:
+        own = caller.own_nodes
+        listed = [record for record in records if own is None or record.node in own]
+        page, next_page = page_of(listed, request.page)
+        summaries = [self._summary(record) for record in page]
+        for summary in summaries:
             self._add_reading(summary)
-        return job_pb2.ListNodesResponse(nodes=page, next_page=next_page)
+        return job_pb2.ListNodesResponse(nodes=summaries, next_page=next_page)
 
-    async def _own_nodes(self, caller: Caller) -> frozenset[NodeId] | None:
-        """Nodes that joined with a node's token; None for the other roles, which see all."""
-        token = caller.token
-        if token is None or token.role is not Role.NODE:
-            return None
-        return await asyncio.to_thread(self._tokens.joined_nodes, token.token_id)
+    async def watch_telemetry(
+        self, _request: job_pb2.WatchTelemetryRequest, caller: Caller
+    ) -> AsyncIterator[job_pb2.WatchTelemetryResponse]:
+        told: dict[NodeId, int] = {}
+        own, nodes = caller.own_nodes, self._levels.nodes
+        while not self._services.driver.is_closing:
+            caller.recheck()
+            self._levels.refresh(monotonic_ms())
+            if own is not None and caller.token is not None and self._levels.nodes != nodes:
+                joined = self._tokens.joined_nodes
+                own = await asyncio.to_thread(joined, caller.token.token_id)
+                nodes = self._levels.nodes
+            news = self._levels.news(told, own)
+            if news:
+                yield job_pb2.WatchTelemetryResponse(nodes=news)
+            if len(news) < NODES_A_MESSAGE:
+                await asyncio.sleep(LOOK_MS / 1000)
 
     def _add_reading(self, summary: job_pb2.NodeSummary) -> None:
         """Add the measurements of a node that was here since this process began, and its health."""
@@ -75,8 +93,8 @@ class OperatorServicer:
         capabilities = session.capabilities if session else _stored_capabilities(record)
         silent_ms = connected.silent_ms(node)
         away_ms = max(0, unix_s() * 1000 - record.last_seen_ms)
-        accepted, refused = connected.unstored_counts(node)
-        state, reason = self._state(record)
+        accepted, rejected = connected.unstored_counts(node)
+        state, reason = node_state(self._services, node, is_revoked=record.is_revoked)
         return job_pb2.NodeSummary(
             node_id=node,
             state=state,
@@ -85,33 +103,15 @@ class OperatorServicer:
             last_seen_ms_ago=away_ms if silent_ms is None else silent_ms,
             software=session.software if session else record.software,
             updates_accepted=record.updates_accepted + accepted,
-            updates_refused=record.updates_refused + refused,
+            updates_rejected=record.updates_rejected + rejected,
             reason=reason,
+            pause_reason=connected.pause_reason(node),
         )
-
-    def _state(self, record: NodeRecord) -> tuple[str, str]:
-        connected, node = self._services.nodes, record.node
-        if record.is_revoked:
-            return "revoked", "the operator revoked it"
-        if node not in connected.streams:
-            return "away", "it has no control stream"
-        if reason := connected.drain_reason(node):
-            return "draining", reason
-        if self._services.readings.reading(node).is_starting:
-            return "starting", "its worker is starting"
-        runtime = self._services.allocator.runtime_of(node)
-        if runtime is None:
-            return "idle", "no job can use it now"
-        return "working", runtime.job.reason
 
     async def drain_node(
         self, request: job_pb2.DrainNodeRequest, caller: Caller
     ) -> job_pb2.DrainNodeResponse:
-        node = NodeId(request.node_id)
-        own = await self._own_nodes(caller)
-        if own is not None and node not in own:
-            detail = f"node {node[:64]} did not join with this token"
-            raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="use the token it joined with")
+        node = _steered_node(request.node_id, caller)
         if node not in self._services.nodes.streams:
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} is not connected")
         reason = "drained by its operator"
@@ -121,6 +121,32 @@ class OperatorServicer:
         await self._services.allocator.drain(node, reason)
         log.info("a node is drained", node=node)
         return job_pb2.DrainNodeResponse()
+
+    async def pause_node(
+        self, request: job_pb2.PauseNodeRequest, caller: Caller
+    ) -> job_pb2.PauseNodeResponse:
+        by = "an operator" if caller.own_nodes is None else "its owner"
+        reason = f"paused by {by}"
+        node = await self._set_pause(request.node_id, caller, reason)
+        self._services.nodes.pause(node, reason)
+        self._services.allocator.review()
+        return job_pb2.PauseNodeResponse()
+
+    async def resume_node(
+        self, request: job_pb2.ResumeNodeRequest, caller: Caller
+    ) -> job_pb2.ResumeNodeResponse:
+        node = await self._set_pause(request.node_id, caller, "")
+        self._services.nodes.end_pause(node)
+        self._services.allocator.review()
+        return job_pb2.ResumeNodeResponse()
+
+    async def _set_pause(self, node_id: str, caller: Caller, reason: str) -> NodeId:
+        """Store a node's pause, or its end."""
+        node = _steered_node(node_id, caller)
+        self._nodes.check(node)
+        await asyncio.to_thread(self._services.journal.set_pause, node, reason)
+        log.info("a node's pause was changed", node=node, reason=reason or "resumed")
+        return node
 
     async def revoke_node(
         self, request: job_pb2.RevokeNodeRequest, caller: Caller
@@ -174,6 +200,18 @@ class OperatorServicer:
         await asyncio.to_thread(self._tokens.revoke, TokenId(request.token_id))
         log.info("a token was revoked", token_id=request.token_id)
         return job_pb2.RevokeTokenResponse()
+
+
+def _steered_node(node_id: str, caller: Caller) -> NodeId:
+    """The node, if the caller may steer it.
+
+    Raises:
+        HyperGPUError: ROLE_FORBIDDEN, it did not join with the caller's token.
+    """
+    if caller.own_nodes is not None and node_id not in caller.own_nodes:
+        detail = f"node {node_id[:64]} did not join with this token"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="use the token it joined with")
+    return NodeId(node_id)
 
 
 def _stored_capabilities(record: NodeRecord) -> Capabilities:

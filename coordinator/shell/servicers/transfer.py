@@ -1,14 +1,13 @@
 """Blobs in and out: bulk messages built and taken apart by hand, uploads through quarantine,
-resumable where they broke, and downloads that are read ahead in a thread.
+resumable where they broke, exports that are read ahead in a thread, and tickets for downloads.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.job.events import ModelLost
 from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.store import BlobReader
 from coordinator.shell.blobs.upload_store import StripeUpload
@@ -26,10 +25,8 @@ from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.chunks import CHUNK_BYTES, BlobPiece, decode_chunk, encode_chunk
+from hypergpu.wire.chunks import CHUNK_BYTES, BlobPiece, decode_chunk
 from hypergpu.wire.messages import blob_value
-
-_FETCHED = node_pb2.FetchBlobResponse.CHUNK_FIELD_NUMBER
 
 
 def upload_parser(
@@ -176,63 +173,27 @@ def _data_key(blob: BlobRef) -> str:
 log = structlog.get_logger()
 
 READ_BYTES = 4 * CHUNK_BYTES
-_RANGE_READ_BYTES = 4 * PIECE_BYTES
-"""A range is small, comes over a slow link, and many may be read at once."""
-
-
-class BlobRange(NamedTuple):
-    """A blob, or the part of it that a caller wants."""
-
-    digest: Digest
-    offset: int = 0
-    end: int = 0
-    """The first byte that is not wanted; 0: all to its end."""
-
-    @property
-    def chunk_bytes(self) -> int:
-        """How much a chunk carries."""
-        return PIECE_BYTES if self.end else CHUNK_BYTES
-
-    def read_bytes(self, start: int) -> int:
-        """How much to read from ``start`` on."""
-        return min(_RANGE_READ_BYTES, self.end - start) if self.end else READ_BYTES
-
-    def reject_beyond(self, size_bytes: int) -> None:
-        """Reject what a blob of this size does not have.
-
-        Raises:
-            HyperGPUError: OFFSET_MISMATCH.
-        """
-        # Both come from outside and may be larger than what a file can be asked for.
-        if max(self.offset, self.end) > size_bytes:
-            detail = f"it has {size_bytes} bytes, not {max(self.offset, self.end)}"
-            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
-        if self.end and self.end <= self.offset:
-            detail = f"a range ends behind its start: {self.offset} to {self.end}"
-            raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
 
 
 async def blob_chunks(
-    services: Services, wanted: BlobRange
+    services: Services, digest: Digest, offset: int
 ) -> AsyncIterator[tuple[int, memoryview]]:
-    """A blob, or a range of it, in chunks, each with its own offset.
+    """A blob from an offset to its end in chunks, each with its own offset.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it is missing or damaged; OFFSET_MISMATCH, it ends before.
     """
     loop = asyncio.get_running_loop()
-    reader, block = await asyncio.to_thread(_open_blob, services, wanted)
+    reader, block = await asyncio.to_thread(_open_blob, services, digest, offset)
     ahead: asyncio.Future[bytes] | None = None
-    offset, stop = wanted.offset, wanted.end or reader.size_bytes
     try:
         while block:
             end = offset + len(block)
-            is_last = end >= stop
-            left = wanted.read_bytes(end)
-            ahead = None if is_last else loop.run_in_executor(None, reader.read, left)
+            is_last = end >= reader.size_bytes
+            ahead = None if is_last else loop.run_in_executor(None, reader.read, READ_BYTES)
             view = memoryview(block)
-            for start in range(0, len(block), wanted.chunk_bytes):
-                yield offset + start, view[start : start + wanted.chunk_bytes]
+            for start in range(0, len(block), CHUNK_BYTES):
+                yield offset + start, view[start : start + CHUNK_BYTES]
             offset, block = end, await ahead if ahead else b""
     finally:
         # A cancelled stream may leave a read under way in its thread: the file closes after it.
@@ -242,43 +203,51 @@ async def blob_chunks(
             ahead.add_done_callback(lambda _: reader.close())
 
 
-def _open_blob(services: Services, wanted: BlobRange) -> tuple[BlobReader, bytes]:
+def _open_blob(services: Services, digest: Digest, offset: int) -> tuple[BlobReader, bytes]:
     """A blob and its first bytes."""
-    if (size_bytes := services.blobs.size(wanted.digest)) is not None:
-        wanted.reject_beyond(size_bytes)
-    reader = services.blobs.open(wanted.digest, wanted.offset)
+    size_bytes = services.blobs.size(digest)
+    # The offset comes from outside and may be larger than what a file can be asked for.
+    if size_bytes is not None and offset > size_bytes:
+        detail = f"it has {size_bytes} bytes, not {offset}"
+        raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
+    reader = services.blobs.open(digest, offset)
     try:
-        return reader, reader.read(wanted.read_bytes(wanted.offset))
+        return reader, reader.read(READ_BYTES)
     except BaseException:
         reader.close()
         raise
 
 
-async def fetch_blob(services: Services, node: NodeId, wanted: BlobRange) -> AsyncIterator[bytes]:
-    """Serve a node a blob of the job that it works for.
+async def resolve_blob(
+    services: Services, node: NodeId, digest: Digest
+) -> node_pb2.ResolveBlobResponse:
+    """Give a node a ticket for a blob of the job that it works for.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
             and is being made again, or nobody knows yet what the job consists of.
     """
-    runtime, digest = services.allocator.runtime_of(node), wanted.digest
+    runtime = services.allocator.runtime_of(node)
     if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
-        for answer in _layout_chunks(runtime.layout, wanted):
-            yield answer
-        return
-    if runtime is None or not _may_see(runtime, digest):
+        await asyncio.to_thread(_store_layout, services, runtime.layout)
+    elif runtime is None or not _may_see(runtime, digest):
         raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{digest} is no part of this node's work")
-    is_model = digest in _model_digests(runtime.job)
     try:
-        async for start, payload in blob_chunks(services, wanted):
-            yield encode_chunk(_FETCHED, start, payload)
-            if is_model:
-                runtime.bytes_down = Bytes(runtime.bytes_down + payload.nbytes)
+        blob = await asyncio.to_thread(services.blobs.find, digest)
     except HyperGPUError as error:
         if error.reason is Reason.BLOB_UNKNOWN and await _is_remade(services, runtime, digest):
             detail = "the model was damaged on disk and is being made again"
             raise HyperGPUError(Reason.NOT_READY, detail) from error
         raise
+    purpose = runtime.job.job_id if digest in _model_digests(runtime.job) else ""
+    ticket = services.bulk.ticket(node, blob, purpose)
+    return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
+
+
+def _store_layout(services: Services, layout: Layout) -> None:
+    """Make the job's layout a blob: a node's daemon applies deltas by it and cannot build it."""
+    if services.blobs.size(layout.digest) is None:
+        services.blobs.put(layout.to_json())
 
 
 def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
@@ -294,30 +263,15 @@ def _may_see(runtime: JobRuntime, digest: Digest) -> bool:
     return False
 
 
-def _layout_chunks(layout: Layout, wanted: BlobRange) -> Iterator[bytes]:
-    """The job's layout as a blob: a node's daemon applies deltas by it and cannot build it."""
-    text = memoryview(layout.to_json())
-    wanted.reject_beyond(len(text))
-    end = wanted.end or len(text)
-    for start in range(wanted.offset, end, wanted.chunk_bytes):
-        yield encode_chunk(_FETCHED, start, text[start : min(end, start + wanted.chunk_bytes)])
-
-
 async def _is_remade(services: Services, runtime: JobRuntime, digest: Digest) -> bool:
     """Whether a missing blob belongs to the current model; then the machine learns of the loss."""
     model = runtime.job.model
-    if model is None or digest not in _remakable(model):
+    if model is None or digest not in {blob.digest for blob in model.newest_blobs}:
         return False
-    log.error("a model is damaged", job_id=runtime.job.job_id, blob=digest)
-    lost = ModelLost(at_ms=Milliseconds(0), model=model.blob.digest, reason=f"{digest} is damaged")
-    await services.driver.insist(runtime.job.job_id, lost)
+    await services.driver.report_lost_model(
+        runtime.job.job_id, model.blob.digest, f"{digest} is damaged"
+    )
     return True
-
-
-def _remakable(model: Model) -> tuple[Digest, ...]:
-    """What the fold that made the model makes again: of its deltas, the newest."""
-    newest = model.newest_delta
-    return (model.blob.digest, *((newest.blob.digest,) if newest else ()))
 
 
 def _digests(model: Model) -> tuple[Digest, ...]:

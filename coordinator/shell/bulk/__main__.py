@@ -1,0 +1,13 @@
+"""A bulk process. Its stdout carries frames; its logs go to stderr."""
+
+import asyncio
+import signal
+
+from coordinator.shell.bulk.server import serve
+from hypergpu.process import configure_logs
+
+if __name__ == "__main__":
+    # Ctrl-C reaches the whole process group; the coordinator closes stdin when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure_logs()
+    asyncio.run(serve())

@@ -1,0 +1,156 @@
+"""The embedded store as the coordinator holds it: its port, its processes, and tickets for it."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from coordinator.shell.blobs.store import BLOBS
+from coordinator.shell.bulk.server import BulkStart, BytesServed, Certificates
+from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, NodeId
+from hypergpu.statements import BlobRef
+from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.credentials import TLS_NAME
+
+log = structlog.get_logger()
+
+PROCESSES = max(1, min(4, (os.cpu_count() or 1) // 2))
+_COMMAND = (sys.executable, "-m", "coordinator.shell.bulk")
+_STOP_TIMEOUT_S = 5.0
+_RESTART_S = 1.0
+_PORT_TIMEOUT_S = 5.0
+_PORT_AGAIN_S = 0.05
+_UNACKNOWLEDGED_MS = 40_000
+"""A peer that acknowledges nothing for so long, or takes nothing, is gone."""
+
+
+class EmbeddedStore:
+    """Bulk processes beside the coordinator. A request that comes while none runs waits."""
+
+    def __init__(self, folder: Path, on_served: Callable[[JobId, Bytes], None]) -> None:
+        """Serve the blobs under a folder, and hear of a job's models how much was served."""
+        self._blobs = folder / BLOBS
+        self._on_served = on_served
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._socket: socket.socket | None = None
+        self._certificates: Certificates | None = None
+        self.port = 0
+        """0 before `bind`."""
+        self.processes: set[Process] = set()
+        """Those that run."""
+
+    async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
+        """Take a port. Processes of a coordinator that was killed let go of it within moments.
+
+        Raises:
+            HyperGPUError: ADDRESS_UNUSABLE, somebody else has it or it is not this machine's.
+        """
+        self._certificates = certificates
+        give_up_s = asyncio.get_running_loop().time() + _PORT_TIMEOUT_S
+        while self._socket is None:
+            try:
+                self._socket = _listening(host, port)
+            except OSError as broken:
+                is_over = asyncio.get_running_loop().time() > give_up_s
+                if broken.errno != errno.EADDRINUSE or is_over:
+                    detail = f"{host}:{port} cannot be bound"
+                    raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail) from broken
+                await asyncio.sleep(_PORT_AGAIN_S)
+        self.port = int(self._socket.getsockname()[1])
+
+    def ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> tensor_pb2.Ticket:
+        """A ticket to fetch a blob.
+
+        Args:
+            node: Its bearer.
+            blob: The blob, which is stored and checked.
+            purpose: Job whose model it is; empty for other blobs.
+        """
+        claims = Claims(
+            method="GET",
+            blob=blob.digest,
+            size_bytes=blob.size_bytes,
+            start=0,
+            end=blob.size_bytes,
+            node=node,
+            purpose=purpose,
+            expires_ms=Milliseconds(monotonic_ms() + LIFE_MS),
+        )
+        scheme = "http" if self._certificates is None else "https"
+        whole = tensor_pb2.TicketRange(
+            url=f"{scheme}://{TLS_NAME}:{self.port}/{blob.digest}",
+            end=blob.size_bytes,
+            headers={"Authorization": authorization(claims, self._secret)},
+        )
+        return tensor_pb2.Ticket(ranges=[whole], life_ms=LIFE_MS)
+
+    async def run(self) -> None:
+        """Keep the processes running until cancelled."""
+        assert self._socket is not None  # noqa: S101 - `bind` comes first
+        with self._socket:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(PROCESSES):
+                    tasks.create_task(self._keep_running(self._socket.fileno()))
+
+    async def _keep_running(self, listener: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            process = await asyncio.create_subprocess_exec(
+                *_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,)
+            )
+            self.processes.add(process)
+            try:
+                await self._listen(process, listener)
+            finally:
+                self.processes.discard(process)
+                await _end(process)
+            log.error("a bulk process ended and is started again", status=process.returncode)
+            await asyncio.sleep(max(0.0, began_s + _RESTART_S - loop.time()))
+
+    async def _listen(self, process: Process, listener: int) -> None:
+        """Tell the process what to serve and hear what it served, until it ends."""
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - pipes
+        start = BulkStart(listener, str(self._blobs), self._secret, self._certificates)
+        process.stdin.write(frame(msgspec.msgpack.encode(start)))
+        with contextlib.suppress(FrameError, ConnectionError):
+            while (payload := await next_frame(process.stdout)) is not None:
+                served = msgspec.msgpack.decode(payload, type=BytesServed)
+                self._on_served(served.purpose, served.size_bytes)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.create_server(
+        (host.strip("[]"), port),
+        family=family,
+        backlog=socket.SOMAXCONN,
+        dualstack_ipv6=family is socket.AF_INET6 and socket.has_dualstack_ipv6(),
+    )
+    # Sockets that it accepts inherit this.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
+    return found
+
+
+async def _end(process: Process) -> None:
+    """Let a process end by itself, which it does at once, or kill it."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()

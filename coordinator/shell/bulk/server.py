@@ -1,0 +1,181 @@
+"""A bulk process: serves ranges of blobs to whoever holds a ticket, until its stdin is closed."""
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.web_protocol import RequestHandler
+
+from coordinator.shell.blobs.store import blob_path, open_locked
+from coordinator.shell.bulk.tickets import Claims, claims_in
+from hypergpu.ids import JobId
+from hypergpu.streams import frame, monotonic_ms, next_frame
+from hypergpu.units import Bytes
+
+log = structlog.get_logger()
+
+_FIRST_REQUEST_S = 10.0
+"""A connection without a request that has a good ticket is closed after so long."""
+_IDLE_S = 120.0
+"""A round is seldom further from the next: connections are kept for so long between requests."""
+
+
+class Certificates(msgspec.Struct, frozen=True):
+    """Certificates and key for mutual TLS, as PEM."""
+
+    chain: bytes
+    key: bytes
+    client_authority: bytes
+
+
+class BulkStart(msgspec.Struct, frozen=True):
+    """First and only message to a bulk process."""
+
+    listener: int
+    """Descriptor of the listening socket, which all bulk processes share."""
+    blobs: str
+    """Folder of the blobs."""
+    secret: bytes
+    certificates: Certificates | None = None
+    """None: plaintext."""
+
+
+class BytesServed(msgspec.Struct, frozen=True):
+    """Message of a bulk process: bytes that went to a node for a purpose."""
+
+    purpose: JobId
+    size_bytes: Bytes
+
+
+class BulkServer:
+    """Serves one listening socket."""
+
+    def __init__(self, start: BulkStart) -> None:
+        self._secret = start.secret
+        self._folder = Path(start.blobs)
+        self._is_plaintext = start.certificates is None
+        self._context = None if start.certificates is None else tls_context(start.certificates)
+        self._socket = socket.socket(fileno=start.listener)
+        self._server = web.Server(self._answer, access_log=None, keepalive_timeout=_IDLE_S)
+        self._admitted: set[asyncio.BaseTransport] = set()
+        """Connections that showed a good ticket."""
+
+    async def open(self) -> None:
+        """Take connections from now on."""
+        loop = asyncio.get_running_loop()
+        handshake_s = None if self._context is None else _FIRST_REQUEST_S
+        await loop.create_server(
+            self._begin_connection,
+            sock=self._socket,
+            ssl=self._context,
+            ssl_handshake_timeout=handshake_s,
+            backlog=socket.SOMAXCONN,
+        )
+
+    def _begin_connection(self) -> RequestHandler:
+        handler = self._server()
+        asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_if_idle, handler)
+        return handler
+
+    def _close_if_idle(self, handler: RequestHandler) -> None:
+        if handler.transport is not None and handler.transport not in self._admitted:
+            handler.force_close()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        claims = claims_in(given, self._secret, monotonic_ms())
+        if claims is None or not self._is_bearer(request, claims):
+            return web.Response(status=403, text="no ticket for this, or not any more")
+        self._admit(request)
+        try:
+            span = request.http_range
+            is_within = claims.start <= span.start < span.stop <= claims.end
+        except (ValueError, TypeError):
+            is_within = False
+        if not is_within:
+            text = f"name a range within bytes {claims.start} to {claims.end}"
+            return web.Response(status=416, text=text)
+        return self._response(claims)
+
+    def _is_bearer(self, request: web.BaseRequest, claims: Claims) -> bool:
+        if (request.method, request.path) != (claims.method, f"/{claims.blob}"):
+            return False
+        return self._is_plaintext or _certificate_name(request) == claims.node
+
+    def _admit(self, request: web.BaseRequest) -> None:
+        transport = request.transport
+        if transport is not None and transport not in self._admitted:
+            self._admitted = {each for each in self._admitted if not each.is_closing()}
+            self._admitted.add(transport)
+
+    def _response(self, claims: Claims) -> web.StreamResponse:
+        path = blob_path(self._folder, claims.blob)
+        file = open_locked(path)
+        if file is None:
+            return web.Response(status=404, text="it was just collected")
+        return _BlobResponse(path, file, claims.purpose)
+
+
+class _BlobResponse(web.FileResponse):
+    """A range of a blob, which nobody writes over until it is sent."""
+
+    def __init__(self, path: Path, locked: BinaryIO, purpose: str) -> None:
+        super().__init__(path)
+        self._locked = locked
+        self._purpose = purpose
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send it. The server calls this, once."""
+        with self._locked:
+            try:
+                writer = await super().prepare(request)
+            except TimeoutError as gone:
+                raise ConnectionAbortedError("the node takes nothing") from gone
+        if self._purpose and self.content_length:
+            _report(BytesServed(JobId(self._purpose), Bytes(self.content_length)))
+        return writer
+
+
+def _certificate_name(request: web.BaseRequest) -> str:
+    """Common name of the client's certificate."""
+    found = (request.get_extra_info("peercert") or {}).get("subject", ())
+    return next((value for part in found for key, value in part if key == "commonName"), "")
+
+
+def _report(message: BytesServed) -> None:
+    sys.stdout.buffer.write(frame(msgspec.msgpack.encode(message)))
+    sys.stdout.buffer.flush()
+
+
+def tls_context(certificates: Certificates) -> ssl.SSLContext:
+    """A server's context that asks clients for a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificates.client_authority.decode())
+    # The library reads keys from files only; this one is never on a disk.
+    with os.fdopen(os.memfd_create("identity"), "wb") as file:
+        file.write(certificates.key + certificates.chain)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context
+
+
+async def serve() -> None:
+    """Serve as the coordinator tells on stdin, until it closes that or dies."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
+    )
+    payload = await next_frame(reader)
+    if payload is not None:
+        await BulkServer(msgspec.msgpack.decode(payload, type=BulkStart)).open()
+        await next_frame(reader)

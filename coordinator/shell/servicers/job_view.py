@@ -1,0 +1,118 @@
+"""What callers see of a job. The owner of some nodes sees the job, and of its nodes only their own:
+a journal row is cut by its form, not by its kind, so that later events tell nothing of others.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from coordinator.core.job.state import Job, Participant
+from coordinator.shell import translate
+from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.nodes import ConnectedNodes
+from hypergpu.crypto import is_node_id
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId, Slot
+from hypergpu.v1 import job_pb2
+
+OwnNodes = frozenset[NodeId] | None
+"""Nodes that a caller may see; None: all."""
+_NOTHING = object()
+
+
+def may_see(job: Job, own: OwnNodes) -> bool:
+    """Whether a job is to be shown: one of the caller's nodes has ever had a part in it."""
+    return own is None or not own.isdisjoint(job.members)
+
+
+def require_visible(job: Job, own: OwnNodes) -> None:
+    """Refuse a job that no node of the caller has had a part in.
+
+    Raises:
+        HyperGPUError: ROLE_FORBIDDEN.
+    """
+    if not may_see(job, own):
+        detail = f"no node that joined with this token has had a part in {job.job_id}"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="use a viewer's or a user's token")
+
+
+def participants(
+    connected: ConnectedNodes, job: Job, own: OwnNodes = None
+) -> list[job_pb2.ParticipantSummary]:
+    """The open round's participants in slot order, then those that its plan lets rest.
+
+    Args:
+        connected: Tells names and progress.
+        job: The job.
+        own: Only these nodes are told; None: all.
+    """
+    round_ = job.round
+    if round_ is None:
+        return []
+    ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
+    taking_part = [_summary(connected, node, participant) for node, participant in ordered]
+    resting = [
+        _resting(connected, node, job.members[node].slot, why)
+        for node, why in sorted(round_.resting.items())
+    ]
+    return [each for each in (*taking_part, *resting) if own is None or NodeId(each.node_id) in own]
+
+
+def _summary(
+    connected: ConnectedNodes, node: NodeId, participant: Participant
+) -> job_pb2.ParticipantSummary:
+    message = translate.participant_summary(node, participant, connected.progress.get(node))
+    message.name = connected.name_of(node)
+    return message
+
+
+def _resting(
+    connected: ConnectedNodes, node: NodeId, slot: Slot, why: str
+) -> job_pb2.ParticipantSummary:
+    return job_pb2.ParticipantSummary(
+        node_id=node,
+        slot=slot,
+        state="resting",
+        loss=math.nan,
+        reason=why,
+        name=connected.name_of(node),
+    )
+
+
+def own_entries(entries: Iterable[Entry], own: OwnNodes) -> Iterable[Entry]:
+    """Rows without what they tell of others' nodes; rows about those alone are left out."""
+    if own is None:
+        return entries
+    cut = ((entry, _cut(msgspec.json.decode(entry.body_json), own)) for entry in entries)
+    return [
+        replace(entry, body_json=msgspec.json.encode(body))
+        for entry, body in cut
+        if body is not _NOTHING
+    ]
+
+
+def _cut(value: Any, own: frozenset[NodeId]) -> Any:
+    """A JSON value without objects, keys and pairs that name another's node."""
+    match value:
+        case {"node": str(node)} if _is_foreign(node, own):
+            return _NOTHING
+        case {"contribution": {"node": str(node)}} if _is_foreign(node, own):
+            return _NOTHING
+        case [str(node), *_] if _is_foreign(node, own):
+            return _NOTHING
+        case dict():
+            pairs = ((key, _cut(one, own)) for key, one in value.items())
+            return {
+                key: one for key, one in pairs if one is not _NOTHING and not _is_foreign(key, own)
+            }
+        case list():
+            return [one for each in value if (one := _cut(each, own)) is not _NOTHING]
+        case _:
+            return value
+
+
+def _is_foreign(name: str, own: frozenset[NodeId]) -> bool:
+    return is_node_id(name) and name not in own
