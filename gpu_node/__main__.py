@@ -1,6 +1,7 @@
 """`hypergpu-node`: the daemon of one machine that trains."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from gpu_node.config import NodeSettings
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.state import StatePaths, load_coordinator
+from gpu_node.shell.viewer import run_viewer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.keys import (
     Passphrase,
@@ -58,14 +60,24 @@ PassphraseFile = Annotated[
 ]
 
 
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Show what the node does on this terminal; logs go to node.log in its folder.",
+    ),
+]
+
+
 @app.command()
-def join(
+def join(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
     state_dir: StateDir = None,
     worker: WorkerKind = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
+    live: Live = False,
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
@@ -76,12 +88,12 @@ def join(
         passphrase_file=passphrase_file,
     )
     token = _token(token_file)
-    configure_logs(settings.log_level)
     with StatePaths(settings.state_dir) as paths:
-        daemon = Daemon(settings, paths, token=token, passphrase=_passphrase(settings))
         if not only:
-            _serve(daemon)
+            _serve(settings, paths, token, is_live=live)
             return
+        configure_logs(settings.log_level)
+        daemon = Daemon(settings, paths, token=token, passphrase=_passphrase(settings))
         coordinator = asyncio.run(daemon.join())
         typer.echo(f"{daemon.session.node} joined {coordinator.address}")
 
@@ -92,6 +104,8 @@ def run(
     worker: WorkerKind = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
+    *,
+    live: Live = False,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
     settings = _settings(
@@ -100,11 +114,10 @@ def run(
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
     )
-    configure_logs(settings.log_level)
     with StatePaths(settings.state_dir) as paths:
         if load_coordinator(paths) is None:
             raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
-        _serve(Daemon(settings, paths, passphrase=_passphrase(settings)))
+        _serve(settings, paths, is_live=live)
 
 
 @app.command()
@@ -133,9 +146,19 @@ def passphrase(
     typer.echo(f"from now on: --passphrase-file {new}")
 
 
-def _serve(daemon: Daemon) -> None:
+def _serve(
+    settings: NodeSettings, paths: StatePaths, token: Token | None = None, *, is_live: bool
+) -> None:
+    """Run the daemon until it leaves, beside what shows it on the terminal where that is wanted."""
+    log_file = paths.log if is_live else None
+    configure_logs(settings.log_level, log_file)
+    daemon = Daemon(
+        settings, paths, token=token, passphrase=_passphrase(settings), log_file=log_file
+    )
     keep_bulk_memory()
-    leave = asyncio.run(_serve_signals(daemon))
+    daemon.reporter.write()
+    with run_viewer(paths.root) if is_live else contextlib.nullcontext():
+        leave = asyncio.run(_serve_signals(daemon))
     if leave.departure is Departure.DRAINED:
         return
     typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)

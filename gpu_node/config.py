@@ -49,4 +49,6 @@ class NodeSettings(BaseSettings):
     heartbeats measure them."""
     probe_train_interval_ms: int = Field(default=10_000, ge=1_000)
     """Between two trains of datagrams that measure losses; six times as long on an idle one."""
+    page: str | None = None
+    """Address of the coordinator's page, as its operator gave it: `hypergpu status` links to it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

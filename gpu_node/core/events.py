@@ -20,6 +20,8 @@ class TrainedUpdate(msgspec.Struct, frozen=True):
     loss_first: float | None = None
     """None when it is not finite."""
     loss_last: float | None = None
+    encode_ms: Milliseconds = Milliseconds(0)
+    """Compressing the update, and making it and the end state durable."""
 
 
 class Timer(Enum):
@@ -146,6 +148,8 @@ class TrainingProgressed(NodeEvent, frozen=True):
 
     lease: Lease
     steps_done: int
+    loss: float | None = None
+    """None when it is not finite."""
 
 
 class WorkerReady(NodeEvent, frozen=True):

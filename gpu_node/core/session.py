@@ -51,7 +51,7 @@ from gpu_node.core.work import (
     retry_transfer,
     take_assignment,
 )
-from hypergpu.statements import Lease
+from hypergpu.statements import OUT_OF_MEMORY, Lease
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20
@@ -154,16 +154,18 @@ def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> Sess
 
 
 def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
+    # A shard that did not fit into memory would not fit again; its next batch may.
+    is_hopeless = event.reason.startswith(OUT_OF_MEMORY)
     deaths = session.worker.deaths + 1
-    if deaths <= RESTARTS_MAX:
+    if deaths <= RESTARTS_MAX and not is_hopeless:
         worker = replace(session.worker, deaths=deaths)
         return _wait_to_restart(replace(session, worker=worker), event.at_ms)
     before = session.declined.get(busy.job_id)
     is_again = before is not None and before.lease.round == busy.round
     times = "again" if is_again else f"{deaths} times"
     free = replace(session, worker=replace(session.worker, busy=None))
-    step = give_up(free, f"the worker died {times}: {event.reason}")
-    return step.then(delete_released).then(begin_next)
+    reason = event.reason if is_hopeless else f"the worker died {times}: {event.reason}"
+    return give_up(free, reason).then(delete_released).then(begin_next)
 
 
 def _note_false_start(session: NodeSession, event: events.WorkerDied) -> SessionStep:

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from cryptography import x509
 
+from gpu_node.shell.bulk import BulkClient, TlsFiles
 from gpu_node.shell.calls import Calls, Metadata, reject_other_version, version_message
 from gpu_node.shell.route import BbrRoute
 from gpu_node.shell.state import (
@@ -170,7 +171,9 @@ class Access:
         async with open_channel(address, credentials) as channel:
             request = await asyncio.to_thread(self._join_request, token, capabilities)
             try:
-                response = await Calls(channel, (PROTOCOL_ENTRY,), self._timeout_ms).join(request)
+                bulk = BulkClient("", None)
+                calls = Calls(channel, (PROTOCOL_ENTRY,), self._timeout_ms, bulk)
+                response = await calls.join(request)
             except grpc.aio.AioRpcError as broken:
                 detail = f"{address}: {describe_error(broken)}"
                 unreachable = HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)
@@ -246,7 +249,13 @@ class Access:
         if coordinator.is_plaintext:
             # Without TLS the node names itself, which is accepted on loopback only.
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._identity.node_id))
-        return Calls(channel, metadata, self._timeout_ms)
+        host, _ = split_address(coordinator.address)
+        bulk = BulkClient(host, None if coordinator.is_plaintext else self._tls_files)
+        return Calls(channel, metadata, self._timeout_ms, bulk)
+
+    @property
+    def _tls_files(self) -> TlsFiles:
+        return TlsFiles(self._paths.authority, self._paths.tls_key, self._paths.certificate)
 
     def expiry_reason(self) -> str:
         """Why the certificate admits the node no more, by this machine's clock; empty: it does."""
@@ -284,6 +293,7 @@ class Access:
         )
         await asyncio.to_thread(write_durably, self._paths.certificate, response.certificate)
         await asyncio.to_thread(save_coordinator, self._paths, renewed)
+        calls.bulk.take_certificate()
         log.info("the certificate was renewed")
 
     def _coordinator(self) -> JoinedCoordinator:

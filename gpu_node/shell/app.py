@@ -5,21 +5,29 @@ Daemons share nothing: one process may run many.
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.core import events, state
+from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.access import Access
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import capabilities_message, command_message, progress_message
+from gpu_node.shell.calls import (
+    capabilities_message,
+    command_message,
+    phase_message,
+    progress_message,
+)
 from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
+from gpu_node.shell.report import Reporter
 from gpu_node.shell.state import (
     JoinedCoordinator,
     StatePaths,
@@ -37,6 +45,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()
@@ -58,6 +67,7 @@ class Daemon:
         *,
         token: Token | None = None,
         passphrase: Passphrase | None = None,
+        log_file: Path | None = None,
     ) -> None:
         self._settings = settings
         self._paths = paths
@@ -84,13 +94,17 @@ class Daemon:
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )
-        self._uploader = Uploader(paths, identity, prober.measurements, receipts)
+        self._phases = PhaseClock()
+        self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
         initial_models = InitialModels(cache, self._worker, limit_ms)
         self._transfers = TransferTasks(
             self._stream, cache, self._uploader, initial_models, self._event_queue
         )
+        self._stream.capabilities.name = self._name
+        self.reporter = Reporter(paths, settings, self._stream, self._transfers, log_file=log_file)
+        """Tells commands on this machine how the node does."""
         self._timers: dict[events.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session = NodeSession(
@@ -143,6 +157,10 @@ class Daemon:
         Raises:
             HyperGPUError: WORKER_UNUSABLE, it never got ready on the first start.
         """
+        async with self.reporter:
+            return await self._run(capabilities)
+
+    async def _run(self, capabilities: WorkerCapabilities | None) -> state.Leave:
         try:
             await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
             known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
@@ -162,7 +180,17 @@ class Daemon:
             await self._close()
 
     def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
-        self._stream.capabilities = capabilities_message(capabilities, self._name)
+        self._stream.capabilities = self._capabilities_message(capabilities)
+
+    def _capabilities_message(self, capabilities: WorkerCapabilities) -> node_pb2.Capabilities:
+        settings = self._settings
+        caps = node_pb2.Caps(
+            worker_threads=settings.worker_threads,
+            worker_memory_bytes=settings.worker_memory_bytes,
+            cache_bytes=settings.cache_bytes,
+            step_floor_ms=settings.worker_step_floor_ms,
+        )
+        return capabilities_message(capabilities, self._name, caps)
 
     async def _learn_capabilities(self) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
@@ -189,22 +217,36 @@ class Daemon:
         if found == known:
             self._stream.note_worker_ready()
         else:
-            self._stream.offer(capabilities_message(found, self._name))
+            self._stream.offer(self._capabilities_message(found))
 
     async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
         """Decide, persist, act."""
         if isinstance(event, events.TrainingFinished):
             self._uploader.note_finished(event.lease)
-        before = self._session.memory
-        self._session, todo = transition(self._session, event)
+        before = self._session
+        step = transition(before, event)
+        self._session, todo = step
+        self.reporter.advance(before, event, step)
         _log_step(event, todo)
-        if self._session.memory != before:
+        self._note_phase(event, todo)
+        if self._session.memory != before.memory:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)
         for command in todo:
             if isinstance(command, state.Leave):
                 return command
             await self._perform(command)
         return None
+
+    def _note_phase(self, event: events.NodeEvent, todo: tuple[state.NodeCommand, ...]) -> None:
+        """Tell the coordinator a phase that begins, and the one that lasts to one that is back."""
+        before, work = self._phases.newest, self._session.work
+        self._phases.note(event, todo)
+        newest = self._phases.newest
+        is_news = newest != before or isinstance(event, events.Connected)
+        if is_news and newest is not None and not isinstance(work, state.Idle):
+            lease, phase = newest
+            if work.assignment.lease == lease:
+                self._stream.send(phase_message(work, phase))
 
     async def _perform(self, command: state.NodeCommand) -> None:
         match command:

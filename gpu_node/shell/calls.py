@@ -1,9 +1,9 @@
-"""The calls of NodeService: messages, chunks of bulk bytes, and how fast those move."""
+"""The calls of NodeService: messages, chunks of updates, and how fast bulk moves."""
 
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,9 +17,18 @@ from gpu_node.core.events import (
     ShardCancelled,
     TrainedUpdate,
 )
-from gpu_node.core.state import AnnounceDraining, HandBack, NodeCommand
+from gpu_node.core.state import (
+    AnnounceDraining,
+    Fetching,
+    HandBack,
+    NodeCommand,
+    Training,
+    Uploading,
+)
+from gpu_node.shell.bulk import BulkClient
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, shard_digest
 from hypergpu.streams import (
     PROTOCOL,
@@ -33,30 +42,22 @@ from hypergpu.streams import (
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2
-from hypergpu.wire.chunks import BlobPiece, decode_chunk
-from hypergpu.wire.messages import digest_message, lease_message, lease_value, receipt_message
+from hypergpu.wire.messages import (
+    digest_message,
+    lease_message,
+    lease_value,
+    phase_number,
+    phases_message,
+    receipt_message,
+)
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
 
 
-def decode_fetched(raw: bytes) -> BlobPiece:
-    """The chunk in a `FetchBlobResponse`.
-
-    Raises:
-        google.protobuf.message.DecodeError: The bytes are no such message.
-    """
-    piece = decode_chunk(node_pb2.FetchBlobResponse.CHUNK_FIELD_NUMBER, raw)
-    if piece is not None:
-        return piece
-    chunk = node_pb2.FetchBlobResponse.FromString(raw).chunk
-    return BlobPiece(chunk.offset, memoryview(chunk.payload))
-
-
 Metadata = tuple[tuple[str, str], ...]
 ControlCall = grpc.aio.StreamStreamCall[node_pb2.ControlRequest, node_pb2.ControlResponse]
 
-_Fetch = grpc.aio.UnaryStreamMultiCallable[node_pb2.FetchBlobRequest, bytes]
 _Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
 
 _ADMITTED_KEY = "hypergpu-admitted"
@@ -70,20 +71,21 @@ class Calls:
     """One channel's calls. Each raises `grpc.aio.AioRpcError` when it breaks or is rejected."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, metadata: Metadata, timeout_ms: Milliseconds
+        self,
+        channel: grpc.aio.Channel,
+        metadata: Metadata,
+        timeout_ms: Milliseconds,
+        bulk: BulkClient,
     ) -> None:
         self._channel = channel
+        self.bulk = bulk
+        """Bytes of the blobs that the calls give tickets for."""
         self._metadata = metadata
         self.further: tuple[Calls, ...] = ()
         """Calls over further connections to the same coordinator, for bulk."""
         self.timeout_ms = timeout_ms
         self._timeout_s = timeout_ms / 1000
         self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
-        self._fetch: _Fetch = channel.unary_stream(
-            f"{_SERVICE}FetchBlob",
-            request_serializer=node_pb2.FetchBlobRequest.SerializeToString,
-            response_deserializer=None,
-        )
         self._submit: _Submit = channel.stream_unary(
             f"{_SERVICE}SubmitUpdate",
             request_serializer=None,
@@ -124,17 +126,12 @@ class Calls:
         """Open the control stream. It has no deadline of its own: heartbeats watch over it."""
         return self._stub.Control(metadata=self._metadata)
 
-    async def fetch(
-        self, digest: Digest, offset: int, timeout_s: float, *, end: int = 0
-    ) -> AsyncGenerator[BlobPiece]:
-        """A blob's pieces from ``offset`` on, up to ``end`` or, with 0, to its last."""
-        request = node_pb2.FetchBlobRequest(digest=digest_message(digest), offset=offset, end=end)
-        call = self._fetch(request, timeout=timeout_s, metadata=self._metadata)
-        try:
-            async for raw in call:
-                yield decode_fetched(raw)
-        finally:
-            call.cancel()
+    async def resolve_blob(self, digest: Digest) -> node_pb2.ResolveBlobResponse:
+        """Ask for a ticket to fetch a blob."""
+        request = node_pb2.ResolveBlobRequest(digest=digest_message(digest))
+        return await self._stub.ResolveBlob(
+            request, timeout=self._timeout_s, metadata=self._metadata
+        )
 
     async def query_upload(
         self, lease: Lease, digest: Digest, stripe: Stripe = WHOLE
@@ -179,7 +176,8 @@ class Calls:
         return await call
 
     async def close(self) -> None:
-        """Close the channel; calls under way break."""
+        """Close the channel; calls and bulk under way break."""
+        await self.bulk.close()
         await self._channel.close()
 
 
@@ -198,8 +196,10 @@ def reject_other_version(theirs: node_pb2.Version) -> None:
     refuse_other_protocol(theirs.protocol, who, there="where the coordinator runs", here="here")
 
 
-def capabilities_message(capabilities: WorkerCapabilities, name: str) -> node_pb2.Capabilities:
-    """The worker's capabilities, and the machine's name."""
+def capabilities_message(
+    capabilities: WorkerCapabilities, name: str, caps: node_pb2.Caps
+) -> node_pb2.Capabilities:
+    """The worker's capabilities, and what the owner named and limited."""
     return node_pb2.Capabilities(
         device=capabilities.device,
         device_name=capabilities.device_name,
@@ -210,6 +210,7 @@ def capabilities_message(capabilities: WorkerCapabilities, name: str) -> node_pb
             for workload, number in sorted(capabilities.workloads.items())
         ],
         name=name,
+        caps=caps,
     )
 
 
@@ -265,6 +266,23 @@ def progress_message(progress: ShardProgress) -> node_pb2.ControlRequest:
         steps_done=progress.steps_done,
         steps_total=progress.steps_total,
         loss=progress.loss,
+        phase=node_pb2.WORK_PHASE_TRAIN,
+    )
+    return node_pb2.ControlRequest(progress=message)
+
+
+def phase_message(
+    work: Fetching | Training | Uploading, phase: WorkPhase
+) -> node_pb2.ControlRequest:
+    """A phase of the work at hand that begins."""
+    task, update = work.assignment.task, work.update if isinstance(work, Uploading) else None
+    loss = update.loss_last if update else None
+    message = node_pb2.Progress(
+        lease=lease_message(work.assignment.lease),
+        steps_done=task.inner_steps if update else 0,
+        steps_total=task.inner_steps,
+        loss=math.nan if loss is None else loss,
+        phase=phase_number(phase),
     )
     return node_pb2.ControlRequest(progress=message)
 
@@ -292,7 +310,12 @@ def contribution(
 
 
 def update_header(
-    lease: Lease, update: TrainedUpdate, *, nonce: int, signature: bytes
+    lease: Lease,
+    update: TrainedUpdate,
+    *,
+    nonce: int,
+    signature: bytes,
+    phases: PhaseDurations | None = None,
 ) -> node_pb2.UpdateHeader:
     """The header that goes before an update's bytes."""
     return node_pb2.UpdateHeader(
@@ -307,6 +330,7 @@ def update_header(
             compute_ms=update.compute_ms,
             loss_first=math.nan if update.loss_first is None else update.loss_first,
             loss_last=math.nan if update.loss_last is None else update.loss_last,
+            phases=None if phases is None else phases_message(phases),
         ),
     )
 
@@ -328,6 +352,7 @@ class Measurements:
         self._newest: deque[int] = deque(maxlen=_NEWEST_ROUND_TRIPS)
         self._trains: deque[node_pb2.ProbeTrain] = deque(maxlen=TRAINS_MAX)
         self._transfers: deque[node_pb2.MeasuredTransfer] = deque(maxlen=TRANSFERS_MAX)
+        self._goodput: dict[int, float] = {}
 
     @property
     def least_round_trip_us(self) -> Microseconds:
@@ -353,8 +378,13 @@ class Measurements:
         """Add a counted train of packets."""
         self._trains.append(train)
 
+    def goodput_bits_per_s(self, direction: node_pb2.Direction.ValueType) -> float | None:
+        """Goodput of the newest transfer in a direction; None: there was none."""
+        return self._goodput.get(direction)
+
     def add_transfer(self, transfer: node_pb2.MeasuredTransfer) -> None:
         """Add bytes that got through."""
+        self._goodput[transfer.direction] = transfer.size_bytes * 8e6 / max(1, transfer.took_us)
         self._transfers.append(transfer)
         self._on_transfer()
 

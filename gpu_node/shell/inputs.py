@@ -17,9 +17,8 @@ from google.protobuf.message import DecodeError
 
 from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls
 from gpu_node.shell.control import gather_or_cancel
-from gpu_node.shell.download import Download
+from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.supervision import WorkerSupervisor
 from hypergpu.crypto import digest_of_file
 from hypergpu.dataset import checked_paths
@@ -100,26 +99,26 @@ class Models:
         self._layouts: dict[Digest, Layout] = {}
         self._attempts = count()
 
-    async def get(self, calls: Calls, assignment: Assignment) -> Path:
+    async def get(self, source: BlobSource, assignment: Assignment) -> Path:
         """The assigned model's file, whole and checked."""
         model = assignment.task.model
         path = await self._local_model(model, assignment)
         if path is None and assignment.deltas:
-            path = await self._advance_model(calls, assignment)
+            path = await self._advance_model(source, assignment)
         if path is None:
-            path = await self._download.fetch(calls, model)
+            path = await self._download.fetch(source, model)
         self._cache.use_model(assignment.lease.job_id, model.digest)
         return path
 
-    async def _advance_model(self, calls: Calls, assignment: Assignment) -> Path | None:
+    async def _advance_model(self, source: BlobSource, assignment: Assignment) -> Path | None:
         """The model made of the newest one here; None when the whole model has to be fetched."""
         model = assignment.task.model
         base, missing = await self._newest_base(assignment)
         if base is None or sum(delta.blob.size_bytes for delta in missing) >= model.size_bytes:
             return None
         try:
-            layout = await self._layout(calls, assignment.task.layout)
-            return await self._advance(calls, base, missing, model=model, layout=layout)
+            layout = await self._layout(source, assignment.task.layout)
+            return await self._advance(source, base, missing, model=model, layout=layout)
         except grpc.aio.AioRpcError as broken:
             if rejection_in(broken) is None:
                 raise
@@ -152,13 +151,19 @@ class Models:
         return path
 
     async def _advance(
-        self, calls: Calls, base: Path, deltas: tuple[Delta, ...], *, model: BlobRef, layout: Layout
+        self,
+        source: BlobSource,
+        base: Path,
+        deltas: tuple[Delta, ...],
+        *,
+        model: BlobRef,
+        layout: Layout,
     ) -> Path:
         """Apply deltas one after the other. Models in between are deleted."""
         ends = (*(delta.base for delta in deltas[1:]), model.digest)
         made = base
         for delta, end in zip(deltas, ends, strict=True):
-            difference = await self._download.fetch(calls, delta.blob)
+            difference = await self._download.fetch(source, delta.blob)
             before = made
             try:
                 made = await self._apply_delta(end, before, difference, delta=delta, layout=layout)
@@ -173,18 +178,18 @@ class Models:
         # The thread of a cancelled attempt may still write: each attempt has its own file.
         made = self._cache.path(digest).with_suffix(f".{next(self._attempts)}")
         found = await asyncio.to_thread(
-            apply_delta, base, difference, made, layout=layout, scheme=delta.scheme
+            apply_delta, base, difference, made, layout=layout, codec=delta.codec
         )
         if found != digest:
             made.unlink()
             raise HyperGPUError(Reason.DIGEST_MISMATCH, f"base and delta do not give {digest}")
         return made
 
-    async def _layout(self, calls: Calls, digest: Digest) -> Layout:
+    async def _layout(self, source: BlobSource, digest: Digest) -> Layout:
         """The layout, a blob as well: the daemon cannot build it, since that may need torch."""
         layout = self._layouts.get(digest)
         if layout is None:
-            text = await self._download.fetch_small(calls, digest, JSON_BYTES_MAX)
+            text = await self._download.fetch_small(source, digest, JSON_BYTES_MAX)
             layout = self._layouts[digest] = layout_from_json(text)
         return layout
 
@@ -217,26 +222,26 @@ class Datasets:
         self._download = download
         self._layout_lock = threading.Lock()
 
-    async def fetch(self, calls: Calls, manifest: BlobRef) -> Path:
+    async def fetch(self, source: BlobSource, manifest: BlobRef) -> Path:
         """The folder that holds exactly the manifest's files."""
         folder = self._cache.dataset(manifest.digest)
         if self._cache.is_verified_dataset(manifest.digest) and folder.exists():
             os.utime(folder)
             return folder
-        listing = await self._download.fetch(calls, manifest)
+        listing = await self._download.fetch(source, manifest)
         entries = await asyncio.to_thread(lambda: manifest_entries(listing.read_bytes()))
         if not await asyncio.to_thread(_is_whole, folder, entries):
-            await self._fetch_files(calls, folder, entries)
+            await self._fetch_files(source, folder, entries)
         self._cache.admit_dataset(manifest.digest)
         return folder
 
     async def _fetch_files(
-        self, calls: Calls, folder: Path, entries: dict[PurePosixPath, BlobRef]
+        self, source: BlobSource, folder: Path, entries: dict[PurePosixPath, BlobRef]
     ) -> None:
         files: list[Path] = []
         left = iter(entries.values())
         while batch := list(islice(left, _AT_ONCE)):
-            files += await gather_or_cancel([self._download.fetch(calls, blob) for blob in batch])
+            files += await gather_or_cancel([self._download.fetch(source, blob) for blob in batch])
         sources = dict(zip(entries, files, strict=True))
         await asyncio.to_thread(self._lay_out, folder, sources)
         await asyncio.to_thread(self._cache.discard, [blob.digest for blob in entries.values()])

@@ -26,6 +26,7 @@ import structlog
 from gpu_node.shell.state import StatePaths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.node_report import EarnedReport
 from hypergpu.statements import Domain, JobTerms, SignedReceipt, Terms, receipt_fault
 from hypergpu.streams import write_durably
 
@@ -38,6 +39,7 @@ _UNMEASURED_MOST = 16
 """Accepted updates whose receipts may still be to come: a coordinator measures rounds in order."""
 _SHOWN_MOST = 1_000
 """Newest receipts that a hello shows; about 500 KB."""
+_FULL_QUALITY_BPS = 10_000
 _CLAIM = "take what is owed: hypergpu ledger claim"
 Content = TypeVar("Content")
 
@@ -87,6 +89,20 @@ class ReceiptKeeper:
                 if account.newest is not None
             ]
         return tuple(shown[-_SHOWN_MOST:])
+
+    def earnings(self) -> EarnedReport:
+        """What the newest receipts say that the node earned."""
+        with self._lock:
+            held = [(each.terms.domain, each.newest) for each in self._accounts.values()]
+        receipts = credited = unpaid = 0
+        for domain, signed in held:
+            if signed is None:
+                continue
+            receipts += signed.receipt.sequence + 1
+            samples = signed.receipt.total_score // _FULL_QUALITY_BPS
+            credited += samples if domain.chain_id else 0
+            unpaid += 0 if domain.chain_id else samples
+        return EarnedReport(receipts, credited, unpaid)
 
     def changed_terms(self, job_id: JobId, terms: Terms) -> str:
         """Why no work is done under these terms; empty if they are the job's or it is new."""

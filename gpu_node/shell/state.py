@@ -20,6 +20,7 @@ from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
+from hypergpu.node_report import REPORT_FILE
 from hypergpu.statements import word_bytes
 from hypergpu.streams import unix_ms, write_durably
 
@@ -38,6 +39,8 @@ class StatePaths:
         self.worker = root / "worker.json"
         self.name = root / "name"
         self.nonce = root / "nonce"
+        self.report = root / REPORT_FILE
+        self.log = root / "node.log"
         self.blobs = root / "blobs"
         self.datasets = root / "datasets"
         self.jobs = root / "jobs"

@@ -4,6 +4,7 @@ worker become events; what is done about them is the core's.
 
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -326,7 +327,10 @@ class WorkerSupervisor:
         if progress.lease != self._lease or (is_early and done != progress.steps_total):
             return
         self._progress_at_ms = at_ms
-        self._report(events.TrainingProgressed(at_ms=at_ms, lease=progress.lease, steps_done=done))
+        loss = progress.loss if math.isfinite(progress.loss) else None
+        self._report(
+            events.TrainingProgressed(at_ms=at_ms, lease=progress.lease, steps_done=done, loss=loss)
+        )
         self._report_progress(progress)
 
     def _end_training(

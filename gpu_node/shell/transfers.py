@@ -13,8 +13,10 @@ import grpc
 
 from gpu_node.core import events
 from gpu_node.core.events import TrainedUpdate
+from gpu_node.core.phases import PhaseClock
 from gpu_node.core.state import SendUpdate
 from gpu_node.shell.access import describe_error, rejection_in
+from gpu_node.shell.bulk import BulkBrokenError
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (
     Calls,
@@ -24,7 +26,7 @@ from gpu_node.shell.calls import (
     update_header,
 )
 from gpu_node.shell.control import CoordinatorStream, EventQueue, gather_or_cancel
-from gpu_node.shell.download import Download
+from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import NonceCounter, StatePaths
@@ -32,6 +34,7 @@ from hypergpu.crypto import IdentityKey, digest_of_file, sign
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements import Assignment, Lease, separator_of
 from hypergpu.streams import PIECE_BYTES, Stripe, monotonic_ms, most_stripes, transfer_timeout_s
+from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.chunks import CHUNK_BYTES, encode_chunk
 
@@ -50,8 +53,10 @@ class Uploader:
         identity: IdentityKey,
         measurements: Measurements | None = None,
         receipts: ReceiptKeeper | None = None,
+        phases: PhaseClock | None = None,
     ) -> None:
         self._paths = paths
+        self._phases = phases or PhaseClock()
         self._receipts = receipts or ReceiptKeeper(paths, identity.node_id)
         self._measurements = measurements or Measurements()
         self._identity = identity
@@ -72,6 +77,11 @@ class Uploader:
     def has_progressed(self) -> bool:
         """Whether the last attempts moved bytes that need not be sent again."""
         return self._sent_bytes > _IN_FLIGHT_BYTES or self._gained_bytes > 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the update under way that were sent, in earlier attempts too."""
+        return sum(self._committed.values()) + self._sent_bytes
 
     async def send(self, calls: Calls, assignment: Assignment, update: TrainedUpdate) -> None:
         """Send the bytes that the coordinator lacks; the update is accepted when this returns.
@@ -124,7 +134,9 @@ class Uploader:
         signed = contribution(self._identity.node_id, assignment, update, nonce)
         separator = separator_of(assignment.terms.domain)
         signature = sign(self._identity, separator, signed)
-        return update_header(assignment.lease, update, nonce=nonce, signature=signature)
+        lease = assignment.lease
+        phases = self._phases.durations(lease, monotonic_ms())
+        return update_header(lease, update, nonce=nonce, signature=signature, phases=phases)
 
     async def _send(
         self, calls: Calls, header: node_pb2.UpdateHeader, path: Path
@@ -289,6 +301,17 @@ class TransferTasks:
         self._tasks: dict[tuple[str, Lease], asyncio.Task[None]] = {}
         self.inputs: dict[Lease, TrainingInputs] = {}
         """Inputs of the assignment that was fetched last."""
+        self._received_before = 0
+
+    @property
+    def moved_bytes(self) -> Bytes:
+        """Bytes of the transfer under way so far; 0 without one."""
+        kinds = {kind for kind, _ in self._tasks}
+        if "upload" in kinds:
+            return Bytes(self._uploader.moved_bytes)
+        if "fetch" in kinds:
+            return Bytes(self._download.received_bytes - self._received_before)
+        return Bytes(0)
 
     def fetch(self, assignment: Assignment) -> None:
         """Fetch the inputs of an assignment, unless that is under way."""
@@ -348,18 +371,24 @@ class TransferTasks:
 
     async def _fetch(self, calls: Calls, assignment: Assignment) -> events.NodeEvent:
         lease, task = assignment.lease, assignment.task
-        before = self._download.received_bytes
+        before = self._received_before = self._download.received_bytes
         needed = {task.model.digest, *(blob.digest for blob in (task.manifest,) if blob)}
         self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
         dataset: Path | None = None
         try:
-            async with self._stream.connections.open(calls, assignment.connections) as bulk_calls:
-                if task.manifest is not None:
-                    dataset = await self._datasets.fetch(bulk_calls, task.manifest)
-                model = await self._models.get(bulk_calls, assignment)
+            source = BlobSource(calls, assignment.connections)
+            if task.manifest is not None:
+                dataset = await self._datasets.fetch(source, task.manifest)
+            model = await self._models.get(source, assignment)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
-        except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError, OSError) as broken:
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as broken:
             has_progressed = self._download.received_bytes > before
             return _fetch_ended(lease, broken, has_progressed=has_progressed)
         self.inputs = {lease: TrainingInputs(model, dataset)}

@@ -9,8 +9,8 @@ from typing import BinaryIO, NamedTuple
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.statements import Lease
-from hypergpu.streams import OUT_OF_MEMORY, FrameError, frame, read_frame
+from hypergpu.statements import OUT_OF_MEMORY, Lease
+from hypergpu.streams import FrameError, frame, read_frame
 
 WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
 

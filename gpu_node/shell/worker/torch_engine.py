@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.optim.adamw import adamw
 
 from gpu_node.shell.worker.protocol import (
     Limits,
@@ -31,10 +32,21 @@ from hypergpu.workloads.networks.task import (
 from hypergpu.workloads.workload import Samples, build
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+"""AdamW's defaults in torch."""
+
+
+def _first_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter), torch.zeros(()))
+    return dict(zip(_MOMENTS, zeros, strict=True))
 
 
 class TorchTrainer:
-    """A module with torch's AdamW. Implements `Trainer`."""
+    """A module with torch's AdamW. Implements `Trainer`.
+
+    The optimizer is torch's function, not its class: that one imports torch's compiler, which would
+    double the seconds that a worker takes to start.
+    """
 
     def __init__(self, workload: TorchWorkload, device: Device, samples: Samples) -> None:
         self._workload = workload
@@ -43,30 +55,30 @@ class TorchTrainer:
         self.samples = samples
         self._model = workload.model().to(self._device).train()
         self.layout = module_layout(self._model)
-        self._adamw = self._fresh_adamw(0.0)
+        self._weight_decay = 0.0
+        self._moments: dict[str, dict[str, torch.Tensor]] = {}
 
     def begin(self, start: InitialState) -> None:
         """See `Trainer`."""
         torch.manual_seed(start.seed & (2**63 - 1))
         load_module(self._model, self.layout, start.model)
-        self._adamw = self._fresh_adamw(start.weight_decay)
+        self._weight_decay = start.weight_decay
+        self._moments = {}
         if start.optimizer is not None:
-            for name, parameter in self._model.named_parameters():
+            for name, _ in self._model.named_parameters():
                 if f"step/{name}" in start.optimizer:
-                    self._adamw.state[parameter] = self._moments(name, start.optimizer)
+                    self._moments[name] = self._stored_moments(name, start.optimizer)
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> torch.Tensor:
         """See `Trainer`."""
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
         inputs, targets = (
             torch.from_numpy(array).to(self._device) for array in self.samples.batch(indices)
         )
-        self._adamw.zero_grad(set_to_none=True)
+        self._model.zero_grad(set_to_none=True)
         with self._autocast():
             loss = self._workload.loss(self._model, inputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
-        self._adamw.step()
+        self._update_parameters(learning_rate)
         return loss.detach()
 
     def store(self, out: Flat) -> None:
@@ -76,21 +88,44 @@ class TorchTrainer:
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
         return {
-            f"{moment}/{name}": self._adamw.state[parameter][moment].cpu().numpy()
-            for name, parameter in self._model.named_parameters()
-            if parameter in self._adamw.state
-            for moment in _MOMENTS
+            f"{moment}/{name}": tensor.cpu().numpy()
+            for name, moments in self._moments.items()
+            for moment, tensor in moments.items()
         }
 
-    def _fresh_adamw(self, weight_decay: float) -> torch.optim.AdamW:
-        # In one pass over the parameters on a CPU: half of a small model's step was the passes.
-        return torch.optim.AdamW(
-            self._model.parameters(),
-            weight_decay=weight_decay,
+    @torch.no_grad()
+    def _update_parameters(self, learning_rate: float) -> None:
+        """Take a step of AdamW with the gradients that the parameters hold."""
+        learnt = {
+            name: parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.grad is not None
+        }
+        for name, parameter in learnt.items():
+            if name not in self._moments:
+                self._moments[name] = _first_moments(parameter)
+        averages, squares, steps = (
+            [self._moments[name][moment] for name in learnt] for moment in _MOMENTS
+        )
+        adamw(
+            list(learnt.values()),
+            [parameter.grad for parameter in learnt.values() if parameter.grad is not None],
+            averages,
+            squares,
+            [],
+            steps,
+            # In one pass over the parameters on a CPU: half of a small model's step was the passes.
             fused=True if self._device.type == "cpu" else None,
+            amsgrad=False,
+            beta1=_BETA1,
+            beta2=_BETA2,
+            lr=learning_rate,
+            weight_decay=self._weight_decay,
+            eps=_EPSILON,
+            maximize=False,
         )
 
-    def _moments(self, name: str, kept: OptimizerState) -> dict[str, torch.Tensor]:
+    def _stored_moments(self, name: str, kept: OptimizerState) -> dict[str, torch.Tensor]:
         return {
             moment: torch.tensor(
                 kept[f"{moment}/{name}"],
@@ -114,8 +149,9 @@ class TorchEngine:
         self._device = chosen_device()
         if self._device.kind == "cpu":
             # A GPU's deterministic kernels are slower, and equal bits are promised on CPUs only.
-            # Other operations, in a workload of another package, warn and run.
-            torch.use_deterministic_algorithms(mode=True, warn_only=True)
+            # Other operations, in a workload of another package, warn and run. The function
+            # `use_deterministic_algorithms` would do the same and import torch's compiler.
+            torch.set_deterministic_debug_mode("warn")
         self._memory_bytes = self._device.memory_bytes
         if limits.memory_bytes and limits.memory_bytes < self._memory_bytes:
             self._memory_bytes = Bytes(limits.memory_bytes)

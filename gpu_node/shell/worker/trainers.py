@@ -236,7 +236,7 @@ def _payload(layout: Layout, task: Task) -> Octets:
     sections = sections_of(layout, task.codec)
     section = sections.large if sections.large.values_count else sections.small
     values = _noise(min(RECORD, section.values_count), task.seed)
-    section.scheme.encode(values, payload[section.bytes_of(0, values.size)])
+    section.codec.encode(values, payload[section.bytes_of(0, values.size)])
     return payload
 
 

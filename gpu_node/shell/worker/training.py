@@ -50,7 +50,7 @@ class EndState(NamedTuple):
     """The part of the pseudo-gradient that compression left out."""
     update: Octets
     codec: str
-    """Scheme of the update; the next round may use another."""
+    """Codec of the update; the next round may use another."""
     optimizer: dict[str, NDArray[np.float32]]
     model: Flat | None = None
     """The trained model, where a prefetch may start from it."""
@@ -145,7 +145,7 @@ def _work(request: TrainShard, prefetch: Prefetch, end_round: int) -> PrefetchWo
         seed=prefetch.seed,
         global_samples=prefetch.global_samples,
         total_samples=prefetch.total_samples,
-        # The steps depend on neither the round's model nor the scheme of its update.
+        # The steps depend on neither the round's model nor the codec of its update.
         codec="",
         model=BlobRef(Digest(""), Bytes(0)),
         prefetched=None,
@@ -263,6 +263,7 @@ def train_shard(
     np.subtract(before.parameters, after.parameters, out=after.parameters)
     if not (np.isfinite(after.parameters).all() and np.isfinite(after.statistics).all()):
         raise ShardError(_not_finite("the pseudo-gradient", len(batches.indices)))
+    trained_s = time.monotonic()
     encoded = encode_update(layout, task.codec, after, _residual(kept, request, layout))
     state = EndState(encoded.residual, encoded.payload, task.codec, trainer.optimizer(), end)
     save_end_state(Path(request.state_dir), round_number, state, layout.digest)
@@ -275,6 +276,7 @@ def train_shard(
         compute_ms=Milliseconds(round(compute_s * 1000)),
         loss_first=_finite(losses.first),
         loss_last=_finite(losses.last),
+        encode_ms=Milliseconds(round((time.monotonic() - trained_s) * 1000)),
     )
 
 
