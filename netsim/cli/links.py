@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from hypergpu.sites import SITES_VARIABLE, Sites
-from hypergpu.terminal.output import Column, note, say, say_json, say_table
+from hypergpu.terminal.output import Column, note, numbers, say, say_json, say_table
 from netsim.link import Link, LinkDirection, NetsimError, Shape
 from netsim.measure.lateness import LatenessVerdict
 from netsim.measure.probe import LinkReading, check_link
@@ -59,11 +59,7 @@ def list_profiles(*, as_json: bool) -> None:
         return
     columns = (
         Column("name"),
-        Column("rtt ms", is_number=True),
-        Column("jitter ms", is_number=True),
-        Column("loss % / burst", is_number=True),
-        Column("down / up Mbit/s", is_number=True),
-        Column("queue ms", is_number=True),
+        *numbers("rtt ms", "jitter ms", "loss % / burst", "down / up Mbit/s", "queue ms"),
         Column("source"),
     )
     say_table(columns, [_profile_row(each) for each in PROFILES.values()], empty="there are none")

@@ -31,7 +31,7 @@ from netsim.tc.traffic_control import TrafficControl, missing_part
 from netsim.tunnel.tunnel import Tunnel, require_tunnel
 
 _PROXIED_MAX = 250 * 250
-_PORTS = 2
+_PORTS = 3
 """How many ports of the coordinator nodes dial."""
 _NODE = "node-0"
 

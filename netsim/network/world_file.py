@@ -7,9 +7,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hypergpu.jobfile import JobFileError, parse_job, parse_job_table
+from hypergpu.jobfile.reading import parse_job, parse_job_table
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.toml import KeyLines, join_words, load_toml, nearest, read_struct
+from hypergpu.jobfile.toml import (
+    JobFileError,
+    KeyLines,
+    join_words,
+    load_toml,
+    nearest,
+    read_struct,
+)
 from hypergpu.units import Bytes, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,

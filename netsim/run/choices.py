@@ -7,17 +7,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.jobfile import (
-    LIMITS,
-    JobFileError,
-    check_data_folder,
-    checked_spec,
-    data_folder,
-    read_job_file,
-    with_strategy,
-)
-from hypergpu.jobfile.spec import STRATEGIES, JobSpec
-from hypergpu.jobfile.toml import join_words, nearest
+from hypergpu.jobfile.reading import check_data_folder, data_folder, read_job_file
+from hypergpu.jobfile.rules import checked_spec, with_strategy
+from hypergpu.jobfile.spec import LIMITS, STRATEGIES, JobSpec
+from hypergpu.jobfile.toml import JobFileError, join_words, nearest
 from hypergpu.units import are, several
 from hypergpu.workloads.workload import UnknownWorkloadError, find
 from netsim.link import UNLIMITED, NetsimError, Shape

@@ -14,7 +14,7 @@ from hypergpu.client.history import RoundPoint, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import SCHEMES, JobSpec
+from hypergpu.jobfile.spec import CODECS, JobSpec
 from hypergpu.sites import Sites
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
@@ -90,13 +90,14 @@ def _report(
 
 
 def _environment(folder: Path, node: NodeDescription) -> dict[str, str]:
-    floor_ms = round(node.step_floor_ms)
-    if not floor_ms:
-        return {}
-    return {
-        "HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms),
-        "HYPERGPU_WORKER_SLOWNESS_FILE": str(_slowness_path(folder, node.name).absolute()),
-    }
+    found = {}
+    if node.memory_bytes:
+        found["HYPERGPU_NODE_WORKER_MEMORY_BYTES"] = str(node.memory_bytes)
+    if floor_ms := round(node.step_floor_ms):
+        found["HYPERGPU_NODE_WORKER_STEP_FLOOR_MS"] = str(floor_ms)
+        slowness = _slowness_path(folder, node.name).absolute()
+        found["HYPERGPU_WORKER_SLOWNESS_FILE"] = str(slowness)
+    return found
 
 
 def _slowness_path(folder: Path, name: str) -> Path:
@@ -278,7 +279,7 @@ def job_sizes(spec: JobSpec) -> TransferSizes:
         model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
         update=update_bytes(layout, spec.codec.up),
         whole=layout.model_bytes,
-        schemes={scheme: update_bytes(layout, scheme) for scheme in SCHEMES},
+        codecs={codec: update_bytes(layout, codec) for codec in CODECS},
     )
 
 

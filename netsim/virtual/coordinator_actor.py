@@ -19,8 +19,7 @@ from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import BlobRef, Lease
-from hypergpu.streams import OUT_OF_MEMORY
+from hypergpu.statements import OUT_OF_MEMORY, BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor
 from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation, simulated_judgement
@@ -135,10 +134,10 @@ class CoordinatorActor:
         reason = reason or "the bytes do not have the digest that the header names"
         now_ms = self._agenda.now_ms
         if node in self.jobs[lease.job_id].members:
-            refused = events.UpdateRejected(
+            rejected = events.UpdateRejected(
                 at_ms=now_ms, node=node, round=lease.round, reason=reason
             )
-            self.apply(lease.job_id, refused)
+            self.apply(lease.job_id, rejected)
         return reason
 
     def take_back(self, node: NodeId, lease: Lease, reason: str) -> None:

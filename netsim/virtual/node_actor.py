@@ -350,7 +350,7 @@ class NodeActor:
     def _end_worker(self, lease: Lease) -> None:
         if self._training == lease:
             self._training = None
-            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason="out of memory"))
+            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason="killed"))
 
     def _abort_training(self, lease: Lease) -> None:
         if self._training == lease:

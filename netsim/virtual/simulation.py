@@ -138,8 +138,8 @@ class WorldOutcome(msgspec.Struct, frozen=True):
     round_ms: dict[JobId, tuple[int, ...]]
     """How long each round took, as the journal has it: from its opening to its model."""
     transfers: dict[NodeId, NodeTransfers]
-    refused: dict[JobId, int]
-    """Updates that the coordinator refused."""
+    rejected: dict[JobId, int]
+    """Updates that the coordinator rejected."""
 
 
 @contextmanager
@@ -215,7 +215,7 @@ class Simulation:
                 node.node: NodeTransfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
                 for node in self._nodes
             },
-            refused={job_id: job.tally.updates_refused for job_id, job in jobs.items()},
+            rejected={job_id: job.tally.updates_rejected for job_id, job in jobs.items()},
         )
 
     def _node(self, described: NodeDescription) -> NodeActor:

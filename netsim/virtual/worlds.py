@@ -12,7 +12,7 @@ from coordinator.core.job.state import Model, extend_chain
 from coordinator.core.plan import decision
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import (
-    SCHEMES,
+    CODECS,
     Aware,
     CodecChoice,
     Evaluation,
@@ -29,7 +29,7 @@ from netsim.network.world import NodeDescription, WorldDescription
 
 
 class TransferSizes(msgspec.Struct, frozen=True):
-    """Where schemes are not named, everything is as large as ``model`` and ``update`` say."""
+    """Where codecs are not named, everything is as large as ``model`` and ``update`` say."""
 
     model: int = 400_000
     """Down: the model, or the delta that it comes as."""
@@ -37,16 +37,16 @@ class TransferSizes(msgspec.Struct, frozen=True):
     """Up."""
     whole: int = 0
     """Down, where a node holds nothing that deltas lead on from; 0: as much as always."""
-    schemes: dict[str, int] = {}
-    """An update or a delta in each scheme that may be chosen."""
+    codecs: dict[str, int] = {}
+    """An update or a delta in each codec that may be chosen."""
 
-    def update_bytes(self, scheme: str) -> Bytes:
+    def update_bytes(self, codec: str) -> Bytes:
         """Return the size of an update."""
-        return Bytes(self.schemes.get(scheme, self.update))
+        return Bytes(self.codecs.get(codec, self.update))
 
-    def delta_bytes(self, scheme: str) -> Bytes:
+    def delta_bytes(self, codec: str) -> Bytes:
         """Return the size of a delta."""
-        return Bytes(self.schemes.get(scheme, self.model))
+        return Bytes(self.codecs.get(codec, self.model))
 
     @property
     def model_bytes(self) -> Bytes:
@@ -65,7 +65,7 @@ class TransferSizes(msgspec.Struct, frozen=True):
 
     def for_plans(self) -> decision.ModelSizes:
         """What plans are told."""
-        moved = {scheme: self.update_bytes(scheme) for scheme in SCHEMES}
+        moved = {codec: self.update_bytes(codec) for codec in CODECS}
         return decision.ModelSizes(moved, self.model_bytes)
 
 
@@ -138,7 +138,7 @@ def described_world(
     )
 
 
-_DRAWN_SCHEMES = {
+_DRAWN_CODECS = {
     "fp32": 400_000,
     "bf16": 200_000,
     "int8": 100_000,
@@ -173,7 +173,7 @@ def random_world(seed: int) -> SimulatedWorld:
         worker_death=dice.choice((0.0, 0.05)),
         away_ms=dice.choice((500, 5_000, 40_000)),
     )
-    sizes = TransferSizes(whole=_DRAWN_SCHEMES["fp32"], schemes=_DRAWN_SCHEMES)
+    sizes = TransferSizes(whole=_DRAWN_CODECS["fp32"], codecs=_DRAWN_CODECS)
     return SimulatedWorld(seed, nodes, specs, faults, sizes=sizes)
 
 

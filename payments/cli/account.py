@@ -29,7 +29,8 @@ from hypergpu.statements import (
     receipt_fault,
     word_bytes,
 )
-from payments.cli.show import LedgerAct, amount_text
+from hypergpu.terminal.output import amount_text
+from payments.cli.show import LedgerAct
 from payments.core.transactions import TotalsEntry
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord
 from payments.shell.chains import ChainProfile, check_url, profile_of_id

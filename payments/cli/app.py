@@ -40,16 +40,16 @@ def show(
 ) -> None:
     """Show what a job owes each node and how much of it is allotted and paid."""
     from hypergpu.terminal.output import say_json
-    from payments.cli.service import open_payments_client, run
-    from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger, shown_ledger
+    from payments.cli.service import open_job, run
+    from payments.cli.show import NEWEST_TRANSACTIONS, say_ledger
 
     async def work() -> None:
-        async with open_payments_client(at) as payments:
-            found = await payments.ledger()
+        async with open_job(at) as (coordinator, job_id):
+            found = await coordinator.ledger(job_id)
         if as_json:
-            say_json(shown_ledger(payments.job_id, found))
+            say_json(found)
         else:
-            say_ledger(payments.job_id, found, None if is_all else NEWEST_TRANSACTIONS)
+            say_ledger(found, None if is_all else NEWEST_TRANSACTIONS)
 
     run(work)
 
@@ -268,11 +268,11 @@ def reclaim(
 def retry(at: NamedJobAt) -> None:
     """Clear a job's halt once its cause is mended: what failed is tried again."""
     from hypergpu.terminal.output import say
-    from payments.cli.service import open_payments_client, run
+    from payments.cli.service import open_job, run
 
     async def work() -> None:
-        async with open_payments_client(at) as payments:
-            purposes = await payments.retry_halted()
+        async with open_job(at) as (coordinator, job_id):
+            purposes = await coordinator.retry_halted(job_id)
         say(f"tried again: {', '.join(purposes)}" if purposes else f"{at.job} is not halted")
 
     run(work)

@@ -1,17 +1,21 @@
-"""What `hypergpu ledger` prints: results of acts, and a job's ledger as its coordinator tells it.
-JSON has the wire's field names.
-"""
+"""What `hypergpu ledger` prints: results of acts, and a job's ledger as its coordinator has it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
-from google.protobuf.json_format import MessageToDict
 
-from hypergpu.terminal.output import Column, name_or_id, say, say_json, say_table, short_id
-from hypergpu.v1 import payments_pb2 as pb
-from hypergpu.wire.messages import terms_value
+from hypergpu.client.ledger import JobLedger, LedgerTransaction, NodeAccount
+from hypergpu.terminal.output import (
+    Column,
+    amount_text,
+    name_or_id,
+    say,
+    say_json,
+    say_table,
+    short_id,
+)
 
 
 class LedgerAct(
@@ -51,13 +55,6 @@ def say_act(act: LedgerAct, *, as_json: bool) -> None:
         say(f"run this again from {time_text(act.again_at_unix_s)} on")
 
 
-def amount_text(amount: int, decimals: int) -> str:
-    """An amount in whole tokens, exactly: ``12.5``; in smallest units where decimals are 0."""
-    whole, rest = divmod(abs(amount), 10**decimals)
-    digits = str(rest).rjust(decimals, "0").rstrip("0") if rest else ""
-    return f"{'-' if amount < 0 else ''}{whole:,}{'.' + digits if digits else ''}"
-
-
 def time_text(unix_s: int) -> str:
     """A time for people."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -66,50 +63,19 @@ def time_text(unix_s: int) -> str:
 NEWEST_TRANSACTIONS = 8
 
 
-class ShownLedger(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="hypergpu/ledger/2"
-):
-    """Pay of one job: the terms in text, and all else as payments.proto has it."""
-
-    job: str
-    key: str
-    chain_id: int
-    contract: str
-    coordinator: str
-    ledger: dict[str, Any]
-
-
 _OPTIONAL = frozenset({"samples", "score"})
 """Figures that a narrow terminal has no room for."""
 
 
-def shown_ledger(job: str, found: pb.GetLedgerResponse) -> ShownLedger:
-    """The coordinator's answer for programs."""
-    terms = terms_value(found.terms)
-    fields = MessageToDict(
-        found, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    fields.pop("terms", None)
-    return ShownLedger(
-        job=job,
-        key=terms.job,
-        chain_id=terms.domain.chain_id,
-        contract=terms.domain.contract,
-        coordinator=terms.coordinator,
-        ledger=fields,
-    )
-
-
-def say_ledger(job: str, found: pb.GetLedgerResponse, most: int | None) -> None:
+def say_ledger(found: JobLedger, most: int | None) -> None:
     """Print a job's ledger.
 
     Args:
-        job: The job's id.
         found: The coordinator's answer.
         most: How many of the newest transactions to print; None: all.
     """
-    decimals = found.on_chain.decimals
-    say(f"job      {job}{' (over)' if found.is_over else f', epoch {found.open_epoch}'}")
+    decimals = found.on_chain.decimals if found.on_chain else 0
+    say(f"job      {found.job}{' (over)' if found.is_over else f', epoch {found.open_epoch}'}")
     price, escrow = (amount_text(int(each), decimals) for each in (found.unit_price, found.escrow))
     say(f"price    {price} for 100 samples of full quality; escrow {escrow}")
     say(f"ledger   {_ledger_text(found)}")
@@ -126,10 +92,10 @@ def say_ledger(job: str, found: pb.GetLedgerResponse, most: int | None) -> None:
     say_table(columns, [_node_row(node, decimals) for node in found.nodes], empty="no receipts yet")
     if found.transactions:
         say()
-        _say_transactions(list(found.transactions), most)
+        _say_transactions(found.transactions, most)
 
 
-def _say_transactions(transactions: list[pb.LedgerTransaction], most: int | None) -> None:
+def _say_transactions(transactions: Sequence[LedgerTransaction], most: int | None) -> None:
     shown = transactions[-most:] if most else transactions
     titles = ("purpose", "state", "block", "transaction")
     columns = [Column(title, is_number=title == "block") for title in titles]
@@ -139,14 +105,13 @@ def _say_transactions(transactions: list[pb.LedgerTransaction], most: int | None
         say(f"{hidden} older transactions: --all")
 
 
-def _ledger_text(found: pb.GetLedgerResponse) -> str:
-    domain = terms_value(found.terms).domain
+def _ledger_text(found: JobLedger) -> str:
+    domain, chain = found.terms.domain, found.on_chain
     if not domain.chain_id:
         return "none: receipts are signed for no chain"
     where = f"{domain.contract} on chain {domain.chain_id}"
-    if not found.HasField("on_chain"):
+    if chain is None:
         return f"{where}, not read yet"
-    chain = found.on_chain
     seen = f"(block {chain.block} of {chain.url})"
     if not chain.is_open:
         return f"{where}: not opened yet {seen}"
@@ -155,7 +120,7 @@ def _ledger_text(found: pb.GetLedgerResponse) -> str:
     return f"{where}: {free} free{ends} {seen}"
 
 
-def _node_row(node: pb.LedgerNode, decimals: int) -> list[str]:
+def _node_row(node: NodeAccount, decimals: int) -> list[str]:
     amounts = [
         amount_text(int(each), decimals) if each else ""
         for each in (node.worth, node.allotted, node.paid)

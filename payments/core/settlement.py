@@ -220,7 +220,7 @@ def funding_limit(state: LedgerState, view: JobOnLedger | None) -> FundingLimit:
         view.capacity, state.unit_price, state.total_score, state.measured_samples
     )
     reason = (
-        f"the escrow on the ledger, {view.capacity}, covers {samples} samples; raise it:"
+        f"the escrow on the ledger covers {samples:,} samples; raise it:"
         " hypergpu job set pay.escrow=AMOUNT"
     )
     return FundingLimit(samples, reason)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import LedgerCaller
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Wei
 from hypergpu.v1 import payments_pb2 as pb
@@ -43,7 +44,7 @@ class PaymentsServicer:
         self._connection = connection
 
     async def get_ledger(
-        self, request: pb.GetLedgerRequest, caller: object
+        self, request: pb.GetLedgerRequest, caller: LedgerCaller
     ) -> pb.GetLedgerResponse:
         state = self._state(request.job_id)
         settler = self._connection.settler if self._connection else None
@@ -55,7 +56,10 @@ class PaymentsServicer:
             escrow=str(state.escrow),
             is_over=state.is_over,
             open_epoch=state.ended_epochs,
-            nodes=[_node(state, node, scores.get(node, {}), view) for node in sorted(state.nodes)],
+            nodes=[
+                _node(state, node, scores.get(node, {}), view)
+                for node in _visible_nodes(state, caller)
+            ],
         )
         for node in answer.nodes:
             node.name = self._projection.node_name(NodeId(node.node_id))
@@ -64,10 +68,10 @@ class PaymentsServicer:
         return answer
 
     async def list_receipts(
-        self, request: pb.ListReceiptsRequest, caller: object
+        self, request: pb.ListReceiptsRequest, caller: LedgerCaller
     ) -> AsyncIterator[pb.ListReceiptsResponse]:
         state = self._state(request.job_id)
-        for node in sorted(state.nodes):
+        for node in _visible_nodes(state, caller):
             first = 0
             while found := self._store.receipts(state.job_id, node, first, _RECEIPTS_AT_ONCE):
                 first = found[-1].receipt.sequence + 1
@@ -150,6 +154,11 @@ class PaymentsServicer:
                 decimals=connection.decimals,
             )
         )
+
+
+def _visible_nodes(state: LedgerState, caller: LedgerCaller) -> list[NodeId]:
+    own = caller.own_nodes
+    return sorted(node for node in state.nodes if own is None or node in own)
 
 
 def _node(
