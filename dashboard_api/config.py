@@ -37,7 +37,7 @@ class DashboardSettings(BaseSettings):
     webhook: tuple[str, ...] = ()
     """http or https address that is sent alerts when they begin and end; repeatable."""
     comparisons: Path | None = None
-    """Folder with results of `hypergpu compare`."""
+    """Folder with results of `hypergpu compare`; the user's own, with all of them, when empty."""
     upload_bytes: int = Field(default=500_000_000, ge=1)
     """Most bytes of an uploaded data set."""
     recording: Path | None = None

@@ -38,7 +38,8 @@ def dashboard(  # noqa: PLR0913 - each is an option
         Path | None, typer.Option("--data-dir", help="Where history, sessions and uploads lie.")
     ] = None,
     comparisons: Annotated[
-        Path | None, typer.Option("--comparisons", help="Results of `hypergpu compare`.")
+        Path | None,
+        typer.Option("--comparisons", help="Results of `hypergpu compare`; else your own."),
     ] = None,
     recording: Annotated[
         Path | None, typer.Option("--recording", metavar="FILE", help="Show a recording instead.")

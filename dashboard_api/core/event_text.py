@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hypergpu.client.values import JobEvent
-from hypergpu.terminal.output import score, short
+from hypergpu.terminal.output import round_from_one, score, short
 from hypergpu.units import several
 
 HIDDEN_KINDS = frozenset({"UpdateReceived", "UpdatesJudged"})
@@ -15,6 +15,7 @@ _SENTENCES = {
     "NodeJoined": "{node} joined",
     "NodeLost": "{node} was lost: {reason}",
     "NodeDraining": "{node} drains: {reason}",
+    "NodePaused": "{node} rests: {reason}",
     "RoundPlanned": "round {round} was planned: {reason}",
     "UpdateReceived": "the update of {node} for round {round} was accepted",
     "UpdateRejected": "the update of {node} for round {round} was rejected: {reason}",
@@ -56,11 +57,7 @@ def event_sentence(event: JobEvent, names: Mapping[str, str]) -> str:
 def closing_sentence(event: JobEvent) -> str:
     """Why a round closed. Rounds of sentences count from 1, those of the journal from 0."""
     reason = str(event.body.get("reason") or "the round closed")
-    number = event_round(event)
-    beginning = f"round {number} "
-    if number is None or not reason.startswith(beginning):
-        return reason
-    return f"round {number + 1} {reason.removeprefix(beginning)}"
+    return round_from_one(reason)
 
 
 def event_round(event: JobEvent) -> int | None:

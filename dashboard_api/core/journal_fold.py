@@ -15,23 +15,31 @@ from dashboard_api.core.event_text import (
 )
 from dashboard_api.core.lanes import (
     closed_segments,
+    continued_segments,
     planned_lane,
     received_segments,
     resting_lane,
 )
+from dashboard_api.core.outputs import example_states, output_sample
 from dashboard_api.core.state import (
     EVENTS_KEPT,
     LANES_KEPT,
+    OUTPUTS_KEPT,
     REJECTIONS_KEPT,
     ROUNDS_KEPT,
     EventLine,
     JobState,
+    NodeState,
     RoundState,
 )
 from hypergpu.client.values import JobEvent
 
 PRICED_SCORE = 1_000_000
 """Score that the unit price pays for."""
+_PLANNED = ("inner_steps", "codec", "batch")
+"""What a plan says of a node."""
+_NEWEST_WEIGHT = 0.25
+"""Weight of the newest forecast error in a node's mean: about the last four rounds count."""
 ROUNDS_KEPT_LEAST = 3
 
 
@@ -43,7 +51,7 @@ class JobMemory(msgspec.Struct):
     next_round: int = 0
     slots: dict[str, int] = {}
     """Slots of nodes in the order of joining."""
-    away_since_ms: dict[str, int] = {}
+    paused_at_ms: int | None = None
     moved_at_ms: int = 0
     """When the newest event was journalled, Unix time."""
 
@@ -196,27 +204,32 @@ def _parameters_changed(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
 
 def _model_initialised(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
     blob = _object(_object(event.body, "model"), "blob")
-    fold.set(model_bytes=int(blob.get("size_bytes") or 0), model=blob.get("digest"))
+    fold.set(
+        model_bytes=int(blob.get("size_bytes") or 0),
+        model=blob.get("digest"),
+        examples=example_states(_list(event.body, "examples")),
+    )
 
 
 def _node_joined(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     node = str(event.body.get("node"))
     fold.slot(node)
-    since_ms = fold.memory.away_since_ms.pop(node, None)
     path = ("nodes", node)
     if fold.draft.get(*path) is None:
-        return
+        # Its readings come with the next answer; until then it collects what the journal tells.
+        fold.draft.set(path, msgspec.to_builtins(NodeState(id=node)))
     if fold.draft.get(*path, "joined_at_ms") is None:
         fold.draft.set((*path, "joined_at_ms"), at_ms)
-    if since_ms is not None:
-        away_ms = fold.draft.get(*path, "away_ms") or 0
-        fold.draft.set((*path, "away_ms"), away_ms + max(0, at_ms - since_ms))
+    # What it did for another job is not planned for this one.
+    fold.draft.set_each(path, dict.fromkeys(_PLANNED))
 
 
 def _node_lost(fold: JobFold, event: JobEvent, at_ms: int) -> None:
-    node = str(event.body.get("node"))
-    fold.memory.away_since_ms.setdefault(node, at_ms)
     _end_open_lane(fold, event, at_ms, "lost")
+
+
+def _node_paused(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    _end_open_lane(fold, event, at_ms, "handed_back")
 
 
 def _end_open_lane(fold: JobFold, event: JobEvent, at_ms: int, result: str) -> None:
@@ -238,7 +251,7 @@ def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     for node, part in _object(plan, "nodes").items():
         lanes[node] = planned_lane(fold.slot(node), part, batch, at_ms)
         if fold.draft.get("nodes", node) is not None:
-            shown = {name: lanes[node][name] for name in ("inner_steps", "codec", "batch")}
+            shown = {name: lanes[node][name] for name in _PLANNED}
             fold.draft.set_each(("nodes", node), shown)
     for node, reason in _object(plan, "resting").items():
         lanes[node] = resting_lane(fold.slot(node), str(reason), at_ms)
@@ -272,8 +285,21 @@ def _update_received(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         "inner_steps": steps,
         "codec": update.get("codec") or fold.draft.get(*lane, "codec"),
     }
+    _measure_forecast(fold, lane, str(event.body.get("node")), at_ms)
     # Most of the lane changes: the whole of it is shorter than so many changes.
     fold.draft.set(lane, {**fold.draft.get(*lane), **accepted})
+
+
+def _measure_forecast(fold: JobFold, lane: tuple[str, ...], node: str, at_ms: int) -> None:
+    """Let a node's mean forecast error move by what its newest round was off."""
+    forecast_ms = fold.draft.get(*lane, "forecast_ms")
+    took_ms = at_ms - fold.draft.get(*lane[:-2], "started_at_ms")
+    if not forecast_ms or took_ms <= 0 or fold.draft.get("nodes", node) is None:
+        return
+    newest = abs(took_ms - forecast_ms) / took_ms
+    before = fold.draft.get("nodes", node, "forecast_error")
+    mean = newest if before is None else before + _NEWEST_WEIGHT * (newest - before)
+    fold.draft.set(("nodes", node, "forecast_error"), round(mean, 3))
 
 
 def _update_rejected(fold: JobFold, event: JobEvent, at_ms: int) -> None:
@@ -339,6 +365,7 @@ def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
         contribution = _object(measured, "contribution")
         quality_bps = int(measured.get("quality_bps") or 0)
         score += quality_bps * int(contribution.get("samples") or 0)
+        _add_work(fold, contribution)
         lane = (*fold.round_path(number or 0), "lanes", str(contribution.get("node")))
         if fold.draft.get(*lane) is not None:
             told = {"quality_bps": quality_bps, "result_reason": str(measured.get("reason") or "")}
@@ -347,7 +374,15 @@ def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
     fold.measure_cost()
 
 
-def _evaluation_ready(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+def _add_work(fold: JobFold, contribution: JsonObject) -> None:
+    path = (*fold.path, "work", str(contribution.get("node")))
+    before = fold.draft.get(*path) or {}
+    names = ("samples", "compute_ms")
+    done = {name: before.get(name, 0) + int(contribution.get(name) or 0) for name in names}
+    fold.draft.set(path, done)
+
+
+def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     body, number = event.body, event_round(event)
     loss, metric = body.get("loss"), body.get("metric")
     fold.set(loss=loss, metric=metric, metric_name=str(body.get("metric_name") or ""))
@@ -355,10 +390,43 @@ def _evaluation_ready(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
     path = fold.round_path((number or 0) - 1)
     if number and fold.draft.get(*path) is not None:
         fold.draft.set((*path, "metric"), metric)
+    outputs = _list(body, "outputs")
+    if sample := output_sample(fold.get("examples") or [], outputs, number or 0, at_ms):
+        fold.draft.append((*fold.path, "samples_of_output"), [sample], keep=OUTPUTS_KEPT)
 
 
-def _job_paused(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
+def _job_paused(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     fold.set(phase="paused", reason=str(event.body.get("reason") or "a user paused it"))
+    fold.memory.paused_at_ms = at_ms
+    for path, segments in _open_lanes(fold):
+        fold.draft.set(path, continued_segments(segments, "pause", at_ms))
+
+
+def _job_resumed(fold: JobFold, _event: JobEvent, at_ms: int) -> None:
+    for path, segments in _open_lanes(fold):
+        is_pending = fold.draft.get(*path[:-1], "result") == "pending"
+        phase = "download" if is_pending else "wait"
+        fold.draft.set(path, continued_segments(segments, phase, at_ms))
+    paused_at_ms, fold.memory.paused_at_ms = fold.memory.paused_at_ms, None
+    path = (*fold.round_path(fold.memory.open_round or 0), "deadline_at_ms")
+    deadline_at_ms = fold.draft.get(*path)
+    if fold.memory.open_round is not None and deadline_at_ms and paused_at_ms is not None:
+        fold.draft.set(path, deadline_at_ms + at_ms - paused_at_ms)
+
+
+def _open_lanes(fold: JobFold) -> list[tuple[tuple[str, ...], list[JsonObject]]]:
+    """Paths and segments of the open round's lanes in which something goes on, besides rests."""
+    if fold.memory.open_round is None:
+        return []
+    path = (*fold.round_path(fold.memory.open_round), "lanes")
+    lanes = fold.draft.get(*path) or {}
+    return [
+        ((*path, node, "segments"), lane["segments"])
+        for node, lane in lanes.items()
+        if lane["segments"]
+        and lane["segments"][-1]["end_ms"] is None
+        and lane["segments"][-1]["phase"] != "rest"
+    ]
 
 
 def _job_ended(fold: JobFold, event: JobEvent, at_ms: int) -> None:
@@ -390,6 +458,7 @@ _FOLDS: dict[str, Callable[[JobFold, JobEvent, int], None]] = {
     "ModelInitialised": _model_initialised,
     "NodeJoined": _node_joined,
     "NodeLost": _node_lost,
+    "NodePaused": _node_paused,
     "RoundPlanned": _round_planned,
     "UpdateReceived": _update_received,
     "UpdateRejected": _update_rejected,
@@ -399,5 +468,6 @@ _FOLDS: dict[str, Callable[[JobFold, JobEvent, int], None]] = {
     "RoundMeasured": _round_measured,
     "EvaluationReady": _evaluation_ready,
     "JobPaused": _job_paused,
+    "JobResumed": _job_resumed,
     "JobEnded": _job_ended,
 }

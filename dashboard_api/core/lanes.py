@@ -1,7 +1,8 @@
 """Lanes of a round: the plan's part for a node and the phases of its work, each with its time.
 
-A node that reports how long its phases took has exact segments. Of any other the borders are
-estimates: from progress that was seen, else from the computing time that the update states.
+A node reports with its update how long its phases took: they are laid out backwards from when the
+update was in, and what was seen live stays before them. Of a node that reports nothing the borders
+are estimates: from progress that was seen, else from the computing time that the update states.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from dashboard_api.core.changes import JsonObject
 
-PHASES = ("download", "train", "encode", "upload", "wait")
+PHASES = ("download", "train", "encode", "wait", "upload")
+"""In the order of the work."""
 
 
 def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> JsonObject:
@@ -79,12 +81,19 @@ def received_segments(
         at_ms: When it came in, Unix time.
     """
     start_ms = segments[0]["start_ms"] if segments else at_ms
-    wait = segment("wait", at_ms, None)
+    rest = segment("pause" if is_paused(segments) else "wait", at_ms, None)
     durations = update.get("phases")
     if isinstance(durations, dict) and any(durations.values()):
-        return [*exact_segments(start_ms, durations, at_ms), wait], False
+        pauses = [each["end_ms"] for each in segments if each["phase"] == "pause"]
+        from_ms = max([start_ms, *(end_ms for end_ms in pauses if end_ms is not None)])
+        exact = exact_segments(durations, from_ms, at_ms)
+        seen = segments_until(segments, exact[0]["start_ms"] if exact else at_ms)
+        if seen and exact and seen[-1]["phase"] == exact[0]["phase"]:
+            # The assignment was on its way first.
+            exact[0]["start_ms"] = seen.pop()["start_ms"]
+        return [*seen, *exact, rest], False
     if len(segments) > 1:
-        return [*closed_segments(segments, at_ms), wait], True
+        return [*closed_segments(segments, at_ms), rest], True
     compute_ms = min(int(update.get("compute_ms") or 0), at_ms - start_ms)
     # Nothing tells the way down from the way up: each gets half of what is not computing.
     train_ms = start_ms + (at_ms - start_ms - compute_ms) // 2
@@ -92,20 +101,34 @@ def received_segments(
         segment("download", start_ms, train_ms),
         segment("train", train_ms, train_ms + compute_ms),
         segment("upload", train_ms + compute_ms, at_ms),
-        wait,
+        rest,
     ]
     return guessed, True
 
 
-def exact_segments(start_ms: int, durations: Mapping[str, Any], end_ms: int) -> list[JsonObject]:
-    """Segments of reported durations, in the order of the work, cut at the end."""
-    segments, at_ms = [], start_ms
-    for phase in PHASES:
-        took_ms = int(durations.get(f"{phase}_ms") or 0)
-        if took_ms > 0 and at_ms < end_ms:
-            segments.append(segment(phase, at_ms, min(end_ms, at_ms + took_ms)))
-            at_ms += took_ms
+def exact_segments(durations: Mapping[str, Any], from_ms: int, end_ms: int) -> list[JsonObject]:
+    """Segments of reported durations up to ``end_ms``; what lies before ``from_ms`` is cut."""
+    segments: list[JsonObject] = []
+    for phase in reversed(PHASES):
+        start_ms = max(from_ms, end_ms - int(durations.get(f"{phase}_ms") or 0))
+        if start_ms < end_ms:
+            segments.insert(0, segment(phase, start_ms, end_ms))
+            end_ms = start_ms
     return segments
+
+
+def segments_until(segments: Sequence[JsonObject], end_ms: int) -> list[JsonObject]:
+    """The parts of segments before a time."""
+    return [
+        {**each, "end_ms": min(end_ms, end_ms if each["end_ms"] is None else each["end_ms"])}
+        for each in segments
+        if each["start_ms"] < end_ms
+    ]
+
+
+def is_paused(segments: Sequence[JsonObject]) -> bool:
+    """Whether the job is paused at the end of a lane."""
+    return bool(segments) and segments[-1]["phase"] == "pause" and segments[-1]["end_ms"] is None
 
 
 def live_phase(steps_done: int, steps_total: int) -> str:

@@ -11,14 +11,19 @@ import msgspec
 
 from dashboard_api.core.changes import Change, Draft, JsonObject
 from dashboard_api.core.journal_fold import JobFold, JobMemory, node_names
-from dashboard_api.core.lanes import continued_segments, live_phase, planned_lane
-from dashboard_api.core.state import EventLine, NodeState, PaymentsState, empty_state
-from hypergpu.client.values import JobEvent, JobView, NodeView, ParticipantView
+from dashboard_api.core.lanes import continued_segments, is_paused, live_phase
+from dashboard_api.core.state import ConnectionGap, EventLine, NodeState, PaymentsState, empty_state
+from hypergpu.client.values import JobEvent, JobView, NodeLevelsView, NodeView, ParticipantView
+from hypergpu.terminal.output import round_from_one
 
 SEEN_STEP_MS = 15_000
 """A node's time of last contact moves in steps of this: it would else change all the time."""
 READING_DIGITS = 3
+_AWAY = "away"
+_ABSENCES_KEPT = 20
 _LIVE_STATES = frozenset({"pending"})
+_SPEEDS = ("up_bits_per_s", "down_bits_per_s", "step_us")
+_STATES_OF_PAUSE = frozenset({"paused", "starting", "idle", "working"})
 
 
 class FeedProjection:
@@ -27,6 +32,8 @@ class FeedProjection:
     def __init__(self, address: str, tree: JsonObject | None = None) -> None:
         self._draft = Draft(tree if tree is not None else empty_state(address))
         self._jobs: dict[str, JobFold] = {}
+        self._levels: dict[str, NodeLevelsView] = {}
+        """Newest levels of nodes. What they tell of a round may come before its events."""
 
     @property
     def state(self) -> JsonObject:
@@ -50,7 +57,12 @@ class FeedProjection:
             at_ms: Its time on the wall clock.
         """
         fold = self._job(job_id)
+        round_before = fold.memory.open_round
         fold.take_event(event, at_ms)
+        if event.kind == "RoundPlanned" or fold.memory.open_round != round_before:
+            for each in self._levels.values():
+                if each.job == job_id:
+                    _take_work(fold, each, at_ms)
         return fold.event_line(event, at_ms)
 
     def take_reachability(self, reason: str, at_ms: int, *, is_reachable: bool) -> None:
@@ -69,22 +81,32 @@ class FeedProjection:
         for job in jobs:
             self._job(job.id).set(**_summary(job))
 
-    def take_progress(
-        self, job_id: str, participants: Sequence[ParticipantView], at_ms: int
-    ) -> None:
-        """Fold the progress of a job's open round."""
-        fold = self._job(job_id)
-        if not participants:
-            return
-        if fold.memory.open_round is None and any(_is_live(each) for each in participants):
-            batch = (fold.get("spec", "training") or {}).get("batch_size", 0)
-            lanes = {
-                each.node: planned_lane(each.slot, {"inner_steps": each.steps_total}, batch, at_ms)
-                for each in participants
-            }
-            fold.open_round(fold.memory.next_round, at_ms, lanes)
-        for each in participants:
-            _take_participant(fold, each, at_ms)
+    def take_levels(self, levels: Sequence[NodeLevelsView], at_ms: int) -> None:
+        """Fold what changed about nodes; of one that no list named yet, its work alone."""
+        for each in levels:
+            self._levels[each.id] = each
+            path = ("nodes", each.id)
+            if self._draft.get(*path) is not None:
+                self._note_absence(path, each.state, at_ms)
+                self._draft.set_each(path, _level_values(each))
+            if each.job in self._jobs:
+                _take_work(self._jobs[each.job], each, at_ms)
+
+    def _note_absence(self, path: tuple[str, ...], state: str, at_ms: int) -> None:
+        """Note when a node's connection ends, and when it is back."""
+        is_away = state == _AWAY
+        was_away = self._draft.get(*path, "state") == _AWAY
+        absences = self._draft.get(*path, "absences") or []
+        if is_away and not was_away:
+            begun = msgspec.to_builtins(ConnectionGap(at_ms))
+            self._draft.append((*path, "absences"), [begun], keep=_ABSENCES_KEPT)
+        elif was_away and not is_away and absences:
+            ended = {**absences[-1], "to_ms": at_ms}
+            self._draft.set((*path, "absences"), [*absences[:-1], ended])
+
+    def forget_levels(self) -> None:
+        """Let lists of nodes tell levels again: nobody else does now."""
+        self._levels.clear()
 
     def take_nodes(self, nodes: Sequence[NodeView], now_ms: int) -> None:
         """Fold the readings of all nodes; a node that is not among them is gone."""
@@ -103,6 +125,9 @@ class FeedProjection:
             if self._draft.get(*path) is None:
                 self._draft.set(path, msgspec.to_builtins(NodeState(id=node.id)))
             values = _node_values(node, now_ms)
+            if node.id in self._levels:
+                # They are newer than a list that may have been under way.
+                values |= _level_values(self._levels[node.id])
             seen_ms = self._draft.get(*path, "seen_at_ms")
             is_new = seen_ms is None or values["seen_at_ms"] - seen_ms >= SEEN_STEP_MS
             if not is_new and values["state"] == self._draft.get(*path, "state"):
@@ -154,57 +179,84 @@ def _summary(job: JobView) -> JsonObject:
             *("bytes_up", "bytes_down", "updates_accepted", "samples"),
         )
     }
-    values["updates_rejected"] = job.updates_refused
+    values["reason"] = round_from_one(job.reason)
+    values["updates_rejected"] = job.updates_rejected
     # Losses of evaluations come with their events; the summary knows them after a restart, too.
     values |= {name: v for name in ("loss", "metric") if (v := getattr(job, name)) is not None}
     return values
 
 
-def _is_live(participant: ParticipantView) -> bool:
-    return participant.state in _LIVE_STATES
+def _level_values(levels: NodeLevelsView) -> JsonObject:
+    names = ("state", "reason", "job", "health", "health_reason", "loss", *_SPEEDS)
+    values = {name: getattr(levels, name) for name in names}
+    values |= {"rtt_us": levels.round_trip_us, "rtt_spread_us": levels.round_trip_spread_us}
+    # States of other kinds hide whether the node is paused, too.
+    if levels.state in _STATES_OF_PAUSE:
+        values["pause_reason"] = levels.reason if levels.state == "paused" else ""
+    return values
 
 
-def _take_participant(fold: JobFold, each: ParticipantView, at_ms: int) -> None:
-    is_live = _is_live(each)
-    phase = live_phase(each.steps_done, each.steps_total) if is_live else "wait"
+def _take_work(fold: JobFold, levels: NodeLevelsView, at_ms: int) -> None:
+    """Fold a node's work in the open round. Rounds that no plan opens are opened by it."""
+    each, memory = levels.participant, fold.memory
+    if each is None or levels.round is None:
+        return
+    is_planned = fold.get("spec", "strategy") == "aware"
+    if memory.open_round is None and levels.round == memory.next_round and not is_planned:
+        fold.open_round(levels.round, at_ms, {})
+    lane = None
+    if memory.open_round == levels.round:
+        lane = fold.require_lane(levels.round, each.node, at_ms)
+    if lane is not None:
+        _take_participant(fold, lane, each, at_ms)
+
+
+def _take_participant(
+    fold: JobFold, lane: tuple[str, ...], each: ParticipantView, at_ms: int
+) -> None:
+    is_live = each.state in _LIVE_STATES
+    phase = (each.phase or live_phase(each.steps_done, each.steps_total)) if is_live else "wait"
+    if not fold.draft.get(*lane, "inner_steps"):
+        fold.draft.set((*lane, "inner_steps"), each.steps_total)
     level = {
         "state": each.state,
         "phase": phase,
         "steps_done": each.steps_done,
         "steps_total": each.steps_total,
         "loss": each.loss if each.steps_done else None,
-        "reason": each.reason,
+        "reason": fold.draft.get(*lane, "reason"),
     }
     path = (*fold.path, "levels", each.node)
     if fold.draft.get(*path) is None:
         fold.draft.set(path, level)
     else:
         fold.draft.set_each(path, level)
-    number = fold.memory.open_round
-    lane = (*fold.round_path(number or 0), "lanes", each.node)
-    if number is None or not is_live or fold.draft.get(*lane, "result") != "pending":
+    if not is_live or fold.draft.get(*lane, "result") != "pending":
         return
-    segments = continued_segments(fold.draft.get(*lane, "segments"), phase, at_ms)
-    fold.draft.set((*lane, "segments"), segments)
+    segments = fold.draft.get(*lane, "segments")
+    if not is_paused(segments):
+        segments = continued_segments(segments, phase, at_ms)
+        fold.draft.set((*lane, "segments"), segments)
 
 
 def _node_values(node: NodeView, now_ms: int) -> JsonObject:
     names = (
         *("name", "state", "reason", "device", "device_name", "memory_bytes", "worker", "job"),
-        *("software", "health", "health_reason", "updates_accepted"),
+        *("software", "health", "health_reason", "pause_reason", "updates_accepted"),
     )
     values: JsonObject = {name: getattr(node, name) for name in names}
     reading = node.reading
     rtt, loss = reading.round_trip_us, reading.loss
     values |= {
-        "updates_rejected": node.updates_refused,
+        "caps": node.caps or None,
+        "updates_rejected": node.updates_rejected,
         "seen_at_ms": now_ms - node.last_seen_ms_ago,
         "rtt_us": _whole(rtt.mean) if rtt else None,
         "rtt_spread_us": _whole(rtt.spread) if rtt else None,
         "loss": float(f"{loss.mean:.{READING_DIGITS}g}") if loss else None,
         "congestion_control": reading.congestion_control,
     }
-    for name in ("up_bits_per_s", "down_bits_per_s", "step_us"):
+    for name in _SPEEDS:
         estimate = getattr(reading, name)
         values[name] = _whole(estimate.mean) if estimate else None
     return values

@@ -120,7 +120,8 @@ def _group(buckets: Sequence[Bucket]) -> Bucket:
     )
 
 
-X_AXES = ("time", "bytes", "round")
+_FIELDS = {"time": "at_ms", "bytes": "moved_bytes", "round": "round"}
+X_AXES = tuple(_FIELDS)
 
 
 def series_answer(found: dict[str, list[Bucket]], x: str) -> dict[str, Any]:
@@ -128,17 +129,22 @@ def series_answer(found: dict[str, list[Bucket]], x: str) -> dict[str, Any]:
 
     Args:
         found: Buckets by series.
-        x: ``time`` (Unix ms), ``bytes`` or ``round``.
+        x: ``time`` (Unix ms), ``bytes`` or ``round``; the other two are told of each place, too.
     """
-    field = {"time": "at_ms", "bytes": "moved_bytes", "round": "round"}[x]
-    places = sorted({getattr(each, field) for buckets in found.values() for each in buckets})
-    series = {}
+    field = _FIELDS[x]
+    first: dict[int, Bucket] = {}
+    by_place: dict[str, dict[int, Bucket]] = {}
     for name, buckets in found.items():
-        by_place = {getattr(each, field): each for each in buckets}
-        rows = [by_place.get(place) for place in places]
+        by_place[name] = {getattr(each, field): each for each in buckets}
+        first = {**by_place[name], **first}
+    places = sorted(first)
+    series = {}
+    for name, known in by_place.items():
+        rows = [known.get(place) for place in places]
         series[name] = {
             "min": [each.least if each else None for each in rows],
             "max": [each.greatest if each else None for each in rows],
             "mean": [each.total / each.count if each else None for each in rows],
         }
-    return {"x": places, "series": series}
+    axes = {name: [getattr(first[place], name) for place in places] for name in _FIELDS.values()}
+    return {"x": places, **axes, "series": series}

@@ -4,14 +4,15 @@ from typing import Any, Literal
 
 import msgspec
 
-Phase = Literal["download", "train", "encode", "upload", "wait", "rest"]
+Phase = Literal["download", "train", "encode", "upload", "wait", "pause", "rest"]
 LaneOutcome = Literal["pending", "accepted", "rejected", "handed_back", "lost", "resting"]
 ROUNDS_KEPT = 200
 LANES_KEPT = 2_000
 """Most lanes of all rounds of a job in the state: a snapshot stays below a megabyte."""
 EVENTS_KEPT = 200
 REJECTIONS_KEPT = 20
-OUTPUTS_KEPT = 20
+OUTPUTS_KEPT = 100
+"""Evaluations whose output is in the state: 60 kB at most."""
 
 
 class Segment(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,6 +52,7 @@ class RoundState(msgspec.Struct, forbid_unknown_fields=True):
     ended_at_ms: int | None = None
     deadline_at_ms: int | None = None
     quorum: float = 0.0
+    """Share of the updates of nodes that do not rest, without which the round does not close."""
     reason: str = ""
     lanes: dict[str, Lane] = {}
     duration_ms: int | None = None
@@ -85,14 +87,21 @@ class EventLine(msgspec.Struct, forbid_unknown_fields=True):
     round: int | None = None
 
 
-class OutputSample(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Output of the model at an evaluation."""
+class ExampleState(msgspec.Struct, forbid_unknown_fields=True):
+    """A held-out sample: the beginning of a text, or an image as a data URL."""
+
+    text: str = ""
+    image: str = ""
+    label: str = ""
+
+
+class OutputSample(msgspec.Struct, forbid_unknown_fields=True):
+    """The model's output for each of the job's examples at an evaluation."""
 
     round: int
+    """How many rounds made the model."""
     at_ms: int
-    kind: Literal["text", "images"]
-    text: str = ""
-    items: list[dict[str, Any]] = []
+    outputs: list[str]
 
 
 class NodePay(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,6 +134,13 @@ class PaymentsState(msgspec.Struct, forbid_unknown_fields=True):
     halted: str = ""
     nodes: dict[str, NodePay] = {}
     transactions: list[TransactionLine] = []
+
+
+class NodeContribution(msgspec.Struct, forbid_unknown_fields=True):
+    """A node's accepted and measured work in a job."""
+
+    samples: int = 0
+    compute_ms: int = 0
 
 
 class JobState(msgspec.Struct, forbid_unknown_fields=True):
@@ -164,7 +180,10 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     decimals: int = 18
     rounds_by_number: dict[str, RoundState] = {}
     levels: dict[str, NodeLevel] = {}
+    work: dict[str, NodeContribution] = {}
     events: list[EventLine] = []
+    examples: list[ExampleState] = []
+    """Held-out samples that people see; none where the workload shows none."""
     samples_of_output: list[OutputSample] = []
     payments: PaymentsState | None = None
 
@@ -176,6 +195,14 @@ class Rejection(msgspec.Struct, forbid_unknown_fields=True):
     job: str
     round: int
     reason: str
+
+
+class ConnectionGap(msgspec.Struct, forbid_unknown_fields=True):
+    """A time without a connection, too short or too idle for a job to lose the node."""
+
+    from_ms: int
+    to_ms: int | None = None
+    """None: it lasts."""
 
 
 class NodeState(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,9 +222,12 @@ class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     software: str = ""
     health: str | None = None
     health_reason: str = ""
+    pause_reason: str = ""
     updates_accepted: int = 0
     updates_rejected: int = 0
     rejections: list[Rejection] = []
+    absences: list[ConnectionGap] = []
+    """Newest ones that this server saw, oldest first."""
     rtt_us: int | None = None
     rtt_spread_us: int | None = None
     loss: float | None = None
@@ -211,8 +241,8 @@ class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     forecast_error: float | None = None
     earned: str = "0"
     joined_at_ms: int | None = None
-    away_ms: int = 0
-    caps: dict[str, Any] | None = None
+    caps: dict[str, int] | None = None
+    """Limits that its owner set; those that are not set are left out."""
 
 
 class AlertState(msgspec.Struct, forbid_unknown_fields=True):

@@ -4,8 +4,9 @@ A journal's time starts with its job and stands still while the coordinator is d
 from the wall clock grows with each restart: it is noted when it was seen to have grown.
 """
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable
+from statistics import median_low
 
 import msgspec
 
@@ -26,16 +27,18 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def journal_distance_ms(events: Iterable[JobEvent]) -> int | None:
-    """Unix time minus job time, by what the first accepted update tells; None: nothing does.
+    """Unix time minus job time, by what each node's first accepted update tells; None: none does.
 
-    A node takes its wall clock for the nonce of an update, which is in the journal.
+    A node takes its wall clock for the nonce of an update, which is in the journal. The median of
+    the nodes counts: one clock that is wrong moves nothing.
     """
+    first: dict[object, int] = {}
     for event in events:
         update = event.body.get("update") if event.kind == "UpdateReceived" else None
         nonce = update.get("nonce") if isinstance(update, dict) else None
         if isinstance(nonce, int) and EARLIEST_UNIX_MS < nonce < LATEST_UNIX_MS:
-            return nonce - event.at_ms
-    return None
+            first.setdefault(event.body.get("node"), nonce - event.at_ms)
+    return median_low(first.values()) if first else None
 
 
 class WallClock:
@@ -57,6 +60,10 @@ class WallClock:
         anchor = Anchor(job_ms if self._anchors else 0, distance_ms)
         self._anchors.append(anchor)
         return anchor
+
+    def take(self, anchor: Anchor) -> None:
+        """Take an anchor that is known from elsewhere."""
+        insort(self._anchors, anchor, key=lambda each: each.from_job_ms)
 
     def unix_ms(self, job_ms: int) -> int:
         """Wall-clock time of a job time."""

@@ -1,21 +1,15 @@
 """A job's ledger from the coordinator as the feed shows it."""
 
-from typing import Any
-
 from dashboard_api.core.state import NodePay, PaymentsState, TransactionLine
+from hypergpu.client import JobLedger
 
 TRANSACTIONS_KEPT = 50
 DECIMALS = 18
 
 
-def payments_state(ledger: Any) -> tuple[PaymentsState, int]:
-    """Accounts of a job, and the decimals of its token.
-
-    Args:
-        ledger: The answer of ``GetLedger``.
-    """
-    has_chain = ledger.HasField("on_chain")
-    block = ledger.on_chain.block if has_chain else 0
+def payments_state(ledger: JobLedger) -> tuple[PaymentsState, int]:
+    """Accounts of a job, and the decimals of its token."""
+    block = ledger.on_chain.block if ledger.on_chain else 0
     nodes = {
         node.node_id: NodePay(
             node.receipts, node.worth or "0", node.paid or "0", node.allotted or "0"
@@ -42,4 +36,4 @@ def payments_state(ledger: Any) -> tuple[PaymentsState, int]:
         nodes=nodes,
         transactions=transactions,
     )
-    return state, ledger.on_chain.decimals if has_chain else DECIMALS
+    return state, ledger.on_chain.decimals if ledger.on_chain else DECIMALS

@@ -102,6 +102,8 @@ class Endpoint(NamedTuple):
     """Type of the JSON answer; None: any object."""
     is_open: bool = False
     """Whether it is answered without a session."""
+    for_node_owners: bool = False
+    """Whether it is answered to a node's token, which sees and steers its own nodes only."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -129,8 +131,7 @@ def endpoint_function(
             session = await find_session(services, request)
             call = Call(services, request, session)
             if not endpoint.is_open:
-                require = call.who
-                del require
+                _require_role(endpoint, call.who)
             if request.method == "GET":
                 return await endpoint.answer(call)
             return await _answer_with_audit(endpoint, call)
@@ -140,9 +141,22 @@ def endpoint_function(
     return answer
 
 
+def _require_role(endpoint: Endpoint, session: Session) -> None:
+    """Refuse a node's owner what is not about the owner's nodes; else the coordinator decides.
+
+    Raises:
+        HyperGPUError: ROLE_FORBIDDEN.
+    """
+    if session.is_node_owner and not endpoint.for_node_owners:
+        detail = f"{endpoint.method} {endpoint.path} is not for a node's token"
+        fix = "a node's token sees and steers the nodes that joined with it; paste a user's token"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix=fix)
+
+
 async def _answer_with_audit(endpoint: Endpoint, call: Call) -> Response:
     """Answer, and write the action down with its outcome."""
-    action = f"{call.request.method} {call.request.url.path}"[:200]
+    subjects = ", ".join(str(each) for each in call.request.path_params.values())
+    action = f"{endpoint.meaning.rstrip('.')}{subjects and f' ({subjects})'}"[:200]
     outcome = "done"
     try:
         return await endpoint.answer(call)

@@ -9,13 +9,13 @@ FILES_MOST = 50
 FILE_BYTES_MAX = 4 << 20
 
 
-def read_comparisons(folder: Path | None) -> list[dict[str, Any]]:
+def read_comparisons(folder: Path) -> list[dict[str, Any]]:
     """Every result, newest first, with the file's name and time; files that hold none are left out.
 
     Args:
         folder: Where `hypergpu compare --out` wrote; its subfolders count.
     """
-    if folder is None or not folder.is_dir():
+    if not folder.is_dir():
         return []
     paths = [path for path in (*folder.glob("*.json"), *folder.glob("*/*.json")) if path.is_file()]
     paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)

@@ -13,9 +13,9 @@ from starlette.responses import FileResponse, Response
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from hypergpu.client import AsyncCoordinator
-from hypergpu.jobfile import JobFileError, parse_job, parse_job_table, with_parameters
+from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.jobfile.toml import KeyLines
+from hypergpu.jobfile.toml import JobFileError, KeyLines
 from hypergpu.workloads.workload import entries
 
 WHICH = ("latest", "best")
@@ -131,21 +131,19 @@ async def _data_folder(call: Call, upload_id: str) -> Path | None:
 
 def _spec(wanted: JobRequest, folder: Path | None) -> JobSpec:
     """Settings of a new job; its data are those that were uploaded, never this machine's."""
+    data_path = str(folder) if folder else ""
     try:
         spec = (
-            parse_job(wanted.toml)
+            parse_job(wanted.toml, data_path=data_path)
             if wanted.toml
-            else parse_job_table(wanted.settings, KeyLines("settings"))
+            else parse_job_table(wanted.settings, KeyLines("settings"), data_path=data_path)
         )
     except JobFileError as wrong:
         raise RequestRefusedError(400, str(wrong), "correct the settings as said") from wrong
     if spec.data.path and folder is None:
         message = "data.path names a folder of your machine, which this page cannot read"
         raise RequestRefusedError(400, message, "upload the data and leave data.path out")
-    if folder is None:
-        return spec
-    placed = msgspec.structs.replace(spec.data, path=str(folder))
-    return msgspec.structs.replace(spec, data=placed)
+    return spec
 
 
 def _job_act(act: Callable[[AsyncCoordinator, str], Awaitable[None]]) -> Callable[[Call], Any]:
@@ -227,6 +225,12 @@ def _node_endpoint(
     return Endpoint("POST", f"/nodes/{{node}}/{word}", _node_act(act), meaning, result=DoneAnswer)
 
 
+def _own_node_endpoint(
+    word: str, act: Callable[[AsyncCoordinator, str], Awaitable[None]], meaning: str
+) -> Endpoint:
+    return _node_endpoint(word, act, meaning)._replace(for_node_owners=True)
+
+
 CONTROL_ENDPOINTS = (
     Endpoint(
         "GET",
@@ -243,9 +247,9 @@ CONTROL_ENDPOINTS = (
         body=JobRequest,
         result=JobMade,
     ),
-    _job_endpoint("pause", AsyncCoordinator.pause, "Let the open round finish, open no other."),
+    _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job once its open round is done."),
     _job_endpoint("resume", AsyncCoordinator.resume, "Go on with a paused job."),
-    _job_endpoint("stop", AsyncCoordinator.stop, "End a job with the model there is."),
+    _job_endpoint("stop", AsyncCoordinator.stop, "Stop a job with the model there is."),
     Endpoint(
         "POST",
         "/jobs/{job}/parameters",
@@ -262,7 +266,15 @@ CONTROL_ENDPOINTS = (
         (Parameter("which", "latest or best.", default="latest"),),
         result=bytes,
     ),
-    _node_endpoint("drain", AsyncCoordinator.drain, "Let a node finish what it holds and leave."),
+    _own_node_endpoint(
+        "pause", AsyncCoordinator.pause_node, "Pause a node and take its work back."
+    ),
+    _own_node_endpoint(
+        "resume", AsyncCoordinator.resume_node, "Let a paused node take work again."
+    ),
+    _own_node_endpoint(
+        "drain", AsyncCoordinator.drain, "Let a node finish what it holds and leave."
+    ),
     _node_endpoint("exclude", AsyncCoordinator.revoke_node, "Shut a node out at once."),
     _node_endpoint("readmit", AsyncCoordinator.readmit_node, "Admit a node again."),
 )

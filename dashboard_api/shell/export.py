@@ -1,13 +1,18 @@
 """`hypergpu job export-page`: a job's whole course as one file."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from dashboard_api.core.page_file import PageParts, page_with_recording
 from dashboard_api.core.recording import RecordedJob, bounded_recording
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
+from hypergpu.client.values import NodeView
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import unix_ms
 
@@ -53,7 +58,7 @@ async def _read_job(coordinator: AsyncCoordinator, job_id: str) -> RecordedJob:
     if (await coordinator.spec(job_id)).pay.unit_price:
         payments, decimals = payments_state(await coordinator.ledger(job_id))
     events: list[JobEvent] = []
-    async for update in coordinator.read_events(job_id):
+    async for update in coordinator.watch(job_id):
         if not isinstance(update, JobEvent):
             break  # The stream has caught up.
         events.append(update)
@@ -65,16 +70,34 @@ async def _read_job(coordinator: AsyncCoordinator, job_id: str) -> RecordedJob:
         address=coordinator.address,
         job=(await coordinator.job(job_id)).job,
         events=[(clock.unix_ms(event.at_ms), event) for event in events],
-        nodes=await coordinator.nodes(),
+        nodes=_members(await coordinator.nodes(), events),
         payments=payments,
         decimals=decimals,
     )
 
 
+def _members(nodes: Sequence[NodeView], events: Sequence[JobEvent]) -> list[NodeView]:
+    """Nodes that joined the job, with what they did for it alone."""
+    counts = Counter((event.kind, event.body.get("node")) for event in events)
+    return [
+        replace(
+            node,
+            updates_accepted=counts["UpdateReceived", node.id],
+            updates_rejected=counts["UpdateRejected", node.id],
+        )
+        for node in nodes
+        if counts["NodeJoined", node.id]
+    ]
+
+
 def _page(folder: Path, recording: bytes) -> bytes:
+    return page_with_recording(read_page_parts(folder), recording).encode("utf-8")
+
+
+def read_page_parts(folder: Path) -> PageParts:
+    """Parts of the built page that shows recordings; a plain one where none is built."""
     built = folder / "recorded"
-    parts = PageParts()
-    if (built / "index.html").is_file():
-        names = ("index.html", "page.js", "page.css")
-        parts = PageParts(*((built / name).read_text("utf-8") for name in names))
-    return page_with_recording(parts, recording).encode("utf-8")
+    if not (built / "index.html").is_file():
+        return PageParts()
+    names = ("index.html", "page.js", "page.css")
+    return PageParts(*((built / name).read_text("utf-8") for name in names))

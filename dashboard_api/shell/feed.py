@@ -1,33 +1,30 @@
 """The feed of one view of a coordinator: its state, the newest deltas and the clients that follow.
 
-Every delta is encoded once, whatever the number of clients. All of it runs on one event loop.
+Every delta is encoded once, whatever the number of clients, down to the WebSocket's own frame. All
+of it runs on one event loop, which serves others between a few clients and the next ones.
 """
 
 import asyncio
 import secrets
-from typing import Protocol
+from collections.abc import Iterator
+from itertools import islice
+
+from websockets.frames import Frame, Opcode
 
 from dashboard_api.core.changes import Change, conflated_changes
 from dashboard_api.core.frames import HelloFrame, delta_frame, snapshot_frame
 from dashboard_api.core.outbox import ClientQueue, DeltaRing, Pacer, Resume, Wanted
 from dashboard_api.core.projection import FeedProjection
+from hypergpu.errors import HyperGPUError
 from hypergpu.streams import monotonic_ms, unix_ms
 
+CLIENTS_AT_ONCE = 10
+"""Clients that are woken before the loop serves others."""
 
-class FrameSource(Protocol):
-    """Frames for clients: a live feed or a recording."""
 
-    def hello(self, role: str) -> HelloFrame:
-        """First frame of a connection."""
-        ...
-
-    def open_client(self, resume: Resume | None) -> "FeedClient":
-        """A client from now on; it continues where it was if that is still known."""
-        ...
-
-    def close_client(self, client: "FeedClient") -> None:
-        """Forget a client."""
-        ...
+def text_message(frame: bytes) -> bytes:
+    """A frame of the feed as a server's WebSocket sends it: the same octets for every client."""
+    return Frame(Opcode.TEXT, frame).serialize(mask=False)
 
 
 class FeedClient:
@@ -39,9 +36,9 @@ class FeedClient:
         self.changed = asyncio.Event()
         """Set when there may be something to send."""
 
-    async def next_frame(self) -> bytes:
-        """Wait for the next frame."""
-        while True:
+    async def next_message(self) -> bytes | None:
+        """Wait for the next frame, as a WebSocket message; None: the feed is refused."""
+        while self._feed.refusal is None:
             self.changed.clear()
             frame = self.queue.take()
             if isinstance(frame, bytes):
@@ -50,6 +47,7 @@ class FeedClient:
                 self.queue.note_snapshot()
                 return snapshot
             await self.changed.wait()
+        return None
 
 
 class Feed:
@@ -61,6 +59,8 @@ class Feed:
         self.clients: set[FeedClient] = set()
         self.ring = DeltaRing()
         self.snapshots_forced = 0
+        self.refusal: HyperGPUError | None = None
+        """Why the coordinator shows nothing more to the token of this feed."""
         self._clients_changed = asyncio.Event()
         self._pacer = Pacer()
         self._pending: list[Change] = projection.take_changes()
@@ -110,13 +110,18 @@ class Feed:
                 self._send()
 
     def snapshot(self) -> bytes | None:
-        """The state of the newest sequence number; None: changes are about to be sent first."""
+        """Message with the newest state; None: changes are about to be sent first."""
         if self._pending:
             return None
         if self._snapshot is None or self._snapshot[0] != self.ring.seq:
             frame = snapshot_frame(self.ring.seq, unix_ms(), self.projection.state)
-            self._snapshot = (self.ring.seq, frame)
+            self._snapshot = (self.ring.seq, text_message(frame))
         return self._snapshot[1]
+
+    def refuse(self, refusal: HyperGPUError) -> None:
+        """End every client's connection: the token is good no longer."""
+        self.refusal = refusal
+        self._wake(iter(tuple(self.clients)))
 
     def close(self) -> None:
         """Stop the timer."""
@@ -131,8 +136,16 @@ class Feed:
     def _send(self) -> None:
         changes, self._pending = conflated_changes(self._pending), []
         self._pacer.note_delta(monotonic_ms())
-        frame = delta_frame(self.ring.seq + 1, unix_ms(), changes)
-        self.ring.add(frame)
+        message = text_message(delta_frame(self.ring.seq + 1, unix_ms(), changes))
+        self.ring.add(message)
         for client in self.clients:
-            client.queue.offer(frame)
+            client.queue.offer(message)
+        self._wake(iter(tuple(self.clients)))
+
+    def _wake(self, waiting: Iterator[FeedClient]) -> None:
+        """Wake some clients, and the others after whatever else the loop has to do."""
+        woken = tuple(islice(waiting, CLIENTS_AT_ONCE))
+        for client in woken:
             client.changed.set()
+        if woken:
+            asyncio.get_running_loop().call_soon(self._wake, waiting)

@@ -11,27 +11,46 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from dashboard_api.core.frames import hello_frame
 from dashboard_api.core.outbox import Resume
 from dashboard_api.shell.api import find_session
-from dashboard_api.shell.feed import Feed
+from dashboard_api.shell.feed import Feed, text_message
 from dashboard_api.shell.services import DashboardServices
 from hypergpu.client import HyperGPUError
 
-ABORT = "hypergpu.abort"
+CONNECTION = "hypergpu.connection"
 NO_SESSION = 4401
 REFUSED = 4403
 MESSAGE_CHARACTERS_MAX = 1024
 FIRST_STATE_WITHIN_S = 2.0
 
 
-class AbortableProtocol(WebSocketsSansIOProtocol):
-    """Gives the application a way to end a connection whose client reads nothing.
+class FeedProtocol(WebSocketsSansIOProtocol):
+    """Lets the application write whole messages, and end a connection whose client reads nothing.
 
-    Closing one in the ordinary way waits for the client to read what was written before.
+    The ordinary way frames each message for each client anew, and a close in it waits for the
+    client to read everything that was written before.
     """
 
     async def run_asgi(self) -> None:
         """Run the application."""
-        self.scope["extensions"][ABORT] = {"abort": self.transport.abort}
+        self.scope["extensions"][CONNECTION] = {"protocol": self}
         await super().run_asgi()
+
+    async def write_message(self, message: bytes, stalled_after_ms: int) -> None:
+        """Write a message as soon as the client has taken most of what came before.
+
+        Raises:
+            TimeoutError: It took nothing for so long.
+            ClientDisconnected: It is gone.
+        """
+        if not self.writable.is_set():
+            async with asyncio.timeout(stalled_after_ms / 1000):
+                await self.writable.wait()
+        if self.disconnected or self.close_sent or self.transport.is_closing():
+            raise ClientDisconnected
+        self.transport.write(message)
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self.transport.abort()
 
 
 async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
@@ -39,8 +58,8 @@ async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
     if services.recording is not None:
         await socket.accept()
         hello = hello_frame(services.recording.hello())
-        frames = _recorded_frames(hello, services.recording.frames())
-        await _exchange(socket, frames, services.stalled_after_ms)
+        messages = _recorded_messages(hello, services.recording.frames())
+        await _exchange(socket, messages, services.stalled_after_ms)
         return
     try:
         session = await find_session(services, socket)
@@ -54,8 +73,11 @@ async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
     await socket.accept()
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(follower.has_answered.wait(), FIRST_STATE_WITHIN_S)
-    frames = _live_frames(follower.feed, session.role, resume_wanted(socket))
-    await _exchange(socket, frames, services.stalled_after_ms)
+    messages = _live_messages(follower.feed, session.role, resume_wanted(socket))
+    await _exchange(socket, messages, services.stalled_after_ms)
+    if follower.feed.refusal is not None:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect, ClientDisconnected):
+            await socket.close(REFUSED, follower.feed.refusal.detail[:100])
 
 
 def resume_wanted(socket: WebSocket) -> Resume | None:
@@ -72,26 +94,30 @@ async def _refuse(socket: WebSocket, code: int, reason: str) -> None:
     await socket.close(code, reason[:100])
 
 
-async def _live_frames(feed: Feed, role: str, resume: Resume | None) -> AsyncIterator[bytes]:
+async def _live_messages(feed: Feed, role: str, resume: Resume | None) -> AsyncIterator[bytes]:
     client = feed.open_client(resume)
     try:
-        yield hello_frame(feed.hello(role))
-        while True:
-            yield await client.next_frame()
+        if feed.refusal is None:
+            yield text_message(hello_frame(feed.hello(role)))
+        while (message := await client.next_message()) is not None:
+            yield message
     finally:
         feed.close_client(client)
 
 
-async def _recorded_frames(hello: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield hello
+async def _recorded_messages(hello: bytes, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield text_message(hello)
     async for frame in frames:
-        yield frame
+        yield text_message(frame)
     # The page stays open at the end of what was recorded.
     await asyncio.Event().wait()
 
 
-async def _exchange(socket: WebSocket, frames: AsyncIterator[bytes], stalled_after_ms: int) -> None:
-    sending = asyncio.create_task(_send(socket, frames, stalled_after_ms))
+async def _exchange(
+    socket: WebSocket, messages: AsyncIterator[bytes], stalled_after_ms: int
+) -> None:
+    protocol = socket.scope["extensions"][CONNECTION]["protocol"]
+    sending = asyncio.create_task(_send(protocol, messages, stalled_after_ms))
     receiving = asyncio.create_task(_receive(socket))
     try:
         await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
@@ -101,16 +127,17 @@ async def _exchange(socket: WebSocket, frames: AsyncIterator[bytes], stalled_aft
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _send(socket: WebSocket, frames: AsyncIterator[bytes], stalled_after_ms: int) -> None:
-    async with contextlib.aclosing(frames) as feed:  # type: ignore[type-var]
-        async for frame in feed:
+async def _send(
+    protocol: FeedProtocol, messages: AsyncIterator[bytes], stalled_after_ms: int
+) -> None:
+    async with contextlib.aclosing(messages) as feed:  # type: ignore[type-var]
+        async for message in feed:
             try:
-                async with asyncio.timeout(stalled_after_ms / 1000):
-                    await socket.send_text(frame.decode())
+                await protocol.write_message(message, stalled_after_ms)
             except TimeoutError:
-                socket.scope["extensions"][ABORT]["abort"]()
+                protocol.abort()
                 return
-            except (WebSocketDisconnect, ClientDisconnected, RuntimeError):
+            except ClientDisconnected:
                 return
 
 

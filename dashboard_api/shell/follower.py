@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dashboard_api.core.alerts import Surroundings, standing_alerts
 from dashboard_api.core.projection import FeedProjection
-from dashboard_api.core.wall_clock import WallClock
+from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from dashboard_api.shell.feed import Feed
-from dashboard_api.shell.recorder import HistoryRecorder
+from dashboard_api.shell.recorder import JobClocks
 from hypergpu.client import (
     ENDED,
     AsyncCoordinator,
@@ -19,27 +19,26 @@ from hypergpu.client import (
     HyperGPUError,
     JobEvent,
     JobView,
+    NodeLevelsView,
     NodeView,
-    ParticipantView,
     RemoteFailureError,
-    Role,
 )
-from hypergpu.streams import monotonic_ms, unix_ms
+from hypergpu.errors import Reason
+from hypergpu.streams import unix_ms
 
 JOBS_EVERY_S = 1.0
-NODES_EVERY_S = 2.0
+NODES_EVERY_S = 10.0
+"""Lists of nodes; what changes between is told as it changes."""
 LEDGER_EVERY_S = 10.0
 ALERTS_EVERY_S = 2.0
 RETRY_MOST_S = 5.0
-NODES_AT_ONCE = 50
-NODES_PAUSE_S = 0.05
+NODES_AT_ONCE = 25
+NODES_PAUSE_S = 0.025
 """Readings of a thousand nodes take a second this way, and no delta is large."""
-PROGRESS_GAP_MS = 250
-NODES_FOR_PROGRESS_GAP = 6
-"""Progress of more nodes than this comes less often: 50 nodes' every two seconds."""
 
 
 Failure = (HyperGPUError, RemoteFailureError)
+TOKEN_ENDED = frozenset({Reason.TOKEN_INVALID, Reason.TOKEN_REVOKED, Reason.TOKEN_EXPIRED})
 Ask = Callable[[AsyncCoordinator], Awaitable[None]]
 
 
@@ -54,12 +53,12 @@ class Follower:
 
     Args:
         target: The coordinator, and as whom it is called.
-        recorder: Gets everything that is to be kept.
+        recorder: Has the jobs' clocks, and gets everything that is to be kept.
         data_dir: The coordinator's folder if it is on this machine, for the free space of its disk.
     """
 
     def __init__(
-        self, target: ConnectionTarget, recorder: HistoryRecorder, data_dir: Path | None = None
+        self, target: ConnectionTarget, recorder: JobClocks, data_dir: Path | None = None
     ) -> None:
         self.target = target
         self.feed = Feed(FeedProjection(target.address))
@@ -68,9 +67,8 @@ class Follower:
         self._data_dir = data_dir
         self._clocks: dict[str, WallClock] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self._progress_at_ms: dict[str, int] = {}
         self.has_answered = asyncio.Event()
-        """Set once the coordinator has told its jobs."""
+        """Set once the coordinator has told its jobs, or refused the token."""
 
     @property
     def projection(self) -> FeedProjection:
@@ -83,8 +81,8 @@ class Follower:
             await self._connect()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._repeat(JOBS_EVERY_S, self._ask_jobs))
-                if self.target.token.role is Role.OPERATOR:
-                    tasks.create_task(self._repeat(NODES_EVERY_S, self._ask_nodes))
+                tasks.create_task(self._repeat(NODES_EVERY_S, self._ask_nodes))
+                tasks.create_task(self._repeat(RETRY_MOST_S, self._watch_telemetry))
                 tasks.create_task(self._repeat(LEDGER_EVERY_S, self._ask_ledgers))
                 tasks.create_task(self._repeat(ALERTS_EVERY_S, self._judge))
         finally:
@@ -115,6 +113,9 @@ class Follower:
             await asyncio.sleep(wait_s)
 
     def _tell_away(self, failure: Exception) -> None:
+        if isinstance(failure, HyperGPUError) and failure.reason in TOKEN_ENDED:
+            self.feed.refuse(failure)
+            self.has_answered.set()
         reason = failure.detail if isinstance(failure, Failure) else str(failure)
         self.projection.take_reachability(reason, unix_ms(), is_reachable=False)
         self.feed.publish()
@@ -129,6 +130,7 @@ class Follower:
         self.feed.publish()
         for gone in set(self._watchers) - {job.id for job in jobs}:
             self._watchers.pop(gone).cancel()
+        self.feed.refusal = None
         self.has_answered.set()
 
     async def take_jobs_told(self, jobs: Sequence[JobView]) -> None:
@@ -141,25 +143,36 @@ class Follower:
         if job.id not in self._clocks:
             self._clocks[job.id] = await self._recorder.clock(job.id)
         is_known = self._clocks[job.id].has_anchor
-        if job.phase not in ENDED or not is_known:
+        if job.phase not in ENDED:
             anchor = self._clocks[job.id].note(job.at_ms, now_ms)
             if anchor is not None:
                 await self._recorder.keep_anchor(job.id, anchor)
+        elif not is_known:
+            await self._place_ended(coordinator, job, now_ms)
         if job.id not in self._watchers:
             watcher = asyncio.create_task(self._watch(coordinator, job.id))
             self._watchers[job.id] = watcher
+
+    async def _place_ended(self, coordinator: AsyncCoordinator, job: JobView, now_ms: int) -> None:
+        """Find out when a job was that ended before this server first saw it."""
+        events = []
+        async for update in coordinator.read_events(job.id):
+            if update.kind == "RoundRecorded":
+                break
+            events.append(update)
+        distance_ms = journal_distance_ms(events)
+        anchor = Anchor(0, now_ms - job.at_ms if distance_ms is None else distance_ms)
+        self._clocks[job.id].take(anchor)
+        await self._recorder.keep_anchor(job.id, anchor)
 
     async def _watch(self, coordinator: AsyncCoordinator, job_id: str) -> None:
         wait_s = 0.1
         while True:
             with contextlib.suppress(*Failure):
                 next_sequence = self.projection.memory(job_id).next_sequence
-                async for update in coordinator.read_events(job_id, next_sequence):
+                async for event in coordinator.read_events(job_id, next_sequence):
                     wait_s = 0.1
-                    if isinstance(update, JobEvent):
-                        await self._take_event(job_id, update)
-                    else:
-                        self._take_progress(job_id, update.participants)
+                    await self._take_event(job_id, event)
                 state = self.projection.state["jobs"].get(job_id)
                 if state is None or state["ended_at_ms"] is not None:
                     return
@@ -175,14 +188,21 @@ class Follower:
             # A long journal is folded piece by piece: clients are served between the pieces.
             await asyncio.sleep(0)
 
-    def _take_progress(self, job_id: str, participants: Sequence[ParticipantView]) -> None:
-        now_ms = monotonic_ms()
-        gap_ms = PROGRESS_GAP_MS * max(1, len(participants) // NODES_FOR_PROGRESS_GAP)
-        if now_ms - self._progress_at_ms.get(job_id, -gap_ms) < gap_ms:
-            return
-        self._progress_at_ms[job_id] = now_ms
-        self.projection.take_progress(job_id, participants, unix_ms())
+    async def _watch_telemetry(self, coordinator: AsyncCoordinator) -> None:
+        try:
+            async for levels in coordinator.watch_telemetry():
+                known = self.projection.state["nodes"]
+                if any(each.id not in known for each in levels):
+                    await self._ask_nodes(coordinator)
+                await self.take_levels(levels)
+        finally:
+            self.projection.forget_levels()
+
+    async def take_levels(self, levels: Sequence[NodeLevelsView]) -> None:
+        """Take what changed about some nodes; clients are served before the next ones are taken."""
+        self.projection.take_levels(levels, unix_ms())
         self.feed.publish()
+        await asyncio.sleep(NODES_PAUSE_S)
 
     async def _ask_nodes(self, coordinator: AsyncCoordinator) -> None:
         await self.take_nodes(await coordinator.nodes())
@@ -195,7 +215,6 @@ class Follower:
             self.projection.take_readings(piece, now_ms)
             self.feed.publish()
             await asyncio.sleep(NODES_PAUSE_S)
-        self._recorder.take_nodes(self.projection.state["nodes"], now_ms)
 
     async def _ask_ledgers(self, coordinator: AsyncCoordinator) -> None:
         for job_id, job in list(self.projection.state["jobs"].items()):
@@ -208,6 +227,7 @@ class Follower:
 
     async def _judge(self, _coordinator: AsyncCoordinator) -> None:
         state = self.projection.state
+        self._recorder.take_nodes(state["nodes"], unix_ms())
         moved = {job: self.projection.memory(job).moved_at_ms for job in state["jobs"]}
         around = Surroundings(
             now_ms=unix_ms(),

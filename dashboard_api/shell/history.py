@@ -67,6 +67,8 @@ class EventSearch(msgspec.Struct, frozen=True):
     before: int | None = None
     """Sequence number that all found ones are below."""
     limit: int = 100
+    nodes: tuple[str, ...] | None = None
+    """Events about other nodes are left out; None: none is."""
 
 
 class SeriesSpan(msgspec.Struct, frozen=True):
@@ -197,14 +199,19 @@ class HistoryStore:
         chosen = (POINTS.c.scope == span.scope, POINTS.c.name == span.name)
         points = max(1, min(span.points, POINTS_MAX))
         with self._engine.connect() as connection:
-            newest = select(func.max(POINTS.c.number)).where(*chosen, POINTS.c.level == 0)
-            last = connection.scalar(newest)
-            if last is None:
+            # One query for both would look at every point.
+            ends = (func.min(POINTS.c.number), func.max(POINTS.c.number))
+            first, last = (
+                connection.scalar(select(end).where(*chosen, POINTS.c.level == 0)) for end in ends
+            )
+            if first is None or last is None:
                 return []
+            # A node's indices are times: nearly all of them lie before its first reading.
+            from_index = max(first, span.from_index)
             to_index = last if span.to_index is None else min(last, span.to_index)
-            level = level_for(to_index - span.from_index + 1, points)
+            level = level_for(to_index - from_index + 1, points)
             within = POINTS.c.number.between(
-                bucket_number(span.from_index, level), bucket_number(to_index, level)
+                bucket_number(from_index, level), bucket_number(to_index, level)
             )
             wanted = (
                 *(POINTS.c.number, POINTS.c.at_ms, POINTS.c.moved_bytes, POINTS.c.round),
@@ -233,6 +240,8 @@ class HistoryStore:
             wanted.append(EVENTS.c.kind == search.kind)
         if search.before is not None:
             wanted.append(EVENTS.c.sequence < search.before)
+        if search.nodes is not None:
+            wanted.append(EVENTS.c.node.is_(None) | EVENTS.c.node.in_(search.nodes))
         limit = max(1, min(search.limit, EVENTS_MOST))
         columns = [each for each in EVENTS.c if each.name != "job"]
         with self._engine.connect() as connection:

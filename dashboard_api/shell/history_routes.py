@@ -13,6 +13,7 @@ from dashboard_api.shell.comparisons import read_comparisons
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from dashboard_api.shell.history import EVENTS_MOST, EventSearch, SeriesSpan
 from hypergpu.client import HyperGPUError
+from hypergpu.client.settings import comparisons_folder
 from hypergpu.errors import Reason
 
 ROUNDS_MOST = 500
@@ -29,9 +30,12 @@ class SeriesValues(msgspec.Struct):
 
 
 class SeriesAnswer(msgspec.Struct):
-    """Series on one axis."""
+    """Series on one axis, and where its places are on each."""
 
     x: list[int]
+    at_ms: list[int]
+    moved_bytes: list[int]
+    round: list[int]
     series: dict[str, SeriesValues]
 
 
@@ -65,7 +69,16 @@ async def feed_state(call: Call) -> dict[str, Any]:
         return call.services.recording.state
     follower = await call.services.views.follower(call.who)
     await follower.has_answered.wait()
+    if follower.feed.refusal is not None:
+        raise follower.feed.refusal
     return follower.projection.state
+
+
+async def own_nodes(call: Call) -> tuple[str, ...] | None:
+    """Nodes that a node's owner sees; None: the session sees all. The history holds everything."""
+    if call.session is None or not call.session.is_node_owner:
+        return None
+    return tuple((await feed_state(call))["nodes"])
 
 
 async def tell_series(call: Call) -> Response:
@@ -107,7 +120,13 @@ async def tell_rounds(call: Call) -> Response:
     first = call.whole("from", 0)
     last = min(call.whole("to", first + ROUNDS_MOST - 1), first + ROUNDS_MOST - 1)
     bodies = await run_in_threadpool(call.services.history.rounds, job_id, first, last)
-    return json_response({"rounds": [msgspec.Raw(body) for body in bodies]})
+    own = await own_nodes(call)
+    if own is None:
+        return json_response({"rounds": [msgspec.Raw(body) for body in bodies]})
+    rounds = [msgspec.json.decode(body) for body in bodies]
+    for each in rounds:
+        each["lanes"] = {node: lane for node, lane in each["lanes"].items() if node in own}
+    return json_response({"rounds": rounds})
 
 
 async def tell_events(call: Call) -> Response:
@@ -120,6 +139,7 @@ async def tell_events(call: Call) -> Response:
         call.text("kind", most=64),
         None if before < 0 else before,
         call.whole("limit", 100, most=EVENTS_MOST),
+        await own_nodes(call),
     )
     return json_response({"events": await run_in_threadpool(call.services.history.events, search)})
 
@@ -134,7 +154,7 @@ async def tell_audit(call: Call) -> Response:
 
 async def tell_comparisons(call: Call) -> Response:
     """Results of `hypergpu compare`."""
-    folder = call.services.settings.comparisons
+    folder = call.services.settings.comparisons or comparisons_folder()
     return json_response({"comparisons": await run_in_threadpool(read_comparisons, folder)})
 
 
@@ -153,6 +173,7 @@ HISTORY_ENDPOINTS = (
         "Series of a job with least, greatest and mean of each bucket.",
         _SPAN,
         result=SeriesAnswer,
+        for_node_owners=True,
     ),
     Endpoint(
         "GET",
@@ -164,6 +185,7 @@ HISTORY_ENDPOINTS = (
             Parameter("to", "Last round.", "integer"),
         ),
         result=RoundsAnswer,
+        for_node_owners=True,
     ),
     Endpoint(
         "GET",
@@ -177,6 +199,7 @@ HISTORY_ENDPOINTS = (
             Parameter("limit", "Most events.", "integer", maximum=EVENTS_MOST, default="100"),
         ),
         result=EventsAnswer,
+        for_node_owners=True,
     ),
     Endpoint(
         "GET",
@@ -185,6 +208,7 @@ HISTORY_ENDPOINTS = (
         "Readings of a node over time.",
         _SPAN,
         result=SeriesAnswer,
+        for_node_owners=True,
     ),
     Endpoint(
         "GET",

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
@@ -11,7 +12,7 @@ PLAIN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>HyperGPU</title></head>
 <body><h1>HyperGPU</h1>
 <p>The server runs, and the page was not built. In the repository:</p>
-<pre>cd dashboard_api/web &amp;&amp; npm ci &amp;&amp; npm run build</pre>
+<pre>make web</pre>
 <p>The feed is at <code>/feed</code>, the API at
 <a href="/api/v1/openapi.json">/api/v1/openapi.json</a>.</p>
 </body></html>
@@ -40,8 +41,8 @@ class AssetFiles(StaticFiles):
 
 
 def asset_routes(folder: Path) -> list[BaseRoute]:
-    """Where the page's parts are; none of an unbuilt page."""
+    """Where the page's parts are, compressed; none of an unbuilt page."""
     assets = folder / "assets"
     if not assets.is_dir():
         return []
-    return [Mount("/assets", AssetFiles(directory=assets))]
+    return [Mount("/assets", GZipMiddleware(AssetFiles(directory=assets)))]

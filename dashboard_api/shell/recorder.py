@@ -1,6 +1,7 @@
 """Keeps in the history what the feed's state lets go of, in batches, off the event loop."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -30,11 +31,34 @@ EVALUATION_SERIES = {"metric": "metric", "evaluation_loss": "loss"}
 _log = structlog.get_logger(__name__)
 
 
-class HistoryRecorder:
-    """Collects what is new and writes it twice a second. Several views may share one history."""
+class JobClocks:
+    """Clocks of jobs, and no more: for a view that may see a part of what the server's own sees."""
 
     def __init__(self, history: HistoryStore) -> None:
         self.history = history
+
+    async def clock(self, job_id: str) -> WallClock:
+        """Clock of a job as far as it is known, before its first event is taken."""
+        return WallClock(await asyncio.to_thread(self.history.anchors, job_id))
+
+    async def keep_anchor(self, job_id: str, anchor: Anchor) -> None:
+        """Keep a new distance of a job's clock."""
+        await asyncio.to_thread(self.history.add_anchor, job_id, anchor)
+
+    def take_event(
+        self, projection: FeedProjection, job_id: str, event: JobEvent, line: EventLine
+    ) -> None:
+        """Let an event go: the server's own view has it."""
+
+    def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
+        """Let readings go: the server's own view has them."""
+
+
+class HistoryRecorder(JobClocks):
+    """Collects what is new in the server's own view and writes it twice a second."""
+
+    def __init__(self, history: HistoryStore) -> None:
+        super().__init__(history)
         self._next: dict[str, int] = {}
         """The first sequence number that was not taken yet, by job."""
         self._moved: dict[str, int] = {}
@@ -45,11 +69,7 @@ class HistoryRecorder:
     async def clock(self, job_id: str) -> WallClock:
         """Clock of a job as far as it is known, before its first event is taken."""
         self._next.setdefault(job_id, await asyncio.to_thread(self.history.next_sequence, job_id))
-        return WallClock(await asyncio.to_thread(self.history.anchors, job_id))
-
-    async def keep_anchor(self, job_id: str, anchor: Anchor) -> None:
-        """Keep a new distance of a job's clock."""
-        await asyncio.to_thread(self.history.add_anchor, job_id, anchor)
+        return await super().clock(job_id)
 
     def take_event(
         self, projection: FeedProjection, job_id: str, event: JobEvent, line: EventLine
@@ -70,6 +90,13 @@ class HistoryRecorder:
             rounds = projection.state["jobs"][job_id]["rounds_by_number"]
             if (state := rounds.get(str(line.round))) is not None:
                 batch.rounds[line.round] = msgspec.json.encode(state)
+                if event.kind == "RoundRecorded":
+                    share = _accepted_share(state["lanes"].values())
+                    batch.points.append(
+                        SeriesPoint(
+                            "accepted_share", line.round, line.at_ms, share, moved, line.round
+                        )
+                    )
 
     def take_nodes(self, nodes: dict[str, Any], at_ms: int) -> None:
         """Keep the nodes' readings: every ten seconds, more seldom where there are many nodes."""
@@ -124,6 +151,12 @@ def _points(event: JobEvent, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
         for name, value in named.items()
         if isinstance(value, int | float)
     ]
+
+
+def _accepted_share(lanes: Iterable[dict[str, Any]]) -> float:
+    """Share of the planned updates that were accepted, in [0, 1]."""
+    planned = [lane["result"] for lane in lanes if lane["result"] != "resting"]
+    return planned.count("accepted") / max(1, len(planned))
 
 
 def _whole(body: dict[str, object], name: str) -> int:

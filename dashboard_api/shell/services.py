@@ -1,5 +1,7 @@
 """Everything that answers to requests share."""
 
+import asyncio
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,9 @@ from dashboard_api.shell.views import Views
 from hypergpu.client import AsyncCoordinator, ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import unix_ms
+
+CONNECTED_WITHIN_S = 2.0
+"""How long the first call of a session waits for its connection."""
 
 
 class DashboardServices(msgspec.Struct):
@@ -48,6 +53,8 @@ class DashboardServices(msgspec.Struct):
             HyperGPUError: The coordinator is away.
         """
         follower = await self.views.follower(session)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(follower.has_answered.wait(), CONNECTED_WITHIN_S)
         if follower.coordinator is None:
             detail = f"the coordinator at {self.target.address} is away"
             raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)

@@ -36,6 +36,11 @@ class Session(msgspec.Struct, frozen=True):
         return self.token.role.value
 
     @property
+    def is_node_owner(self) -> bool:
+        """Whether it sees and steers the nodes that joined with its token, and no others."""
+        return self.token.role is Role.NODE
+
+    @property
     def key(self) -> str:
         """Names the token, secret included, without telling it."""
         return secret_digest(token_text(self.token))
@@ -102,11 +107,9 @@ def user_token(text: str, own: Token) -> Token:
     """A token that a person pasted, for the coordinator that this server shows and no other.
 
     Raises:
-        HyperGPUError: It is no token, one for nodes, or another coordinator's.
+        HyperGPUError: It is no token, or another coordinator's.
     """
     token = parse_token(text)
-    if token.role is Role.NODE:
-        raise HyperGPUError(Reason.ROLE_FORBIDDEN, "the token is one for nodes")
     if token.authority != own.authority:
         detail = "the token is of another coordinator than the one shown here"
         raise HyperGPUError(Reason.TOKEN_INVALID, detail)

@@ -6,6 +6,8 @@ from starlette.responses import Response
 from dashboard_api.shell.api import Call, Endpoint, Parameter, read_body
 from dashboard_api.shell.failures import json_response
 from dashboard_api.shell.uploads import PIECE_BYTES_MAX, Upload
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.credentials import Role
 
 
 class UploadRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,6 +36,9 @@ async def begin_upload(call: Call) -> Response:
     """Begin an upload."""
     wanted = await call.body(UploadRequest)
     session = call.who
+    if session.token.role not in (Role.USER, Role.OPERATOR):
+        detail = f"a {session.role}'s token makes no jobs, so it sends no data"
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     await call.services.coordinator(session)
     uploads = call.services.uploads
     return _answer(uploads.begin(session.key, wanted.name, wanted.size_bytes), 201)

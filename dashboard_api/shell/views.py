@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from dashboard_api.shell.follower import Follower
-from dashboard_api.shell.recorder import HistoryRecorder
+from dashboard_api.shell.recorder import HistoryRecorder, JobClocks
 from dashboard_api.shell.session_store import Session
 from hypergpu.client import ConnectionTarget
 from hypergpu.errors import HyperGPUError, Reason
@@ -40,7 +40,9 @@ class Views:
 
     def start(self) -> Follower:
         """Start the server's own feed."""
-        return self._start(self.own_key, self.target, self._own_data_dir)
+        follower = Follower(self.target, self._recorder, self._own_data_dir)
+        self._start(self.own_key, follower)
+        return follower
 
     @property
     def own(self) -> Follower:
@@ -60,16 +62,15 @@ class Views:
                 detail = f"{VIEWS_MAX} tokens are being looked with"
                 raise HyperGPUError(Reason.RATE_LIMITED, detail)
             target = msgspec.structs.replace(self.target, token=session.token)
-            self._start(session.key, target, None)
+            # Its token may see a part only, which the history must not take for the whole.
+            self._start(session.key, Follower(target, JobClocks(self._recorder.history)))
             view = self._views[session.key]
         view.used_at_ms = monotonic_ms()
         return view.follower
 
-    def _start(self, key: str, target: ConnectionTarget, data_dir: Path | None) -> Follower:
-        follower = Follower(target, self._recorder, data_dir)
+    def _start(self, key: str, follower: Follower) -> None:
         task = asyncio.create_task(follower.run())
         self._views[key] = View(follower, task, monotonic_ms())
-        return follower
 
     def _close_idle(self) -> None:
         now_ms = monotonic_ms()

@@ -31,6 +31,12 @@ describe("comparisons", () => {
     const { least, middle, most } = band(seeds, "time", [5]);
     expect([least, middle, most]).toEqual([[0.05], [0.1], [0.2]]);
   });
+
+  test("a seed that has ended keeps its last value until all have ended", () => {
+    const { least, most } = band([quick, slow], "time", [1000, 4000, 8000, 9000]);
+    expect(least).toEqual([0.5, 0.4, 0.9, null]);
+    expect(most).toEqual([0.5, 0.9, 0.95, null]);
+  });
 });
 
 describe("settings of a new job", () => {

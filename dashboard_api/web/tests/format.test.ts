@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { bitsPerS, bytes, count, duration, elapsed, metric, money, pace, percent, ratio, share, shortId, sum } from "../src/lib/format";
+import { bitsPerS, bytes, count, duration, elapsed, metric, money, pace, percent, ratio, share, shortId, sum, withNames } from "../src/lib/format";
 import { purposeText } from "../src/lib/purposes";
 
 describe("figures", () => {
@@ -65,6 +65,8 @@ describe("money", () => {
 
 test("ids are short, purposes are words", () => {
   expect(shortId("0x3760b18fef4605d32a0d0416efacf1f52216ce8c")).toBe("0x3760…ce8c");
+  expect(withNames("0x3760b18f... joined", { "0x3760b18fef4605d32a0d0416efacf1f52216ce8c": "attic" })).toBe("attic joined");
+  expect(withNames("0x3760b18f... joined", {})).toBe("0x3760b18f... joined");
   expect(purposeText("batch/job-1/2")).toBe("records contributions of epoch 3");
   expect(purposeText("other/thing")).toBe("other/thing");
 });

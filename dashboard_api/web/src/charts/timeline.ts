@@ -6,7 +6,7 @@ import { quorumAt } from "../lib/sentences";
 import type { Lane, LaneResult, Round, Segment, SegmentPhase } from "../lib/types";
 
 export const HEAD_PX = 38;
-const NAMES = ["download", "train", "encode", "upload", "wait", "rest", "text", "muted", "line", "surface", "raised", "bad", "good", "accent", "warn"] as const;
+const NAMES = ["download", "train", "encode", "upload", "wait", "pause", "rest", "text", "muted", "line", "surface", "raised", "bad", "good", "accent", "warn"] as const;
 export type Palette = Record<(typeof NAMES)[number], string>;
 
 export interface Drawing {
@@ -59,60 +59,92 @@ export function cellAt(drawing: Omit<Drawing, "canvas" | "palette" | "cell">, at
   return at_ms <= Math.max(endOf(round, drawing.now_ms), round.deadline_at_ms ?? 0) ? { node, round: round.number } : null;
 }
 
-function hatch(context: CanvasRenderingContext2D, box: [number, number, number, number], lean: number, palette: Palette): void {
-  const [x, y, width, height] = box;
-  if (width < 4) return;
-  context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = palette.surface;
-  context.globalAlpha = 0.55;
-  context.lineWidth = 1.5;
-  context.beginPath();
-  for (let at = x - height; at < x + width + height; at += 6) {
-    context.moveTo(at, lean > 0 ? y + height : y);
-    context.lineTo(at + height, lean > 0 ? y : y + height);
+type Box = [x: number, y: number, width: number, height: number];
+type Fill = string | CanvasPattern;
+
+const HATCH_PX = 6;
+/** Pixels of the tile to a CSS pixel: sharp on dense screens, too. */
+const HATCH_SCALE = 2;
+const hatches = new Map<string, CanvasPattern | null>();
+
+/** A colour with oblique stripes, made once: single lines would be thousands in each frame. */
+function hatched(context: CanvasRenderingContext2D, colour: string, stripe: string, lean: number): CanvasPattern | null {
+  const key = `${colour} ${stripe} ${lean}`;
+  const known = hatches.get(key);
+  if (known !== undefined) return known;
+  const size = HATCH_PX * HATCH_SCALE;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = size;
+  const drawing = tile.getContext("2d") as CanvasRenderingContext2D;
+  drawing.fillStyle = colour;
+  drawing.fillRect(0, 0, size, size);
+  drawing.strokeStyle = stripe;
+  drawing.globalAlpha = 0.55;
+  drawing.lineWidth = 1.5 * HATCH_SCALE;
+  // The neighbours' lines fill the corners.
+  for (const by of [-size, 0, size]) {
+    drawing.moveTo(by - size, lean > 0 ? 2 * size : -size);
+    drawing.lineTo(by + 2 * size, lean > 0 ? -size : 2 * size);
   }
-  context.stroke();
-  context.restore();
+  drawing.stroke();
+  const pattern = context.createPattern(tile, "repeat");
+  hatches.set(key, pattern);
+  return pattern;
 }
 
-function dots(context: CanvasRenderingContext2D, box: [number, number, number, number], palette: Palette): void {
+/** Fills of downloads and uploads; their stripes move with the time that `origin_px` is the place of. */
+function transferFills(context: CanvasRenderingContext2D, palette: Palette, origin_px: number): { download: Fill; upload: Fill } {
+  const moved = new DOMMatrix([1 / HATCH_SCALE, 0, 0, 1 / HATCH_SCALE, origin_px % HATCH_PX, 0]);
+  const fill = (colour: string, lean: number): Fill => {
+    const pattern = hatched(context, colour, palette.surface, lean);
+    pattern?.setTransform(moved);
+    return pattern ?? colour;
+  };
+  return { download: fill(palette.download, -1), upload: fill(palette.upload, 1) };
+}
+
+const SQUARE_PX = 10;
+
+/** A block with round corners, where it is high enough to show them. */
+function fillBlock(context: CanvasRenderingContext2D, box: Box, fill: Fill): void {
+  context.fillStyle = fill;
   const [x, y, width, height] = box;
-  context.fillStyle = palette.surface;
-  for (let at = x + 2; at < x + width - 1; at += 5) context.fillRect(at, y + height / 2 - 1, 2, 2);
-}
-
-type Painter = (context: CanvasRenderingContext2D, box: [number, number, number, number], palette: Palette) => void;
-
-const solid = (phase: SegmentPhase): Painter => (context, [x, y, width, height], palette) => {
-  context.fillStyle = palette[phase];
+  if (height < SQUARE_PX) {
+    context.fillRect(x, y, width, height);
+    return;
+  }
   context.beginPath();
   context.roundRect(x, y, width, height, Math.min(3, width / 2));
   context.fill();
-};
+}
+
+function dots(context: CanvasRenderingContext2D, box: Box, stripe: string): void {
+  const [x, y, width, height] = box;
+  context.fillStyle = stripe;
+  for (let at = x + 2; at < x + width - 1; at += 5) context.fillRect(at, y + height / 2 - 1, 2, 2);
+}
+
+type Fills = Omit<Palette, "download" | "upload"> & ReturnType<typeof transferFills>;
+type Painter = (context: CanvasRenderingContext2D, box: Box, fills: Fills) => void;
 
 const PAINTERS: Record<SegmentPhase, Painter> = {
-  train: solid("train"),
-  download: (context, box, palette) => {
-    solid("download")(context, box, palette);
-    hatch(context, box, -1, palette);
+  train: (context, box, fills) => fillBlock(context, box, fills.train),
+  download: (context, box, fills) => fillBlock(context, box, fills.download),
+  upload: (context, box, fills) => fillBlock(context, box, fills.upload),
+  encode: (context, box, fills) => {
+    fillBlock(context, box, fills.encode);
+    dots(context, box, fills.surface);
   },
-  upload: (context, box, palette) => {
-    solid("upload")(context, box, palette);
-    hatch(context, box, 1, palette);
-  },
-  encode: (context, box, palette) => {
-    solid("encode")(context, box, palette);
-    dots(context, box, palette);
-  },
-  wait: (context, [x, y, width, height], palette) => {
-    context.fillStyle = palette.wait;
+  wait: (context, [x, y, width, height], fills) => {
+    context.fillStyle = fills.wait;
     context.fillRect(x, y + height / 2 - 0.75, width, 1.5);
   },
-  rest: (context, [x, y, width, height], palette) => {
-    context.strokeStyle = palette.rest;
+  pause: (context, [x, y, width, height], fills) => {
+    context.fillStyle = fills.pause;
+    for (const top of [y + height / 2 - 3, y + height / 2 + 1.5]) context.fillRect(x, top, width, 1.5);
+  },
+  rest: (context, [x, y, width, height], fills) => {
+    context.strokeStyle = fills.rest;
     context.setLineDash([3, 4]);
     context.lineWidth = 1;
     context.strokeRect(x + 0.5, y + 2.5, Math.max(0, width - 1), height - 5);
@@ -130,10 +162,12 @@ const MARKS: Partial<Record<LaneResult, [string, keyof Palette]>> = {
 class Painting {
   readonly context: CanvasRenderingContext2D;
   readonly bottom: number;
+  readonly fills: Fills;
 
   constructor(readonly drawing: Drawing) {
     this.context = drawing.canvas.getContext("2d") as CanvasRenderingContext2D;
     this.bottom = HEAD_PX + drawing.order.length * drawing.row_px;
+    this.fills = { ...drawing.palette, ...transferFills(this.context, drawing.palette, this.x(drawing.origin_ms)) };
   }
 
   x(at_ms: number): number {
@@ -165,7 +199,8 @@ class Painting {
     context.fillStyle = palette.muted;
     context.textBaseline = "alphabetic";
     context.textAlign = "left";
-    const ticks = timeTicks(scale.from, scale.to, drawing.origin_ms, scale.size / 90);
+    const all = timeTicks(scale.from, scale.to, drawing.origin_ms, scale.size / 90);
+    const ticks = all.filter((at) => at >= drawing.origin_ms);
     const isFine = (ticks[1] ?? 0) - (ticks[0] ?? 0) < 1000;
     for (const at of ticks) {
       const tenths = isFine ? `.${Math.floor((at - drawing.origin_ms) / 100) % 10}` : "";
@@ -227,12 +262,12 @@ class Painting {
   }
 
   drawSegment(round: Round, segment: Segment, y: number, height: number): void {
-    const { scale, now_ms, palette } = this.drawing;
+    const { scale, now_ms } = this.drawing;
     const end = segment.end_ms ?? endOf(round, now_ms);
     if (end < scale.from || segment.start_ms > scale.to) return;
     const from = Math.max(-4, this.x(segment.start_ms));
     const to = Math.min(scale.size + 4, this.x(end));
-    PAINTERS[segment.phase](this.context, [from, y, Math.max(1, to - from - 0.75), height], palette);
+    PAINTERS[segment.phase](this.context, [from, y, Math.max(1, to - from - 0.75), height], this.fills);
   }
 
   drawSpread(round: Round, lane: Lane, top: number): void {
@@ -316,7 +351,7 @@ class Painting {
     if (quorum !== null) this.drawLine(quorum, drawing.palette.muted, [1.5, 3], HEAD_PX - 6);
     const deadline = round.deadline_at_ms;
     if (deadline === null) return;
-    const isReached = round.ended_at_ms === null || deadline <= round.ended_at_ms + 150;
+    const isReached = round.ended_at_ms === null || deadline <= round.ended_at_ms;
     if (isReached) this.drawLine(deadline, drawing.palette.bad, [6, 4], HEAD_PX - 6);
     const x = Math.round(this.x(deadline));
     this.context.fillStyle = drawing.palette.bad;

@@ -8,17 +8,22 @@ function isTree(value: Json | undefined): value is Tree {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-function replaced(tree: Json | undefined, path: Path, depth: number, edit: (old: Json | undefined) => Json | undefined): Json | undefined {
+/** Lists and objects that were copied for the delta at hand: they are copied once. */
+type Copies = Set<Json | undefined>;
+
+function replaced(tree: Json | undefined, path: Path, depth: number, copies: Copies, edit: (old: Json | undefined) => Json | undefined): Json | undefined {
   const key = path[depth];
   if (key === undefined) return edit(tree);
   if (Array.isArray(tree)) {
-    const copy = tree.slice();
-    const value = replaced(copy[Number(key)], path, depth + 1, edit);
+    const copy = copies.has(tree) ? tree : tree.slice();
+    copies.add(copy);
+    const value = replaced(copy[Number(key)], path, depth + 1, copies, edit);
     if (value !== undefined) copy[Number(key)] = value;
     return copy;
   }
-  const copy: Tree = isTree(tree) ? { ...tree } : {};
-  const value = replaced(copy[key], path, depth + 1, edit);
+  const copy: Tree = isTree(tree) ? (copies.has(tree) ? tree : { ...tree }) : {};
+  copies.add(copy);
+  const value = replaced(copy[key], path, depth + 1, copies, edit);
   if (value === undefined) delete copy[key];
   else copy[key] = value;
   return copy;
@@ -34,19 +39,20 @@ function has(tree: Json, path: Path): boolean {
   return here !== undefined;
 }
 
-function changed(tree: Json, change: Change): Json {
+function changed(tree: Json, change: Change, copies: Copies): Json {
   const [kind, path] = change;
-  if (kind === "drop") return has(tree, path) ? (replaced(tree, path, 0, () => undefined) ?? {}) : tree;
-  if (kind === "set") return replaced(tree, path, 0, () => change[2]) ?? {};
+  if (kind === "drop") return has(tree, path) ? (replaced(tree, path, 0, copies, () => undefined) ?? {}) : tree;
+  if (kind === "set") return replaced(tree, path, 0, copies, () => change[2]) ?? {};
   const [, , items, keep] = change;
   const grow = (old: Json | undefined): Json => {
     const list = Array.isArray(old) ? old.concat(items) : items.slice();
     return list.slice(Math.max(0, list.length - keep));
   };
-  return replaced(tree, path, 0, grow) ?? {};
+  return replaced(tree, path, 0, copies, grow) ?? {};
 }
 
 /** The tree after all changes, in order. */
 export function applied<T>(tree: T, changes: readonly Change[]): T {
-  return changes.reduce<Json>(changed, tree as Json) as T;
+  const copies: Copies = new Set();
+  return changes.reduce<Json>((now, change) => changed(now, change, copies), tree as Json) as T;
 }

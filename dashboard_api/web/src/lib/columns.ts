@@ -1,5 +1,5 @@
 // Columns of the table of nodes.
-import { bitsPerS, bytes, micros, money, percent, whole } from "./format";
+import { bitsPerS, bytes, micros, money, percent, shortId, whole } from "./format";
 import type { Key } from "./sorting";
 import type { Node } from "./types";
 
@@ -19,21 +19,26 @@ function number(id: string, name: string, title: string, key: (node: Node) => Ke
 }
 
 export const COLUMNS: Column[] = [
-  { id: "name", name: "Node", title: "The owner's name for the machine", is_number: false, key: (node) => node.name, text: (node) => node.name || node.id },
+  { id: "name", name: "Node", title: "The owner's name for the machine", is_number: false, key: (node) => node.name, text: (node) => node.name || shortId(node.id) },
   { id: "state", name: "State", title: "What the node does now", is_number: false, key: (node) => node.state, text: (node) => node.state },
   { id: "health", name: "Health", title: "How far plans let it take part, by forecasts and presence", is_number: false, key: (node) => (node.health ? BANDS.indexOf(node.health) : null), text: (node) => node.health ?? "–" },
   number("forecast", "Forecast error", "How far forecasts of its rounds were off, on average", (node) => node.forecast_error, (node) => percent(node.forecast_error, 0)),
-  number("steps", "H", "Inner steps between updates in the newest plan", (node) => node.inner_steps, (node) => whole(node.inner_steps)),
+  number("steps", "Steps", "H: inner steps between updates, in the newest plan", (node) => node.inner_steps, (node) => whole(node.inner_steps)),
   { id: "codec", name: "Codec", title: "Compression of its updates in the newest plan", is_number: false, key: (node) => node.codec, text: (node) => node.codec ?? "–" },
   number("batch", "Batch", "Samples in a step", (node) => node.batch, (node) => whole(node.batch)),
   number("rtt", "Round trip", "Measured round trip between node and coordinator", (node) => node.rtt_us, (node) => micros(node.rtt_us)),
-  number("loss", "Loss", "Share of packets lost", (node) => node.loss, (node) => percent(node.loss)),
+  number("loss", "Packets lost", "Share of datagrams between node and coordinator that were lost", (node) => node.loss, (node) => percent(node.loss)),
   number("up", "Up", "Measured goodput of updates", (node) => node.up_bits_per_s, (node) => bitsPerS(node.up_bits_per_s)),
   number("down", "Down", "Measured goodput of models", (node) => node.down_bits_per_s, (node) => bitsPerS(node.down_bits_per_s)),
   number("accepted", "Accepted", "Updates that were accepted", (node) => node.updates_accepted, (node) => whole(node.updates_accepted)),
   number("rejected", "Rejected", "Updates that were rejected; the drawer has the reasons", (node) => node.updates_rejected, (node) => whole(node.updates_rejected)),
   number("earned", "Earned", "Worth of its receipts", (node) => Number(node.earned), (node, decimals) => money(node.earned, decimals, 2)),
 ];
+
+/** Text of each column, by its id. */
+export function cellsOf(node: Node, decimals: number): Record<string, string> {
+  return Object.fromEntries(COLUMNS.map((column) => [column.id, column.text(node, decimals)]));
+}
 
 export function machineText(node: Node): string {
   const memory = node.memory_bytes ? `, ${bytes(node.memory_bytes)}` : "";

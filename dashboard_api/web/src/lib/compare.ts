@@ -60,10 +60,11 @@ export function joined(curves: readonly Curve[], axis: Axis): { x: number[]; row
   return { x, rows };
 }
 
+/** A run that has ended keeps its last value: otherwise the median would jump to the runs that go on. */
 function valueAt(curve: Curve, axis: Axis, at: number): number | null {
   const place = curve.points.findIndex((point) => along(point, axis) >= at);
   const after = curve.points[place];
-  if (!after) return null;
+  if (!after) return curve.points.at(-1)?.metric ?? null;
   const before = curve.points[place - 1];
   if (!before) return along(after, axis) === at ? after.metric : null;
   const share = (at - along(before, axis)) / (along(after, axis) - along(before, axis) || 1);
@@ -78,10 +79,11 @@ export interface Band {
 
 /** Least, median and most of runs that differ by their seed, at each place of `x`. */
 export function band(curves: readonly Curve[], axis: Axis, x: readonly number[]): Band {
-  const columns = x.map((at) => curves.map((curve) => valueAt(curve, axis, at)).filter((each) => each !== null).sort((a, b) => a - b));
+  const end = Math.max(...curves.map((curve) => along(curve.points.at(-1) ?? { time_ms: 0, bytes: 0, metric: 0 }, axis)));
+  const columns = x.map((at) => at > end ? [] : curves.map((curve) => valueAt(curve, axis, at)).filter((each) => each !== null).sort((a, b) => a - b));
   return {
     least: columns.map((each) => each[0] ?? null),
-    middle: columns.map((each) => each[each.length >> 1] ?? null),
+    middle: columns.map((each) => (each.length ? ((each[(each.length - 1) >> 1] ?? 0) + (each[each.length >> 1] ?? 0)) / 2 : null)),
     most: columns.map((each) => each.at(-1) ?? null),
   };
 }

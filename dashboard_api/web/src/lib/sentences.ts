@@ -3,14 +3,15 @@ import { duration, percent } from "./format";
 import { arrivedAt } from "./job_at";
 import type { Lane, LaneResult, Round, SegmentPhase } from "./types";
 
-export const PHASES: SegmentPhase[] = ["download", "train", "encode", "upload", "wait", "rest"];
+export const PHASES: SegmentPhase[] = ["download", "train", "encode", "upload", "wait", "pause", "rest"];
 
 export const PHASE_TEXT: Record<SegmentPhase, string> = {
   download: "gets the model",
   train: "trains",
   encode: "compresses its update",
   upload: "sends its update",
-  wait: "waits for the round",
+  wait: "waits",
+  pause: "is paused",
   rest: "rests",
 };
 
@@ -37,6 +38,14 @@ export function tookMs(lane: Lane, round: Round): number | null {
   return arrived === null ? null : arrived - round.started_at_ms;
 }
 
+/** What the measured quality of an accepted update means for its pay; empty while none is measured. */
+export function qualityText(lane: Lane): string {
+  if (lane.quality_bps === null) return "";
+  const share = percent(lane.quality_bps / 10_000, 0);
+  if (lane.quality_bps === 0) return "Quality 0 %: measured as of no use to the model, so it earns nothing";
+  return `Quality ${share}: it earns ${share} of the full pay for its samples`;
+}
+
 /** The forecast beside what it took: `forecast 2.0 s ± 0.3 s, took 2.1 s (5.0 % later)`. */
 export function forecastText(lane: Lane, round: Round): string {
   const took = tookMs(lane, round);
@@ -47,6 +56,12 @@ export function forecastText(lane: Lane, round: Round): string {
   const off = took / lane.forecast_ms - 1;
   const how = Math.abs(off) < 0.005 ? "as forecast" : `${percent(Math.abs(off), 0)} ${off > 0 ? "later" : "sooner"}`;
   return `${forecast}, took ${duration(took)} (${how})`;
+}
+
+/** Updates without which a round does not close; 0 where that is not known. */
+export function updatesNeeded(round: Round): number {
+  const working = Object.values(round.lanes).filter((each) => each.result !== "resting").length;
+  return Math.ceil(round.quorum * working - 1e-9);
 }
 
 export function laneSentence(name: string, lane: Lane, round: Round, now_ms: number): string {
@@ -62,5 +77,5 @@ export function quorumAt(round: Round): number | null {
     .map(arrivedAt)
     .filter((each) => each !== null)
     .sort((a, b) => a - b);
-  return round.quorum > 0 ? (times[round.quorum - 1] ?? null) : null;
+  return times[updatesNeeded(round) - 1] ?? null;
 }

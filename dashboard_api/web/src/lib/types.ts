@@ -3,7 +3,7 @@
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 export type Band = "high" | "normal" | "low" | "poor";
-export type SegmentPhase = "download" | "train" | "encode" | "upload" | "wait" | "rest";
+export type SegmentPhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
 export type LaneResult = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 
 export interface Segment {
@@ -34,6 +34,7 @@ export interface Round {
   started_at_ms: number;
   ended_at_ms: number | null;
   deadline_at_ms: number | null;
+  /** A share; `updatesNeeded` counts. */
   quorum: number;
   reason: string;
   lanes: Record<string, Lane>;
@@ -65,12 +66,18 @@ export interface JobEvent {
   round: number | null;
 }
 
+/** A held-out sample: the beginning of a text, or an image as a data URL. */
+export interface Example {
+  text: string;
+  image: string;
+  label: string;
+}
+
+/** The model's output for each of the job's examples; `round` is how many rounds made the model. */
 export interface OutputSample {
   round: number;
   at_ms: number;
-  kind: "text" | "images";
-  text?: string;
-  items?: { image?: string; label?: string; predicted?: string; confidence?: number }[];
+  outputs: string[];
 }
 
 export interface Transaction {
@@ -123,7 +130,10 @@ export interface Job {
   decimals: number;
   rounds_by_number: Record<string, Round>;
   levels: Record<string, Level>;
+  work?: Record<string, { samples: number; compute_ms: number }>;
   events: JobEvent[];
+  /** Recordings from before there were any lack them. */
+  examples?: Example[];
   samples_of_output: OutputSample[];
   payments: Payments | null;
 }
@@ -150,9 +160,12 @@ export interface Node {
   software: string;
   health: Band | null;
   health_reason: string;
+  pause_reason?: string;
   updates_accepted: number;
   updates_rejected: number;
   rejections: Rejection[];
+  /** Times without a connection; older servers do not tell them. */
+  absences?: { from_ms: number; to_ms: number | null }[];
   rtt_us: number | null;
   rtt_spread_us: number | null;
   loss: number | null;
@@ -166,8 +179,7 @@ export interface Node {
   forecast_error: number | null;
   earned: string;
   joined_at_ms: number | null;
-  away_ms: number | null;
-  caps: { [key: string]: Json } | null;
+  caps: Record<string, number> | null;
 }
 
 export interface Alert {

@@ -18,9 +18,19 @@ class Session {
     return this.who?.role ?? feed.now.hello?.role ?? "viewer";
   }
 
-  /** Whether buttons that change something may be pressed. */
+  /** Whether it may make jobs and change its own. */
   get mayAct(): boolean {
-    return !player.isRecorded && this.role !== "viewer";
+    return !player.isRecorded && (this.role === "operator" || this.role === "user");
+  }
+
+  /** Whether it sees the nodes that joined with its token, and of others nothing. */
+  get isNodeOwner(): boolean {
+    return this.role === "node";
+  }
+
+  /** Whether it may pause, resume and drain the nodes that it sees. */
+  get maySteerNodes(): boolean {
+    return !player.isRecorded && (this.role === "operator" || this.role === "node");
   }
 
   async end(): Promise<void> {
@@ -42,11 +52,14 @@ async function exchange(code: string): Promise<void> {
 export async function openSession(): Promise<void> {
   const code = /[#&]code=([^&]+)/.exec(location.hash)?.[1];
   if (code) {
-    history.replaceState(null, "", location.pathname + location.search + "#/jobs");
+    const to = /[#&]to=([\w/%]+)/.exec(location.hash)?.[1];
+    history.replaceState(null, "", location.pathname + location.search + "#/");
+    if (to) location.hash = `#/${to}`;
     await exchange(decodeURIComponent(code));
   }
   try {
     session.who = await get<Who>("session");
+    if (session.isNodeOwner && !/^#\/./.test(location.hash)) location.hash = "#/mine";
     feed.needs_login = false;
   } catch (thrown) {
     feed.needs_login = thrown instanceof ApiError && (thrown.status === 401 || thrown.status === 403);

@@ -1,4 +1,6 @@
 // Which page is shown, in which colours, and what time it is.
+import { store, stored } from "../lib/storage";
+
 export const PAGES = ["jobs", "job", "nodes", "network", "compare", "payments", "mine", "control", "alerts"] as const;
 export type PageName = (typeof PAGES)[number];
 export type Theme = "auto" | "light" | "dark";
@@ -19,13 +21,7 @@ export const link = (page: PageName, id = ""): string => `#/${page}${id ? `/${en
 const THEME_KEY = "hypergpu.theme";
 const THEMES: readonly Theme[] = ["auto", "light", "dark"];
 
-function storedTheme(): Theme {
-  try {
-    return THEMES.find((each) => each === localStorage.getItem(THEME_KEY)) ?? "auto";
-  } catch {
-    return "auto";
-  }
-}
+const storedTheme = (): Theme => THEMES.find((each) => each === stored(THEME_KEY)) ?? "auto";
 
 class View {
   route = $state.raw<Route>(parsedRoute(location.hash));
@@ -55,11 +51,7 @@ class View {
   choose(theme: Theme): void {
     this.theme = theme;
     this.#paint();
-    try {
-      localStorage.setItem(THEME_KEY, theme);
-    } catch {
-      // Without storage the choice lasts as long as the page.
-    }
+    store(THEME_KEY, theme);
   }
 }
 
