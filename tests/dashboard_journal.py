@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+from dashboard_api.core.lanes import PHASES
 from hypergpu.client.values import (
     EstimateView,
     JobEvent,
     JobView,
+    NodeLevelsView,
     NodeView,
     ParticipantView,
     ReadingView,
@@ -92,7 +94,9 @@ def _plan(rng: Random, number: int, working: list[str], resting: dict[str, str])
 
 
 def _update(rng: Random) -> dict[str, Any]:
+    phases = {f"{phase}_ms": rng.randrange(0, 60) for phase in PHASES}
     return {
+        "phases": rng.choice((None, phases)),
         "blob": {"digest": "bb", "size_bytes": 1300},
         "samples": 1280,
         "inner_steps": 20,
@@ -133,7 +137,7 @@ def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobVie
         "bytes_up": 0,
         "bytes_down": 0,
         "updates_accepted": 0,
-        "updates_refused": 0,
+        "updates_rejected": 0,
         "samples": 0,
         "model": None,
         "at_ms": 0,
@@ -141,22 +145,33 @@ def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobVie
     return JobView(id=job_id, phase=phase, **given)
 
 
-def participants(seed: int, nodes: int = 3) -> tuple[ParticipantView, ...]:
-    """Progress of an open round."""
+def levels(node: int = 1, *, state: str = "pending", **given: Any) -> NodeLevelsView:
+    """Levels of a node that takes part in round 0; ``given`` changes them or the participant's."""
+    work = {"slot": node, "steps_done": 0, "steps_total": 20, "loss": 0.5, "phase": ""}
+    work |= {name: given.pop(name) for name in tuple(given) if name in work}
+    participant = ParticipantView(node_id(node), state=state, reason="", name="", **work)  # type: ignore[arg-type]
+    line = dict.fromkeys(("round_trip_us", "round_trip_spread_us", "loss", "step_us"))
+    rates = dict.fromkeys(("up_bits_per_s", "down_bits_per_s"))
+    values: dict[str, Any] = {"job": JOB, "health": "normal", "health_reason": "", "round": 0}
+    values |= {"state": "working", "reason": "", "participant": participant, **line, **rates}
+    return NodeLevelsView(id=node_id(node), **(values | given))
+
+
+def levels_seen(seed: int, nodes: int = 3) -> list[NodeLevelsView]:
+    """Levels of nodes in some round."""
     rng = Random(seed)
-    return tuple(
-        ParticipantView(
-            node=node_id(number),
-            slot=number,
+    round_ = rng.randrange(6)
+    return [
+        levels(
+            number,
             state=rng.choice(("pending", "received")),
             steps_done=rng.randrange(21),
-            steps_total=20,
-            loss=rng.random(),
-            reason="",
-            name=f"machine-{number}",
+            phase=rng.choice(("", "download", "upload")),
+            round=round_,
+            round_trip_us=rng.randrange(10**5),
         )
         for number in range(nodes)
-    )
+    ]
 
 
 def nodes_seen(seed: int, nodes: int = 3, state: str = "working") -> list[NodeView]:
@@ -178,7 +193,7 @@ def nodes_seen(seed: int, nodes: int = 3, state: str = "working") -> list[NodeVi
             last_seen_ms_ago=rng.randrange(5_000),
             software="hypergpu 0.1.0",
             updates_accepted=rng.randrange(9),
-            updates_refused=0,
+            updates_rejected=0,
             reading=reading,
             health="normal",
             health_reason="normal: H=20",

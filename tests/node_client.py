@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import grpc
+from yarl import URL
 
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
 from hypergpu.errors import HyperGPUError
@@ -163,11 +165,17 @@ class WireNode:
         )
         return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=240)
 
-    async def fetch(self, digest: tensor_pb2.Digest, offset: int = 0, end: int = 0) -> bytes:
-        """A blob from ``offset`` on, up to ``end`` where it is given."""
-        request = node_pb2.FetchBlobRequest(digest=digest, offset=offset, end=end)
-        call = self.stub.FetchBlob(request, metadata=self.metadata, timeout=240)
-        return b"".join([message.chunk.payload async for message in call])
+    async def resolve(self, digest: tensor_pb2.Digest) -> node_pb2.ResolveBlobResponse:
+        """A ticket for a blob."""
+        request = node_pb2.ResolveBlobRequest(digest=digest)
+        return await self.stub.ResolveBlob(request, metadata=self.metadata, timeout=240)
+
+    async def fetch(self, digest: tensor_pb2.Digest, start: int = 0) -> bytes:
+        """A blob from ``start`` on."""
+        found = await self.resolve(digest)
+        status, content = await get_range(found.ticket.ranges[0], start, found.size_bytes)
+        assert status == 206, content
+        return content
 
     def hang_up(self) -> None:
         """End the control stream from this side."""
@@ -178,6 +186,19 @@ class WireNode:
         self.hang_up()
         await self.channel.close()
         await self._main.close()
+
+
+async def get_range(
+    ranged: tensor_pb2.TicketRange, start: int, end: int, method: str = "GET"
+) -> tuple[int, bytes]:
+    """The store's status and body for a range, asked for on this machine."""
+    url = URL(ranged.url).with_host("127.0.0.1")
+    headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, headers=headers) as response,
+    ):
+        return response.status, await response.read()
 
 
 async def next_assignment(

@@ -30,8 +30,6 @@ ENVIRONMENT = {
     # A coordinator that is killed every other second finds its nodes there again at once.
     "HYPERGPU_NODE_RECONNECT_CAP_MS": "1000",
 }
-UNREAD = Path(os.devnull)
-"""For what a command writes and a test does not read."""
 
 
 class CoordinatorProcess:
@@ -45,7 +43,7 @@ class CoordinatorProcess:
         self.address, self.node_address = f"127.0.0.1:{port}", f"127.0.0.1:{node_port}"
         self._arguments = [
             *("--data-dir", str(self.data_dir), "--listen", "127.0.0.1"),
-            *("--port", str(port), "--node-port", str(node_port)),
+            *("--port", str(port), "--node-port", str(node_port), "--bulk-port", "0"),
             *(["--plaintext"] if is_plaintext else []),
             *flags,
         ]
@@ -54,10 +52,6 @@ class CoordinatorProcess:
         self._child: subprocess.Popen[str] | None = None
         self._ready: ReadyLine | None = None
         folder.mkdir(parents=True, exist_ok=True)
-
-    def add_flags(self, *flags: str) -> None:
-        """Give every later start these too."""
-        self._arguments += flags
 
     def start(self, *, failpoints: str = "") -> None:
         """Start it and wait for its ready line."""

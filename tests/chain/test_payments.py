@@ -41,8 +41,15 @@ async def test_nodes_without_stake_are_paid_after_the_window(tmp_path: Path, anv
 
 
 PLAN = JobPlan(nodes=2, rounds_per_epoch=2, rounds=8)
-NO_CONTEXT = cast("Any", None)
-"""The servicer reads nothing of a call's context."""
+
+
+class Operator:
+    """A caller who may read every node's account."""
+
+    own_nodes = None
+
+
+OPERATOR = cast("Any", Operator())
 
 
 def servicer(world: OnChainPayments) -> PaymentsServicer:
@@ -51,7 +58,7 @@ def servicer(world: OnChainPayments) -> PaymentsServicer:
 
 async def ledger(world: OnChainPayments) -> pb.GetLedgerResponse:
     request = pb.GetLedgerRequest(job_id=PLAN.job_id)
-    return await servicer(world).get_ledger(request, NO_CONTEXT)
+    return await servicer(world).get_ledger(request, OPERATOR)
 
 
 async def test_the_ledger_tells_what_is_recorded_and_paid(tmp_path: Path, anvil: Anvil) -> None:
@@ -80,7 +87,7 @@ async def test_receipts_are_listed_node_by_node(tmp_path: Path, anvil: Anvil) ->
         request = pb.ListReceiptsRequest(job_id=PLAN.job_id)
         listed = [
             (message.node_id, [receipt.sequence for receipt in message.receipts])
-            async for message in servicer(world).list_receipts(request, NO_CONTEXT)
+            async for message in servicer(world).list_receipts(request, OPERATOR)
         ]
         assert listed == [(key, [0, 1, 2]) for key in sorted(k.node_id for k in PLAN.keys)]
 
@@ -89,13 +96,13 @@ async def test_the_escrow_of_a_running_job_is_not_reclaimed(tmp_path: Path, anvi
     async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         request = pb.RequestReclaimRequest(job_id=PLAN.job_id)
         with pytest.raises(HyperGPUError, match="has not ended") as refused:
-            await servicer(world).request_reclaim(request, NO_CONTEXT)
+            await servicer(world).request_reclaim(request, OPERATOR)
         assert refused.value.reason is Reason.JOB_PHASE
         world.host.append(PLAN.job_id, [ENDED])
         await world.step()
-        await servicer(world).request_reclaim(request, NO_CONTEXT)
+        await servicer(world).request_reclaim(request, OPERATOR)
         await world.until(lambda: world.view.ends_at_s > 0)
-        await servicer(world).reclaim(pb.ReclaimRequest(job_id=PLAN.job_id), NO_CONTEXT)
+        await servicer(world).reclaim(pb.ReclaimRequest(job_id=PLAN.job_id), OPERATOR)
         await world.settle()
         assert world.view.free == 0
 
@@ -104,7 +111,7 @@ async def test_an_unknown_job_is_an_error(tmp_path: Path, anvil: Anvil) -> None:
     async with open_payments_on_chain(tmp_path, anvil, PLAN) as world:
         request = pb.GetLedgerRequest(job_id="job-00000000ffff")
         with pytest.raises(HyperGPUError, match="there is no job"):
-            await servicer(world).get_ledger(request, NO_CONTEXT)
+            await servicer(world).get_ledger(request, OPERATOR)
 
 
 async def test_a_local_chain_begins_where_it_was(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.blocking import run
 from hypergpu.client.transfer import ignore, send_folder
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile import spec_json
+from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY

@@ -248,11 +248,16 @@ def test_a_node_comes_back_as_it_was_recorded(store: JournalStore) -> None:
 
 def test_a_node_that_joins_again_keeps_its_history(store: JournalStore) -> None:
     store.journal.record_node(RECORD)
-    store.journal.record_activity({}, {NODE: UpdateCount(accepted=3, refused=1)})
+    store.journal.record_activity({}, {NODE: UpdateCount(accepted=3, rejected=1)})
     store.journal.set_revoked(NODE, is_revoked=True)
     again = replace(RECORD, software="0.2.0", first_seen_ms=99, last_seen_ms=99)
     store.journal.record_node(again)
-    history = {"first_seen_ms": 10, "is_revoked": True, "updates_accepted": 3, "updates_refused": 1}
+    history = {
+        "first_seen_ms": 10,
+        "is_revoked": True,
+        "updates_accepted": 3,
+        "updates_rejected": 1,
+    }
     assert store.journal.nodes() == (replace(again, **history),)
     assert not store.journal.set_revoked(OTHER_NODE, is_revoked=True)
 

@@ -92,3 +92,11 @@ def test_sessions_end_at_their_time_and_when_they_are_ended(history: HistoryStor
     assert sessions.find_session("another", 1_000) is None
     sessions.end_session(cookie)
     assert sessions.find_session(cookie, 1_000) is None
+
+
+def test_a_series_that_begins_late_keeps_its_detail(history: HistoryStore) -> None:
+    late = 176_000_000
+    points = [SeriesPoint("rtt_us", late + at, at, float(at)) for at in range(300)]
+    history.add_readings({"node/a": points})
+    found = history.series(SeriesSpan("node/a", "rtt_us", 300))
+    assert [each.total for each in found] == [float(at) for at in range(300)]

@@ -15,7 +15,7 @@ from gpu_node.shell.worker import protocol
 from hypergpu.crypto import digest_of
 from hypergpu.ids import Digest
 from hypergpu.statements import SampleRange
-from hypergpu.tensors.codec import IncrementalCheck, scheme_named
+from hypergpu.tensors.codec import IncrementalCheck, codec_named
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
 from tests.conformance.worker_process import (
@@ -39,7 +39,7 @@ def subject_id(subject: Subject) -> str:
 def workers() -> Iterator[dict[str, Worker]]:
     """One worker of each kind for the whole suite: a request must not depend on those before it."""
     with (
-        spawn_worker("torch") as torch,
+        spawn_worker("torch", {"HYPERGPU_WORKER_THREADS": "1"}) as torch,
         spawn_worker("numpy") as numpy,
         spawn_worker("null") as null,
     ):
@@ -66,9 +66,9 @@ def test_a_ready_worker_names_its_device_and_its_workloads(
     assert subject.workload in worker.capabilities.workloads
 
 
-def refuse_malformed(layout: Layout, scheme: str, update: bytes) -> None:
+def refuse_malformed(layout: Layout, codec: str, update: bytes) -> None:
     """Judge an update as the coordinator does."""
-    check = IncrementalCheck(layout, scheme)
+    check = IncrementalCheck(layout, codec)
     check.feed(update)
     check.finish()
 
@@ -92,13 +92,24 @@ def test_the_same_request_gives_the_same_bytes(worker: Worker, kit: ShardKit) ->
     assert kit.update(worker, kit.request(0)) == kit.update(worker, again)
 
 
-@every_subject
-def test_a_new_process_goes_on_as_if_it_had_never_stopped(worker: Worker, kit: ShardKit) -> None:
-    uninterrupted = [kit.update(worker, kit.request(round)) for round in range(3)]
-    resumed = [kit.update(worker, kit.request(round, state="resumed")) for round in range(2)]
-    with spawn_worker(kit.subject.kind) as fresh:
-        resumed.append(kit.update(fresh, kit.request(2, state="resumed")))
-    assert resumed == uninterrupted
+@pytest.mark.parametrize("kind", ["torch", "numpy", "null"])
+def test_a_new_and_slow_process_goes_on_as_if_the_first_had_never_stopped_and_ends_when_told(
+    workers: dict[str, Worker], tmp_path: Path, kind: str
+) -> None:
+    settings = {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50", "HYPERGPU_WORKER_THREADS": "1"}
+    with spawn_worker(kind, settings) as fresh:
+        for subject in (each for each in SUBJECTS if each.kind == kind):
+            kit = ShardKit(tmp_path / subject.workload, subject)
+            uninterrupted = [kit.update(workers[kind], kit.request(round)) for round in range(3)]
+            resumed = [
+                kit.update(workers[kind], kit.request(round, state="resumed")) for round in range(2)
+            ]
+            began_s = time.monotonic()
+            resumed.append(kit.update(fresh, kit.request(2, state="resumed")))
+            assert time.monotonic() - began_s >= 0.05 * kit.request(2).task.inner_steps
+            assert resumed == uninterrupted
+        fresh.send(protocol.StopWorker())
+        assert fresh.process.wait(timeout=240) == 0
 
 
 @every_subject
@@ -127,9 +138,9 @@ def test_a_refused_update_goes_back_into_the_error_feedback(
     returned = kit.update(worker, change(accepted, returns_update=True))
     said_with_return = pseudo_gradient(kit, returned, codec) + residual(kit, 1)
     # Decoded plus residual is all there was to say, so the difference is what was returned. A
-    # sparse scheme lets it decay once.
+    # sparse codec lets it decay once.
     expected = pseudo_gradient(kit, refused, codec)
-    expected[: kit.layout.large_count] *= scheme_named(codec).residual_decay
+    expected[: kit.layout.large_count] *= codec_named(codec).residual_decay
     np.testing.assert_allclose(said_with_return - said, expected, atol=1e-6)
 
 
@@ -253,25 +264,16 @@ def test_a_first_model_is_drawn_as_the_coordinator_draws_it(
     assert digest_of(kit.initial_model(worker, seed)) == made.digest
 
 
-@pytest.fixture(scope="module")
-def workers_by_threads() -> Iterator[tuple[Worker, Worker]]:
-    """A worker that computes on one thread and one that computes on three."""
-    one, three = ({"HYPERGPU_WORKER_THREADS": str(number)} for number in (1, 3))
-    with spawn_worker("torch", one) as first, spawn_worker("torch", three) as second:
-        yield first, second
-
-
-@pytest.mark.parametrize("workload", ["digits-cnn", "text-gpt", "cifar10-resnet18"])
 def test_a_first_model_does_not_depend_on_how_many_threads_draw_it(
-    tmp_path: Path, workload: str, workers_by_threads: tuple[Worker, Worker]
+    tmp_path: Path, workers: dict[str, Worker]
 ) -> None:
-    folders = [
-        ShardKit(tmp_path / str(number), Subject("torch", workload, {})) for number in range(2)
-    ]
-    one, three = workers_by_threads
-    first = folders[0].initial_model(one, 5)
-    assert folders[1].initial_model(three, 5) == first
-    assert folders[1].initial_model(three, 6) != first
+    with spawn_worker("torch", {"HYPERGPU_WORKER_THREADS": "3"}) as three:
+        for workload in ("digits-cnn", "text-gpt", "cifar10-resnet18"):
+            subject = Subject("torch", workload, {})
+            kits = [ShardKit(tmp_path / f"{workload}-{number}", subject) for number in range(2)]
+            first = kits[0].initial_model(workers["torch"], 5)
+            assert kits[1].initial_model(three, 5) == first
+            assert kits[1].initial_model(three, 6) != first
 
 
 @every_subject
@@ -333,13 +335,6 @@ def test_partitions_of_a_skewed_split_train_different_samples(
     assert kit.update(worker, requests[0]) != kit.update(worker, requests[1])
 
 
-@pytest.mark.parametrize("kind", ["torch", "numpy", "null"])
-def test_stop_ends_the_process(kind: str) -> None:
-    with spawn_worker(kind) as worker:
-        worker.send(protocol.StopWorker())
-        assert worker.process.wait(timeout=240) == 0
-
-
 @pytest.mark.parametrize("kind", ["numpy", "null"])
 def test_a_closed_pipe_ends_the_process(kind: str) -> None:
     with spawn_worker(kind) as worker:
@@ -354,7 +349,7 @@ def residual(kit: ShardKit, round: int) -> "np.ndarray[tuple[int], np.dtype[np.f
 
 
 def poison(path: Path) -> None:
-    """Make every byte of the kept update 0xFF: NaN scales in every scheme."""
+    """Make every byte of the kept update 0xFF: NaN scales in every codec."""
     octets = bytearray(path.read_bytes())
     header_bytes = int.from_bytes(octets[:8], "little")
     header = msgspec.json.decode(octets[8 : 8 + header_bytes])
@@ -364,18 +359,14 @@ def poison(path: Path) -> None:
     path.write_bytes(bytes(octets))
 
 
-too_large = pytest.mark.parametrize(
-    ("subject", "cap_bytes"),
+@pytest.mark.parametrize(
+    ("subject", "cap_bytes", "is_training"),
     [
-        (Subject("torch", "text-gpt", {"width": 4096, "layers": 64}), 1200 << 20),
-        (Subject("numpy", "null", {"parameters": 1 << 30}), 1 << 30),
+        (Subject("torch", "text-gpt", {"width": 4096, "layers": 64}), 1200 << 20, True),
+        (Subject("numpy", "null", {"parameters": 1 << 30}), 1 << 30, False),
     ],
-    ids=["torch", "numpy"],
+    ids=["torch training", "numpy first model"],
 )
-
-
-@too_large
-@pytest.mark.parametrize("is_training", [False, True], ids=["first model", "training"])
 def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
     tmp_path: Path, subject: Subject, cap_bytes: int, *, is_training: bool
 ) -> None:
@@ -392,16 +383,3 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
         assert reply.is_fatal
         assert "out of memory" in reply.reason
         assert worker.process.wait(timeout=240) == 1
-
-
-@pytest.mark.parametrize("subject", SUBJECTS[1:], ids=subject_id)
-def test_a_worker_that_plays_a_slow_one_computes_the_same(
-    worker: Worker, kit: ShardKit, subject: Subject
-) -> None:
-    usual = worker.train(kit.request(0, state="usual"))
-    with spawn_worker(subject.kind, {"HYPERGPU_WORKER_STEP_FLOOR_MS": "50"}) as another:
-        began_s = time.monotonic()
-        slow = another.train(kit.request(0, state="slow"))
-
-    assert slow.digest == usual.digest
-    assert time.monotonic() - began_s >= 0.05 * slow.inner_steps

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from coordinator.shell.evaluator.process import (
     Evaluate,
@@ -30,8 +31,12 @@ from hypergpu.workloads.workload import build, find
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def evaluator() -> AsyncIterator[EvaluatorProcess]:
+    """One process for the whole suite: a request must not depend on those before it."""
     process = EvaluatorProcess()
     yield process
     await process.stop()
@@ -68,21 +73,18 @@ async def test_a_model_and_its_layout_are_what_the_reply_says(
     assert made.partition_sizes == (1442,)
 
 
-@pytest.mark.parametrize("workload", ["digits-softmax", "digits-mlp"])
-async def test_a_seed_names_a_model_and_a_process_does_not(tmp_path: Path, workload: str) -> None:
-    digests = []
-    for seed in (1, 1):
-        evaluator = EvaluatorProcess()
-        request = initialise(tmp_path, workload, seed=seed)
-        digests.append((await evaluator.initialise(request)).digest)
-        await evaluator.stop()
-    assert digests[0] == digests[1]
-
-
-async def test_another_seed_draws_another_network(
+async def test_a_seed_names_a_model_and_a_process_does_not(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    first = await evaluator.initialise(initialise(tmp_path, "digits-mlp", seed=1))
+    other = EvaluatorProcess()
+    softmax, network = (
+        initialise(tmp_path, f"digits-{name}", seed=1) for name in ("softmax", "mlp")
+    )
+    for request in (softmax, network):
+        made = await evaluator.initialise(request)
+        assert (await other.initialise(request)).digest == made.digest
+    await other.stop()
+    first = await evaluator.initialise(network)
     second = await evaluator.initialise(initialise(tmp_path, "digits-mlp", seed=2))
     assert first.digest != second.digest
 
@@ -298,7 +300,7 @@ class UpdateFolder:
         )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def round_(evaluator: EvaluatorProcess, tmp_path: Path) -> UpdateFolder:
     request = Initialise(
         workload="digits-softmax",

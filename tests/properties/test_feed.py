@@ -16,7 +16,7 @@ from dashboard_api.core.frames import delta_frame, frame_schema, snapshot_frame
 from dashboard_api.core.outbox import ClientQueue, DeltaRing, Pacer, Wanted
 from dashboard_api.core.projection import FeedProjection
 from dashboard_api.core.state import FeedState
-from tests.dashboard_journal import JOB, START_MS, journal, nodes_seen, participants, summary
+from tests.dashboard_journal import JOB, START_MS, journal, levels_seen, nodes_seen, summary
 
 Step = Callable[[FeedProjection], None]
 SEEDS = st.integers(0, 2**32)
@@ -31,8 +31,8 @@ def steps(seed: int) -> Iterator[Step]:
         yield lambda feed, event=event, at_ms=at_ms: feed.take_event(JOB, event, at_ms)  # type: ignore[misc]
         chance, more = rng.random(), rng.randrange(2**32)
         if chance < 0.3:
-            yield lambda feed, more=more, at_ms=at_ms: feed.take_progress(  # type: ignore[misc]
-                JOB, participants(more), at_ms
+            yield lambda feed, more=more, at_ms=at_ms: feed.take_levels(  # type: ignore[misc]
+                levels_seen(more), at_ms
             )
         elif chance < 0.5:
             yield lambda feed, more=more, at_ms=at_ms: feed.take_nodes(nodes_seen(more), at_ms)  # type: ignore[misc]

@@ -24,7 +24,7 @@ from coordinator.core.plan.speeds import NodeSpeed, node_speeds
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.ids import NodeId, Slot
-from hypergpu.jobfile.spec import SCHEMES, SPARSE_SCHEMES, Aware, JobSpec
+from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, Aware, JobSpec
 from hypergpu.statements import SampleRange
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
@@ -88,7 +88,7 @@ specs = st.builds(
         utilisation=st.floats(0.3, 0.99),
         inner_steps_max=st.integers(1, 600),
         rounds_min=st.integers(1, 100),
-        sparsest=st.sampled_from(["int4", *SPARSE_SCHEMES[:2]]),
+        sparsest=st.sampled_from(["int4", *SPARSE_CODECS[:2]]),
     ),
 )
 memories = st.builds(
@@ -137,7 +137,7 @@ def planning_cases(draw: st.DrawFn) -> tuple[PlanRequest, dict[NodeId, NodeReadi
 
 
 def _levels(job: JobSpec) -> tuple[str, ...]:
-    return SCHEMES[SCHEMES.index("int4") : SCHEMES.index(job.aware.sparsest) + 1]
+    return CODECS[CODECS.index("int4") : CODECS.index(job.aware.sparsest) + 1]
 
 
 @given(planning_cases())
@@ -184,7 +184,7 @@ def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
     plan = plan_round(request, found, SIZES)
     for part in plan.nodes.values():
         assert part.codec in _levels(request.spec)
-        assert (part.codec in SPARSE_SCHEMES) == plan.is_sparse
+        assert (part.codec in SPARSE_CODECS) == plan.is_sparse
     assert plan.down in {"int4", "topk256"}
     assert plan.is_sparse or plan.down == "int4"
 

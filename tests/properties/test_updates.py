@@ -21,13 +21,13 @@ from coordinator.shell.aggregation.fold_files import (
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec
-from hypergpu.jobfile.spec import SCHEMES, Outer
+from hypergpu.jobfile.spec import CODECS, Outer
 from hypergpu.tensors.codec import (
     IncrementalCheck,
+    codec_named,
     decode_parameters,
     encode_into_residual,
     encode_update,
-    scheme_named,
 )
 from hypergpu.tensors.layout import (
     Flat,
@@ -52,8 +52,8 @@ from tests.unit.aggregation.fold_files import (
 BLOCKS = {"int8": RECORD, "int4": 256}
 ERRORS = {"int8": 0.5 / 127, "int4": 0.5 / 7}
 
-schemes = st.sampled_from(spec.SCHEMES)
-sparse_schemes = st.sampled_from([name for name in spec.SCHEMES if scheme_named(name).is_sparse])
+codecs = st.sampled_from(spec.CODECS)
+sparse_codecs = st.sampled_from([name for name in spec.CODECS if codec_named(name).is_sparse])
 counts = st.one_of(
     st.integers(1, 700),
     st.sampled_from([RECORD - 1, RECORD, RECORD + 1, GROUP, GROUP + 1, 9 * GROUP - 255]),
@@ -74,24 +74,24 @@ def vectors(draw: st.DrawFn) -> Float32s:
 
 
 def encode(name: str, values: Float32s) -> Octets:
-    payload = np.empty(scheme_named(name).encoded_bytes(values.size), np.uint8)
-    scheme_named(name).encode(values, payload)
+    payload = np.empty(codec_named(name).encoded_bytes(values.size), np.uint8)
+    codec_named(name).encode(values, payload)
     return payload
 
 
 def decode(name: str, payload: Octets, count: int) -> Float32s:
     out = np.empty(count, np.float32)
-    scheme_named(name).decode(payload, out)
+    codec_named(name).decode(payload, out)
     return out
 
 
 def bound_of(name: str, values: Float32s) -> Float32s:
-    """Largest error that the scheme promises for each value."""
+    """Largest error that the codec promises for each value."""
     if name == "fp32":
         return np.zeros_like(values)
     if name == "bf16":
         return np.abs(values) * np.float32(2**-8) + np.float32(2**-133)
-    if scheme_named(name).is_sparse:
+    if codec_named(name).is_sparse:
         return sparse_bound_of(values)
     block = BLOCKS[name]
     padded = np.zeros(-(-values.size // block) * block, np.float32)
@@ -113,45 +113,45 @@ def sparse_bound_of(values: Float32s) -> Float32s:
     return bound
 
 
-@given(schemes, vectors())
-def test_a_round_trip_stays_within_the_scheme_s_bound(name: str, values: Float32s) -> None:
+@given(codecs, vectors())
+def test_a_round_trip_stays_within_the_codec_s_bound(name: str, values: Float32s) -> None:
     error = np.abs(decode(name, encode(name, values), values.size) - values)
     assert (error <= bound_of(name, values)).all()
 
 
-@given(schemes, vectors())
+@given(codecs, vectors())
 def test_what_is_finite_is_encoded_as_finite(name: str, values: Float32s) -> None:
     payload = encode(name, values)
-    assert scheme_named(name).flaw(payload, values.size) is None
+    assert codec_named(name).flaw(payload, values.size) is None
     assert np.isfinite(decode(name, payload, values.size)).all()
 
 
-@given(schemes, vectors(), st.integers(0, 2**32))
+@given(codecs, vectors(), st.integers(0, 2**32))
 def test_payload_and_residual_are_the_values(name: str, values: Float32s, seed: int) -> None:
     noise = np.random.default_rng(seed).standard_normal(values.size, np.float32)
     residual = noise * np.float32(1e-3)
-    scheme, unsaid = scheme_named(name), residual.copy()
-    payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
-    encode_into_residual(scheme, values, unsaid, payload)
-    total = values + np.float32(scheme.residual_decay) * residual
+    codec, unsaid = codec_named(name), residual.copy()
+    payload = np.empty(codec.encoded_bytes(values.size), np.uint8)
+    encode_into_residual(codec, values, unsaid, payload)
+    total = values + np.float32(codec.residual_decay) * residual
     said = decode(name, payload, values.size)
     assert np.array_equal(payload, encode(name, total))
     assert np.array_equal(unsaid, total - said)
     if name in BLOCKS:
         assert np.allclose(said + unsaid, total, rtol=2**-23, atol=0)
-    elif scheme.is_sparse:
+    elif codec.is_sparse:
         assert (np.abs(said + unsaid - total) <= np.abs(said) * 2**-23).all()
     else:
         assert np.array_equal(said + unsaid, total)
 
 
-@given(schemes, vectors(), st.data())
+@given(codecs, vectors(), st.data())
 def test_aligned_records_stand_alone(name: str, values: Float32s, draw: st.DataObject) -> None:
-    scheme = scheme_named(name)
+    codec = codec_named(name)
     records = -(-values.size // RECORD)
     first = draw.draw(st.integers(0, records - 1)) * RECORD
     last = min(draw.draw(st.integers(first // RECORD + 1, records)) * RECORD, values.size)
-    there = slice(scheme.encoded_bytes(first), scheme.encoded_bytes(last))
+    there = slice(codec.encoded_bytes(first), codec.encoded_bytes(last))
     payload = encode(name, values)
     assert np.array_equal(payload[there], encode(name, values[first:last]))
     whole = decode(name, payload, values.size)
@@ -166,24 +166,24 @@ def many_ties(draw: st.DrawFn) -> Float32s:
     return values.astype(np.float32)
 
 
-@given(sparse_schemes, st.one_of(vectors(), many_ties()))
+@given(sparse_codecs, st.one_of(vectors(), many_ties()))
 def test_a_sparse_record_says_its_largest_magnitudes_and_of_equal_ones_the_first(
     name: str, values: Float32s
 ) -> None:
-    scheme = sparse_named(name)
+    codec = sparse_named(name)
     payload = encode(name, values)
     expected = [
         start + np.sort(np.argsort(-np.abs(record), kind="stable")[: said_of(name, record.size)])
         for start, record in zip(range(0, values.size, RECORD), records_of(values), strict=True)
     ]
-    entries = scheme.entries(payload, values.size)
+    entries = codec.entries(payload, values.size)
     assert np.array_equal(entries.places, np.concatenate(expected))
     dense = decode(name, payload, values.size)
     assert np.array_equal(dense[entries.places], entries.values)
     assert np.count_nonzero(dense) == np.count_nonzero(entries.values)
 
 
-@given(sparse_schemes, vectors(), st.data())
+@given(sparse_codecs, vectors(), st.data())
 def test_a_place_that_does_not_ascend_is_a_flaw(
     name: str, values: Float32s, draw: st.DataObject
 ) -> None:
@@ -197,10 +197,10 @@ def test_a_place_that_does_not_ascend_is_a_flaw(
     places[place] = draw.draw(st.integers(lowest_refused, max(lowest_refused, RECORD - 1)))
     if places[place] < RECORD:
         pack_places(places[None], record[None, 4 : 4 + -(-3 * said // 2)])
-        assert scheme_named(name).flaw(payload, values.size) is Flaw.MALFORMED
+        assert codec_named(name).flaw(payload, values.size) is Flaw.MALFORMED
 
 
-@given(sparse_schemes, vectors(), st.integers(0, 2**32))
+@given(sparse_codecs, vectors(), st.integers(0, 2**32))
 def test_entries_of_any_bytes_stay_within_the_vector(
     name: str, values: Float32s, seed: int
 ) -> None:
@@ -212,13 +212,13 @@ def test_entries_of_any_bytes_stay_within_the_vector(
 
 
 def sparse_named(name: str) -> TopK:
-    scheme = scheme_named(name)
-    assert isinstance(scheme, TopK)
-    return scheme
+    codec = codec_named(name)
+    assert isinstance(codec, TopK)
+    return codec
 
 
 def record_bytes(name: str) -> int:
-    return scheme_named(name).encoded_bytes(RECORD)
+    return codec_named(name).encoded_bytes(RECORD)
 
 
 def said_of(name: str, length: int) -> int:
@@ -248,8 +248,8 @@ def random_update(layout: Layout, seed: int) -> Flat:
 layouts = st.builds(small_layout, st.integers(0, 9000), st.integers(0, RECORD - 1))
 
 
-def verdict(layout: Layout, scheme: str, pieces: list[bytes]) -> Reason | None:
-    check = IncrementalCheck(layout, scheme)
+def verdict(layout: Layout, codec: str, pieces: list[bytes]) -> Reason | None:
+    check = IncrementalCheck(layout, codec)
     try:
         for piece in pieces:
             check.feed(piece)
@@ -264,45 +264,45 @@ def cut(content: bytes, ends: list[int]) -> list[bytes]:
     return [content[start:end] for start, end in pairwise(places)]
 
 
-@given(layouts, schemes, st.lists(st.integers(0, 2**20), max_size=40), st.data())
+@given(layouts, codecs, st.lists(st.integers(0, 2**20), max_size=40), st.data())
 def test_the_check_finds_a_bad_value_however_the_bytes_are_cut(
-    layout: Layout, scheme: str, ends: list[int], draw: st.DataObject
+    layout: Layout, codec: str, ends: list[int], draw: st.DataObject
 ) -> None:
     sent = random_update(layout, 0)
-    pieces = cut(encode_update(layout, scheme, sent).payload.tobytes(), ends)
-    assert verdict(layout, scheme, pieces) is None
+    pieces = cut(encode_update(layout, codec, sent).payload.tobytes(), ends)
+    assert verdict(layout, codec, pieces) is None
     both = np.concatenate((sent.parameters, sent.statistics))
     both[draw.draw(st.integers(0, both.size - 1))] = np.inf
     count = layout.parameters_count
-    broken = encode_update(layout, scheme, Flat(both[:count], both[count:], sent.integers))
+    broken = encode_update(layout, codec, Flat(both[:count], both[count:], sent.integers))
     pieces = cut(broken.payload.tobytes(), ends)
-    assert verdict(layout, scheme, pieces) is Reason.UPDATE_NOT_FINITE
+    assert verdict(layout, codec, pieces) is Reason.UPDATE_NOT_FINITE
 
 
-@given(layouts, schemes, st.lists(st.integers(0, 2**20), max_size=9), st.integers(0, 2**32))
+@given(layouts, codecs, st.lists(st.integers(0, 2**20), max_size=9), st.integers(0, 2**32))
 def test_what_the_check_lets_pass_decodes_to_finite_numbers(
-    layout: Layout, scheme: str, ends: list[int], seed: int
+    layout: Layout, codec: str, ends: list[int], seed: int
 ) -> None:
-    sent = encode_update(layout, scheme, random_update(layout, 0)).payload
+    sent = encode_update(layout, codec, random_update(layout, 0)).payload
     generator = np.random.default_rng(seed)
     places = generator.integers(0, sent.size, 64)
     sent[places] = generator.integers(0, 256, 64)
-    if verdict(layout, scheme, cut(sent.tobytes(), ends)) is None:
-        assert np.isfinite(decode_parameters(layout, scheme, sent)).all()
+    if verdict(layout, codec, cut(sent.tobytes(), ends)) is None:
+        assert np.isfinite(decode_parameters(layout, codec, sent)).all()
 
 
 Float64s = npt.NDArray[np.float64]
 
-folded_schemes = st.sampled_from(SCHEMES)
-dense = st.sampled_from([name for name in SCHEMES if not scheme_named(name).is_sparse])
-sparse = st.sampled_from([name for name in SCHEMES if scheme_named(name).is_sparse])
+folded_codecs = st.sampled_from(CODECS)
+dense = st.sampled_from([name for name in CODECS if not codec_named(name).is_sparse])
+sparse = st.sampled_from([name for name in CODECS if codec_named(name).is_sparse])
 dense_mixes = st.tuples(dense, dense)
-mixes = st.tuples(folded_schemes, folded_schemes, folded_schemes)
+mixes = st.tuples(folded_codecs, folded_codecs, folded_codecs)
 momenta = st.sampled_from([0.0, 0.5, 0.9])
 folded_counts = st.lists(st.integers(1, 10_000), min_size=1, max_size=5)
 seeds = st.integers(0, 2**31)
 outers = st.one_of(st.builds(Outer, st.sampled_from([0.3, 0.7, 1.0]), momenta), st.just(PLAIN_STEP))
-requests = st.builds(FoldSetting, mixes, folded_schemes, outers)
+requests = st.builds(FoldSetting, mixes, folded_codecs, outers)
 
 
 @contextmanager
@@ -349,16 +349,16 @@ def mean_over_senders(request: FoldRequest) -> Float64s:
     total = np.zeros(LAYOUT.parameters_count)
     weights, senders = np.zeros_like(total), np.zeros_like(total)
     for update, flat in zip(request.updates, updates_of(request), strict=True):
-        scheme, has_sent = scheme_named(update.scheme), np.ones(total.size, np.bool_)
-        if isinstance(scheme, TopK):
+        codec, has_sent = codec_named(update.codec), np.ones(total.size, np.bool_)
+        if isinstance(codec, TopK):
             has_sent[: LAYOUT.large_count] = False
             payload = np.fromfile(update.path, np.uint8)
-            has_sent[scheme.entries(payload, LAYOUT.large_count).places] = True
+            has_sent[codec.entries(payload, LAYOUT.large_count).places] = True
         total += update.samples * flat.parameters.astype(np.float64)
         weights += update.samples * has_sent
         senders += has_sent
     total /= np.maximum(weights, 1)
-    is_mixed = any(scheme_named(update.scheme).is_sparse for update in request.updates)
+    is_mixed = any(codec_named(update.codec).is_sparse for update in request.updates)
     if is_mixed and len(request.updates) > 1:
         total[senders == 1] /= 2
     return total
@@ -479,7 +479,7 @@ def test_the_order_of_arrival_does_not_change_the_bits(
 
 
 @settings(max_examples=40)
-@given(folded_schemes, seeds, st.data())
+@given(folded_codecs, seeds, st.data())
 def test_one_flipped_bit_anywhere_in_an_update_is_found(
     up: str, seed: int, draw: st.DataObject
 ) -> None:

@@ -241,6 +241,12 @@ def test_a_worker_that_dies_is_restarted_three_times_and_then_that_shard_is_hand
     assert step.session.unhealthy == ""
 
 
+def test_a_shard_that_does_not_fit_into_memory_is_handed_back_at_once() -> None:
+    reason = "out of memory: 2 GiB"
+    step = transition(reach(*CONNECT, ASSIGN, FETCH), replace(DIE, reason=reason))
+    assert step.commands == (HandBack(lease(), reason),)
+
+
 def given_up_on_a_shard() -> NodeSession:
     return transition(about_to_give_up(DIE), DIE).session
 

@@ -151,13 +151,13 @@ def test_the_next_plan_is_asked_with_what_became_of_the_last() -> None:
     assert request.samples_done == 12
 
 
-def test_each_update_is_folded_by_the_scheme_that_its_sender_was_given() -> None:
+def test_each_update_is_folded_by_the_codec_that_its_sender_was_given() -> None:
     step = transition(
         after(open_round(), update_event(BOB, round_=0, lease=2, at_ms=60)),
         update_event(ALICE, round_=0, lease=1, at_ms=90),
     )
     command = only(step.commands, Aggregate)
-    assert [(each.scheme, each.weight) for each in command.updates] == [
+    assert [(each.codec, each.weight) for each in command.updates] == [
         ("topk64", 12),
         ("int8", 4),
     ]

@@ -164,6 +164,18 @@ def test_a_node_that_drained_and_is_back_gets_its_shard_again() -> None:
     assert pending(after(job, events.NodeJoined(at_ms=at(50), node=ALICE))) == {ALICE}
 
 
+def test_a_paused_nodes_lease_is_void_at_once_and_its_shard_waits_for_it_or_another() -> None:
+    pause = events.NodePaused(at_ms=at(40), node=BOB, reason="paused by its owner")
+    step = transition(training(), pause)
+    assert only(step.commands, CancelShard) == CancelShard(BOB, 0, 2, "paused by its owner")
+    assert rejection(step.job, update_event(BOB, round_=0, lease=2)).startswith("the work under")
+    for taker in (BOB, CAROL):
+        again = transition(step.job, events.NodeJoined(at_ms=at(50), node=taker))
+        ((node, assigned),) = assignments(again.commands)
+        assert (node, assigned.lease.number) == (taker, 3)
+        assert assigned.task.ranges == (SampleRange(8, Samples(8)),)
+
+
 def test_a_node_that_handed_back_and_was_lost_takes_part_again_when_it_is_back() -> None:
     job = after(
         training(),
@@ -242,7 +254,7 @@ def test_an_unreadable_update_is_taken_out_again_and_its_samples_return() -> Non
     )
     job = after(aggregating(), ready)
     assert job.tally.updates_accepted == 1
-    assert job.tally.updates_refused == 1
+    assert job.tally.updates_rejected == 1
     assert job.members[BOB].last_accepted is None
     assert job.open_round.participants[ALICE].shard.ranges == (SampleRange(8, Samples(8)),)
 

@@ -223,7 +223,7 @@ def test_a_clock_that_jumps_changes_nothing() -> None:
 def test_damaged_updates_are_refused_counted_and_sent_again() -> None:
     corrupt = CorruptFault(nodes="a", at_ms=AT, lasts_ms=LASTS)
     struck = run_to_end(replace(TWO, faults=(corrupt,)))
-    assert struck.refused[JOB] > 0
+    assert struck.rejected[JOB] > 0
     assert struck.models == run_to_end(TWO).models
 
 

@@ -9,7 +9,7 @@ from coordinator.core.job.state import Phase
 from coordinator.core.measure.reading import StepTime, TransferDirection, TransferTime
 from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import JobId, NodeId, Slot
-from hypergpu.jobfile import with_strategy
+from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, Outer, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.link import COORDINATOR_LINK, Shape
@@ -19,7 +19,7 @@ from netsim.virtual.sharing import Agenda
 from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
 
-SCHEMES = {
+CODECS = {
     "fp32": 4_000_000,
     "bf16": 2_000_000,
     "int8": 1_000_000,
@@ -42,7 +42,7 @@ def world(spec: JobSpec, seed: int) -> SimulatedWorld:
         seed=seed,
         nodes=6,
         jobs=(spec,),
-        sizes=TransferSizes(SCHEMES["int4"], SCHEMES["int4"], SCHEMES["fp32"], SCHEMES),
+        sizes=TransferSizes(CODECS["int4"], CODECS["int4"], CODECS["fp32"], CODECS),
         step_ms=(50, 400),
     )
 
@@ -185,7 +185,7 @@ def test_a_coordinator_that_is_killed_again_and_again_comes_to_the_same_model() 
 
 
 NODES = {NodeId("a"): Slot(0), NodeId("b"): Slot(1)}
-SIZES = TransferSizes(whole=SCHEMES["fp32"], schemes=SCHEMES).for_plans()
+SIZES = TransferSizes(whole=CODECS["fp32"], codecs=CODECS).for_plans()
 
 
 def plan(line_bits_per_s: int) -> RoundPlan:

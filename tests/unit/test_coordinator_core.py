@@ -4,7 +4,14 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from coordinator.core.allocation import JobDemand, Lend, NodeOffer, Recall, plan_allocation
+from coordinator.core.allocation import (
+    JobDemand,
+    Lend,
+    NodeOffer,
+    Recall,
+    Withdraw,
+    plan_allocation,
+)
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
     DELTAS_MOST,
@@ -114,6 +121,15 @@ def test_a_node_without_the_workloads_version_is_not_lent() -> None:
 def test_nodes_of_a_paused_job_count_as_free() -> None:
     (move,) = plan_allocation([demand("two")], offers("", paused="a"))
     assert (move.node, move.job_id) == ("a", "two")
+
+
+def test_a_paused_node_is_withdrawn_with_its_reason_and_lent_to_nobody() -> None:
+    held = NodeOffer(NodeId("a"), JobId("one"), WORKLOADS, "paused by its owner")
+    wanting = [demand("one", "a"), demand("two")]
+    moves = plan_allocation(wanting, [held, *offers("b")])
+    assert moves == (Withdraw(NodeId("a"), JobId("one"), "paused by its owner"),)
+    free = NodeOffer(NodeId("a"), None, WORKLOADS, "paused by its owner")
+    assert plan_allocation([demand("one")], [free]) == ()
 
 
 def test_a_newcomer_is_lent_while_members_are_away_for_a_moment() -> None:

@@ -134,7 +134,7 @@ def run_job(at: Installed, job: str, **variables: str) -> Iterator[dict[str, Any
     """Run `up`, `join` and the job to its end; yields the job while the coordinator runs."""
     (at.home / "job.toml").write_text(job, encoding="utf-8")
     with ExitStack() as running:
-        up = ["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+        up = ["up", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--bulk-port", "0"]
         child = running.enter_context(program(at, *up, **variables))
         assert child.stdout
         lines = iter(child.stdout.readline, "")
@@ -183,7 +183,7 @@ def test_base_install_trains_and_names_the_extra_that_it_lacks(install: Install)
         assert_one_sentence(at.run("job", "submit", "torch.toml", "--watch"), "torch")
     assert (at.home / "model" / "model.safetensors").stat().st_size > 0
     with_chain = subprocess.run(
-        [at.programs / "hypergpu", "up", "--port", "0", "--node-port", "0"],
+        [at.programs / "hypergpu", "up", "--port", "0", "--node-port", "0", "--bulk-port", "0"],
         cwd=at.home,
         env=at.environment(HYPERGPU_CHAIN="anvil"),
         check=False,

@@ -61,7 +61,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def join_line(folder: Path) -> Iterator[str]:
     """What `hypergpu up` tells people to paste."""
-    where = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--no-page"]
+    where = [
+        "--listen",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--node-port",
+        "0",
+        "--bulk-port",
+        "0",
+        "--no-page",
+    ]
     up = start(["up", *where], folder)
     assert up.stdout is not None
     line = ""

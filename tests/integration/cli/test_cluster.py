@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from hypergpu.cluster.cluster import LocalCluster
-from hypergpu.jobfile import parse_job
+from hypergpu.jobfile.reading import parse_job
 from hypergpu.terminal.watch import Watched, WatchView
 
 TRAINED_WITHIN_S = 240.0

@@ -84,12 +84,17 @@ def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) ->
     assert diloco["times_faster"] == pytest.approx(faster)
     assert diloco["times_fewer_bytes"] > 1
     assert json.loads((files / "out" / "compare.json").read_text("utf-8")) == found
+    (for_page,) = (files / "data" / "hypergpu" / "comparisons").iterdir()
+    assert json.loads(for_page.read_text("utf-8")) == found
     assert "<svg" in (files / "out" / "compare.svg").read_text("utf-8")
-    # A changed job is another run.
+    # A changed job is another run; this one's target is never reached.
     text = (files / "job.toml").read_text("utf-8")
-    (files / "job.toml").write_text(text.replace("0.7", "0.6"), "utf-8")
+    (files / "job.toml").write_text(text.replace("0.7", "0.999"), "utf-8")
     again = run_compare(files, "--strategies", "diloco")
     assert "(kept)" not in again.stderr
+    assert again.returncode == 1
+    assert "not reached" in again.stdout
+    assert "diloco, seed 1: never reached accuracy 0.999" in again.stdout
 
 
 @pytest.mark.full
@@ -111,13 +116,6 @@ def test_the_manuals_example_runs(tmp_path: Path) -> None:
     assert "[4/4] aware-1: " in ended.stderr
     assert "written: compare-out/compare.json, compare-out/compare.svg" in ended.stdout
     assert "not reached" not in ended.stdout
-
-
-def test_a_target_that_is_never_reached_is_said(files: Path) -> None:
-    ended = run_compare(files, "--strategies", "diloco", "--target", "0.999")
-    assert ended.returncode == 1
-    assert "not reached" in ended.stdout
-    assert "diloco, seed 1: never reached accuracy 0.999" in ended.stdout
 
 
 def test_an_interrupted_comparison_leaves_no_program_and_says_what_is_kept(files: Path) -> None:

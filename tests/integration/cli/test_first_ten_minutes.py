@@ -1,7 +1,12 @@
 """What a new user does: up, join, submit, watch, export; all real processes over TLS."""
 
 import json
+import os
+import pty
+import signal
+import stat
 import subprocess
+import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -14,7 +19,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.wire.credentials import fetch_authority, parse_token
-from tests.integration.cli.conftest import JOB_FILE, JOIN, PROGRAM, Run, home
+from tests.integration.cli.conftest import JOIN, PROGRAM, Run, home
 
 Lines = list[dict[str, Any]]
 Nodes = list[subprocess.Popen[str]]
@@ -68,6 +73,45 @@ def test_nodes_are_listed_with_what_they_did(hypergpu: Run, first_job: Lines) ->
     assert {"machine-1", "machine-2"} <= {node["name"] for node in found}
 
 
+def statuses(hypergpu: Run, folder: Path) -> list[dict[str, Any]]:
+    """What `hypergpu status` says of each node of this machine."""
+    where = [("--state-dir", str(folder / f"node-{number}")) for number in (1, 2)]
+    return [json.loads(hypergpu("status", "--json", *each).stdout) for each in where]
+
+
+def wait_for_accepted(hypergpu: Run, folder: Path, most: int) -> list[dict[str, Any]]:
+    """The same once all accepted updates are counted; reports come a bit later.
+
+    The end of a job may overtake the answer to the last update of each node.
+    """
+    give_up_at_s = time.monotonic() + 60
+    while True:
+        found = statuses(hypergpu, folder)
+        counted = sum(each["totals"]["accepted"] for each in found)
+        assert counted <= most
+        if counted >= most - len(found):
+            return found
+        assert time.monotonic() < give_up_at_s
+
+
+def test_nodes_of_this_machine_count_what_was_accepted(
+    hypergpu: Run, first_job: Lines, folder: Path
+) -> None:
+    accepted = [event["kind"] for event in first_job[1:]].count("UpdateReceived")
+    first, second = wait_for_accepted(hypergpu, folder, accepted)
+    assert (first["schema"], first["name"], first["state"]) == (
+        "hypergpu/status/1",
+        "machine-1",
+        "running",
+    )
+    assert (second["link"]["state"], second["work"], second["log"]) == ("connected", None, None)
+    report = folder / "node-1" / "report.json"
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    shown = hypergpu("status", "--state-dir", str(folder / "node-1"))
+    assert "connected for" in shown.stdout
+    assert shown.returncode == 0
+
+
 def test_revoked_token_lets_nobody_in(hypergpu: Run) -> None:
     made = json.loads(hypergpu("token", "create", "--json", "--ttl", "5m").stdout)
     assert hypergpu("token", "revoke", made["id"]).returncode == 0
@@ -93,28 +137,44 @@ def test_joined_node_shows_its_token_to_nobody(join_line: str, folder: Path) -> 
     assert not any("hgpu1." in word for word in shown)
 
 
-def test_users_token_cannot_join_a_node(hypergpu: Run) -> None:
-    made = json.loads(hypergpu("token", "create", "--role", "user", "--json").stdout)
-    ended = hypergpu("join", made["token"])
-    assert ended.returncode == Reason.ROLE_FORBIDDEN.exit_code
-    assert "one for a user" in ended.stderr
+def read_terminal(reader: int) -> str:
+    """What a program wrote to a terminal since; empty once nobody has it open."""
+    try:
+        return os.read(reader, 1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
-def test_user_may_not_list_tokens(hypergpu: Run, folder: Path) -> None:
-    made = json.loads(hypergpu("token", "create", "--role", "user", "--json").stdout)
-    (folder / "user.token").write_text(made["token"], "utf-8")
-    assert hypergpu("job", "ls", "--token-file", "user.token").returncode == 0
-    assert hypergpu("node", "ls", "--token-file", "user.token").returncode == 0
-    ended = hypergpu("token", "ls", "--token-file", "user.token")
-    assert ended.returncode == Reason.ROLE_FORBIDDEN.exit_code
-
-
-@pytest.mark.usefixtures("nodes")
-def test_ended_job_is_removed(hypergpu: Run, folder: Path) -> None:
-    (folder / "second.toml").write_text(JOB_FILE.format(name="second", rounds=1, nodes=1), "utf-8")
-    assert hypergpu("job", "submit", "second.toml", "--watch").returncode == 0
-    assert "removed" in hypergpu("job", "rm", "second", "--yes").stdout
-    assert hypergpu("job", "show", "second").returncode == Reason.JOB_UNKNOWN.exit_code
+def test_node_on_a_terminal_is_shown_there_and_logs_to_a_file(join_line: str, folder: Path) -> None:
+    reader, terminal = pty.openpty()
+    words = ["join", join_line.removeprefix(JOIN), "--worker", "numpy", "--state-dir", "live"]
+    environment = {**home(folder), "TERM": "xterm", "COLUMNS": "80", "NO_COLOR": ""}
+    joined = subprocess.Popen(
+        [*PROGRAM, *words],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    shown = ""
+    while "connected for" not in shown:
+        more = read_terminal(reader)
+        assert more, shown
+        shown += more
+    # As a terminal does on Ctrl-C: to everything in its foreground.
+    os.killpg(joined.pid, signal.SIGINT)
+    while more := read_terminal(reader):
+        shown += more
+    os.close(reader)
+    assert joined.wait(240) == 0
+    assert "Ctrl-C lets it finish or hand back" in shown
+    assert "drained, 0 s ago: SIGINT" in shown
+    assert '"event"' not in shown
+    lines = (folder / "live" / "node.log").read_text("utf-8").splitlines()
+    assert {"Connected", "Leave"} <= {json.loads(line)["event"] for line in lines}
 
 
 def test_doctor_finds_the_coordinator(hypergpu: Run) -> None:
@@ -124,7 +184,9 @@ def test_doctor_finds_the_coordinator(hypergpu: Run) -> None:
     assert checks["data_dir"]["verdict"] == "ok"
 
 
-def test_drained_node_leaves_and_its_program_ends(hypergpu: Run, nodes: Nodes) -> None:
+def test_drained_node_leaves_and_its_program_ends(
+    hypergpu: Run, nodes: Nodes, folder: Path
+) -> None:
     # The last test that needs nodes: this one takes one of them away.
     node = json.loads(hypergpu("node", "ls", "--json").stdout)["nodes"][0]["id"]
     ended = hypergpu("node", "drain", node)
@@ -135,3 +197,7 @@ def test_drained_node_leaves_and_its_program_ends(hypergpu: Run, nodes: Nodes) -
         for child in nodes:
             child.terminate()
     assert next(each.result() for each in first) == 0
+    ended = hypergpu("status", "--once", "--state-dir", str(folder / "node-1"))
+    assert ended.returncode == Reason.NODE_STOPPED.exit_code
+    assert "drained" in ended.stdout
+    assert "Fix: start it again: hypergpu join --state-dir" in ended.stderr

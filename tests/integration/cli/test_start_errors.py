@@ -10,7 +10,17 @@ import pytest
 from hypergpu.errors import Reason
 from tests.integration.cli.conftest import PROGRAM, Ended, home
 
-ANYWHERE = ["--plaintext", "--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+ANYWHERE = [
+    "--plaintext",
+    "--listen",
+    "127.0.0.1",
+    "--port",
+    "0",
+    "--node-port",
+    "0",
+    "--bulk-port",
+    "0",
+]
 PROGRAMS = {
     "coordinator": [sys.executable, "-m", "coordinator", *ANYWHERE],
     "up": [*PROGRAM, "up", *ANYWHERE],

@@ -17,7 +17,7 @@ from hypergpu.wire.network import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
 from tests.processes import processes_left
 
-WITH_PAGE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0"]
+WITH_PAGE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--bulk-port", "0"]
 ANYWHERE = [*WITH_PAGE, "--no-page"]
 """The page's server is a process more for each start; one test has it."""
 

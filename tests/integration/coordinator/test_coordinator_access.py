@@ -1,5 +1,7 @@
 """Who may call what: tokens, roles, and the service that payments add to the user port."""
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,32 +104,106 @@ async def test_a_nodes_token_sees_and_drains_the_nodes_that_joined_with_it(
 ) -> None:
     with cluster.coordinator.client() as operator:
         text = operator.create_token(Role.NODE, ttl_s=600, label="test").token
+        both = operator.submit(JobSpec(workload="null", training=TrainingSettings(nodes=2)))
     own = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     await own.join(text)
     foreign = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
     await foreign.join(cluster.coordinator.node_token())
-    with client_with(cluster, text) as owner:
-        assert [node.id for node in owner.nodes()] == [own.node_id]
-        with pytest.raises(HyperGPUError, match="did not join with this token"):
-            owner.drain(foreign.node_id)
+    streams = [node.control([("null", 1)]) for node in (own, foreign)]
+    for stream in streams:
+        await next_assignment(stream)
+    with cluster.coordinator.client() as operator:
+        other = await asyncio.to_thread(operator.submit, WAITING)
+    await asyncio.to_thread(_test_owner, client_with(cluster, text), own.node_id, both, other)
+    with cluster.coordinator.client() as operator:
+        for job_id in (both, other):
+            await asyncio.to_thread(operator.stop, job_id)
     await own.close()
     await foreign.close()
 
 
-async def test_a_revoked_token_ends_its_open_watch(cluster: Cluster) -> None:
+def _test_owner(owner: Coordinator, own: str, job_id: str, foreign_job: str) -> None:
+    """The owner of one node sees it, its job, and in that job nothing of others' nodes."""
+    with owner:
+        assert [node.id for node in owner.nodes()] == [own]
+        assert [job.id for job in owner.jobs()] == [job_id]
+        assert [each.node for each in owner.job(job_id).participants] == [own]
+        events = list(itertools.islice(owner.read_events(job_id), 3))
+        assert {event.kind for event in events} == {"JobCreated", "ModelInitialised", "NodeJoined"}
+        assert {event.body.get("node", own) for event in events} == {own}
+        for read in (owner.job, lambda job: next(owner.read_events(job))):
+            with pytest.raises(HyperGPUError, match="no node that joined with this token"):
+                read(foreign_job)
+        for steer in (owner.drain, owner.pause_node, owner.resume_node):
+            with pytest.raises(HyperGPUError, match="did not join with this token"):
+                steer("0x" + "00" * 20)
+        for change in (
+            lambda: owner.stop(job_id),
+            lambda: owner.submit(WAITING),
+            lambda: owner.revoke_node(own),
+            owner.tokens,
+        ):
+            with pytest.raises(HyperGPUError) as refused:
+                change()
+            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+
+
+async def test_a_pause_takes_the_work_back_at_once_and_outlasts_a_restart(
+    cluster: Cluster,
+) -> None:
+    with cluster.coordinator.client() as operator:
+        text = operator.create_token(Role.NODE, ttl_s=600, label="test").token
+        job_id = operator.submit(JobSpec(workload="null", training=TrainingSettings(nodes=1)))
+    own = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    await own.join(text)
+    stream = own.control([("null", 1)])
+    lease = (await next_assignment(stream)).lease
+    with client_with(cluster, text) as owner:
+        await asyncio.to_thread(owner.pause_node, own.node_id)
+    cancel = await anext(message.cancel async for message in stream if message.HasField("cancel"))
+    assert (cancel.lease, cancel.reason) == (lease, "paused by its owner")
+    own.hang_up()
+    cluster.coordinator.kill()
+    await asyncio.to_thread(cluster.coordinator.start)
+    again = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+    again.key, again.node_id, again.metadata = own.key, own.node_id, own.metadata
+    stream = again.control([("null", 1)])
+    assert (await anext(stream)).HasField("welcome")
+    with client_with(cluster, text) as owner, cluster.coordinator.client() as operator:
+        (node,) = await asyncio.to_thread(owner.nodes)
+        assert (node.state, node.reason) == ("paused", "paused by its owner")
+        assert node.job is None
+        await asyncio.to_thread(owner.resume_node, own.node_id)
+        assert (await next_assignment(stream)).lease.number > lease.number
+        await asyncio.to_thread(operator.stop, job_id)
+    await own.close()
+    await again.close()
+
+
+async def read_to_the_end(updates: AsyncIterator[object]) -> None:
+    async for _ in updates:
+        pass
+
+
+async def test_a_revoked_token_ends_its_idle_watch_at_once(cluster: Cluster) -> None:
     with cluster.coordinator.client() as operator:
         created = operator.create_token(Role.VIEWER, ttl_s=600, label="test")
         job_id = operator.submit(WAITING)
         target = ConnectionTarget(cluster.coordinator.address, parse_token(created.token), 10.0)
         async with await AsyncCoordinator.open(target) as viewer:
-            updates = viewer.read_events(job_id)
+            updates, levels = viewer.read_events(job_id), viewer.watch_telemetry()
             await anext(updates)
+            node = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
+            await node.join(cluster.coordinator.node_token())
+            assert node.node_id in [each.id for each in await anext(levels)]
+            endings = [asyncio.create_task(read_to_the_end(each)) for each in (updates, levels)]
             operator.revoke_token(created.id)
-            operator.pause(job_id)
-            with pytest.raises(HyperGPUError) as refused:
-                async for _ in updates:
-                    pass
-        assert refused.value.reason is Reason.TOKEN_REVOKED
+            # Nothing happens in the job: no event wakes the stream.
+            for ending in endings:
+                with pytest.raises(HyperGPUError) as refused:
+                    await asyncio.wait_for(ending, 5)
+                assert refused.value.reason is Reason.TOKEN_REVOKED
+            await node.close()
         operator.stop(job_id)
         operator.remove(job_id)
 
@@ -231,6 +307,14 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
         assert (await next_assignment(node.control([("null", 1)]))).lease.job_id == job_id
         operator.stop(job_id)
     await node.close()
+
+
+def test_an_unknown_node_cannot_be_paused(cluster: Cluster) -> None:
+    with (
+        cluster.coordinator.client() as operator,
+        pytest.raises(HyperGPUError, match="never joined"),
+    ):
+        operator.pause_node("0x" + "00" * 20)
 
 
 def test_an_unknown_node_cannot_be_revoked(cluster: Cluster) -> None:

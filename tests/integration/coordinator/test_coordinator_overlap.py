@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypergpu.jobfile import with_strategy
+from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,

@@ -8,13 +8,18 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file
 
-from hypergpu.client import ENDED
-from hypergpu.cluster.processes import kill_group
+from hypergpu.client import ENDED, JobView
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile import with_strategy
+from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, TrainingSettings
-from tests.processes import ENVIRONMENT, Cluster, Happening
+from tests.processes import (
+    ENVIRONMENT,
+    Cluster,
+    CoordinatorProcess,
+    Happening,
+    accepted_updates,
+)
 
 QUICK = JobSpec(
     workload="digits-softmax",
@@ -48,6 +53,13 @@ def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def quick(cluster: Cluster) -> tuple[str, JobView]:
+    """The job of `QUICK` at its end, and its id."""
+    job_id = cluster.submit(QUICK)
+    return job_id, cluster.wait_until_finished(job_id)
+
+
 def is_round(number: int) -> Callable[[Happening], bool]:
     """Whether a happening is the record of a round at least as late."""
     return lambda event: event.kind == "RoundRecorded" and event.fields["round"] >= number
@@ -68,9 +80,8 @@ def with_shorter_rounds(cluster: Cluster, job_id: str, more: int) -> int:
     return int(rounds)
 
 
-def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
-    job = cluster.wait_until_finished(cluster.submit(QUICK))
-
+def test_two_nodes_train_a_job_to_its_end(quick: tuple[str, JobView]) -> None:
+    _, job = quick
     assert job.phase == "finished"
     assert job.round == job.rounds == 6
     assert job.updates_accepted == 12
@@ -79,18 +90,13 @@ def test_two_nodes_train_a_job_to_its_end(cluster: Cluster) -> None:
     assert job.metric > 0.6
 
 
-def test_the_same_job_twice_gives_the_same_model(cluster: Cluster) -> None:
-    digests = {cluster.wait_until_finished(cluster.submit(QUICK)).model for _ in range(2)}
-    assert len(digests) == 1
-
-
-def test_training_over_mutual_tls_gives_the_model_of_plaintext(
-    cluster: Cluster, tmp_path: Path
+def test_the_same_job_gives_the_same_model_again_and_over_mutual_tls(
+    cluster: Cluster, quick: tuple[str, JobView], tmp_path: Path
 ) -> None:
-    plain = cluster.wait_until_finished(cluster.submit(QUICK))
+    assert cluster.wait_until_finished(cluster.submit(QUICK)).model == quick[1].model
     with Cluster(tmp_path, is_plaintext=False) as secured:
         secured.add_nodes(2)
-        assert secured.wait_until_finished(secured.submit(QUICK)).model == plain.model
+        assert secured.wait_until_finished(secured.submit(QUICK)).model == quick[1].model
 
 
 def test_two_jobs_at_once_share_the_nodes_and_both_end(cluster: Cluster) -> None:
@@ -150,22 +156,22 @@ def test_a_job_ends_at_its_target(cluster: Cluster) -> None:
     assert job.reason.startswith("the target is reached: accuracy 0.")
 
 
-def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(cluster: Cluster) -> None:
-    job_id = cluster.submit(QUICK)
-    cluster.wait_until_finished(job_id)
+def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(
+    cluster: Cluster, quick: tuple[str, JobView]
+) -> None:
+    job_id, _ = quick
     whole = list(cluster.events(job_id))
-
     assert [happening.sequence for happening in whole] == list(range(len(whole)))
     assert list(cluster.events(job_id, 5)) == whole[5:]
     assert whole[0].kind == "JobCreated"
 
 
-def test_an_exported_model_has_the_bytes_of_its_digest(cluster: Cluster, tmp_path: Path) -> None:
-    job_id = cluster.submit(QUICK)
-    job = cluster.wait_until_finished(job_id)
+def test_an_exported_model_has_the_bytes_of_its_digest(
+    cluster: Cluster, quick: tuple[str, JobView], tmp_path: Path
+) -> None:
+    job_id, job = quick
     with cluster.coordinator.client() as client:
         exported = client.export(job_id, tmp_path)
-
     tensors = load_file(exported.model)
     orders = itertools.permutations(tensors.values())
     flat = {digest_of(b"".join(each.tobytes() for each in order)) for order in orders}
@@ -190,11 +196,12 @@ def test_a_job_without_its_workload_is_refused(cluster: Cluster) -> None:
         cluster.submit(JobSpec(workload="digits-sofmax"))
 
 
-def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
-    undisturbed = cluster.wait_until_finished(cluster.submit(QUICK))
+def test_a_paused_job_rests_and_goes_on_where_it_was(
+    quick: tuple[str, JobView], tmp_path: Path
+) -> None:
     with Cluster(tmp_path) as slow:
         # It is not done by the time that it is to be paused.
-        slow.add_nodes(2, settings={"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "500"})
+        slow.add_nodes(2, settings={"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "150"})
         job_id = slow.submit(QUICK)
         slow.wait_for(job_id, is_round(1))
         with slow.coordinator.client() as client:
@@ -202,7 +209,7 @@ def test_a_paused_job_rests_and_goes_on_where_it_was(cluster: Cluster, tmp_path:
             assert client.job(job_id).job.phase == "paused"
             client.resume(job_id)
 
-        assert slow.wait_until_finished(job_id).model == undisturbed.model
+        assert slow.wait_until_finished(job_id).model == quick[1].model
 
 
 def test_changed_parameters_hold_from_the_next_round_on(cluster: Cluster) -> None:
@@ -226,38 +233,25 @@ def test_a_stopped_job_can_be_removed(cluster: Cluster) -> None:
             client.job(job_id)
 
 
-def test_a_node_that_joins_late_takes_part(small_cluster: Cluster) -> None:
+def test_a_node_joins_late_is_killed_returns_and_leaves_in_good_order(
+    small_cluster: Cluster,
+) -> None:
     small_cluster.add_nodes(1)
     job_id = small_cluster.submit(LONG)
     small_cluster.wait_for(job_id, is_round(1))
-    small_cluster.add_nodes(1)
+    (late,) = small_cluster.add_nodes(1)
+    joined = small_cluster.wait_for(job_id, has_updates(2))
 
-    small_cluster.wait_for(job_id, has_updates(2))
-
-
-def test_a_killed_node_is_lost_and_takes_part_again_once_it_is_back(
-    small_cluster: Cluster,
-) -> None:
-    victim, _ = small_cluster.add_nodes(2)
-    job_id = small_cluster.submit(LONG)
-    full = small_cluster.wait_for(job_id, has_updates(2))
-    victim.kill()
+    late.kill()
     lost = small_cluster.wait_for(
-        job_id, lambda happening: happening.kind == "NodeLost", full.sequence
+        job_id, lambda happening: happening.kind == "NodeLost", joined.sequence
     )
     alone = small_cluster.wait_for(job_id, has_updates(1), lost.sequence)
-    victim.run()
+    late.run()
+    back = small_cluster.wait_for(job_id, has_updates(2), alone.sequence)
 
-    small_cluster.wait_for(job_id, has_updates(2), alone.sequence)
-
-
-def test_a_drained_node_leaves_and_the_job_goes_on(small_cluster: Cluster) -> None:
-    leaving, _ = small_cluster.add_nodes(2)
-    job_id = small_cluster.submit(LONG)
-    full = small_cluster.wait_for(job_id, has_updates(2))
-
-    assert leaving.terminate() == 0
-    small_cluster.wait_for(job_id, has_updates(1), full.sequence)
+    assert late.terminate() == 0
+    small_cluster.wait_for(job_id, has_updates(1), back.sequence)
 
 
 @pytest.mark.parametrize("drain_limit_ms", ["25000", "0"])
@@ -305,25 +299,41 @@ def test_a_node_on_which_no_worker_starts_leaves_and_is_used_again_once_one_does
     assert "no worker got ready in 4 starts" in away.fields["reason"]
 
 
-def test_sigterm_ends_the_coordinator_in_good_order_while_it_trains(
+def test_a_second_coordinator_is_refused_and_sigterm_ends_the_first_while_it_trains(
     small_cluster: Cluster,
 ) -> None:
     small_cluster.add_nodes(1)
     job_id = small_cluster.submit(LONG)
     recorded = small_cluster.wait_for(job_id, is_round(1))
+    second = CoordinatorProcess(small_cluster.folder)
+    assert second.launch().wait(timeout=240) == 15
+    second.end()
 
     assert small_cluster.coordinator.terminate() == 0
     small_cluster.coordinator.start()
     small_cluster.wait_for(job_id, is_round(recorded.fields["round"] + 1), recorded.sequence)
 
 
-def test_a_second_coordinator_in_the_same_folder_is_refused(small_cluster: Cluster) -> None:
-    first = small_cluster.coordinator.child
-    status = small_cluster.coordinator.launch().wait(timeout=240)
-    small_cluster.coordinator.end()
+def test_a_device_short_of_memory_trains_with_smaller_batches_and_more_steps(
+    tmp_path: Path,
+) -> None:
+    training = TrainingSettings(rounds=4, inner_steps=4, nodes=2, batch_size=65_536)
+    spec = with_strategy(JobSpec(workload="digits-softmax", training=training), "aware")
+    # The process itself takes about 65 MiB, the job's batch some 40 more.
+    small = {
+        "HYPERGPU_NODE_WORKER_MEMORY_BYTES": str(82 << 20),
+        "HYPERGPU_NODE_WORKER_THREADS": "1",
+    }
+    with Cluster(tmp_path) as cluster:
+        cluster.add_nodes(1)
+        cluster.add_nodes(1, settings=small)
+        events = list(cluster.events(cluster.submit(spec)))
 
-    assert status == 15
-    assert first.poll() is None
-    kill_group(first)
-    if first.stdout is not None:
-        first.stdout.close()
+    back = next(event.fields for event in events if event.kind == "ShardHandedBack")
+    assert back["reason"].startswith("out of memory")
+    plans = [event.fields["plan"]["nodes"] for event in events if event.kind == "RoundPlanned"]
+    last = plans[-1][back["node"]]
+    assert last["batch_size"] in {32_768, 16_384}
+    assert f"batch {last['batch_size']} of 65536: a larger one ran out of memory" in last["reason"]
+    accepted = [node for _, node, _ in accepted_updates(events)]
+    assert back["node"] in accepted

@@ -1,6 +1,7 @@
 """Who may look and steer: codes, cookies, tokens, and everything that is refused."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -89,13 +90,10 @@ def test_guessing_is_refused_for_a_minute_after_ten_wrong_codes() -> None:
 
 
 @pytest.mark.parametrize("role", [Role.NODE, Role.OPERATOR])
-async def test_tokens_of_nodes_and_of_other_coordinators_are_refused(
-    role: Role, tmp_path: Path
-) -> None:
+async def test_tokens_of_other_coordinators_are_refused(role: Role, tmp_path: Path) -> None:
     async with dashboard(tmp_path) as under_test, under_test.client() as client:
         token = token_of(role, "127.0.0.1:1")
-        if role is Role.OPERATOR:
-            token = type(token)(token.addresses, "a" * 64, role, token.id, token.secret)  # type: ignore[arg-type]
+        token = type(token)(token.addresses, "a" * 64, role, token.id, token.secret)  # type: ignore[arg-type]
         headers = {"origin": under_test.origin}
         given = {"token": token_text(token)}
         refused = await client.post(f"{PREFIX}/session", json=given, headers=headers)
@@ -151,12 +149,28 @@ async def test_a_users_token_reads_no_audit_log_and_makes_no_links(tmp_path: Pat
         assert (await client.post(f"{PREFIX}/links", headers=headers)).status_code == 403
 
 
+async def test_a_nodes_token_is_answered_about_its_own_nodes_alone(tmp_path: Path) -> None:
+    async with dashboard(tmp_path) as under_test, under_test.client() as client:
+        token = token_of(Role.NODE, under_test.services.target.address)
+        headers = {"authorization": f"Bearer {token_text(token)}"}
+        for each in CLOSED_ENDPOINTS:
+            if not each.for_node_owners:
+                answer = await client.request(each.method, path_of(each.path), headers=headers)
+                assert answer.status_code == 403, each.path
+                assert "is not for a node's token" in answer.json()["message"]
+    assert {each.path for each in CLOSED_ENDPOINTS if each.for_node_owners} == {
+        *("/jobs/{job}/series", "/jobs/{job}/rounds", "/jobs/{job}/events"),
+        *("/nodes/{node}/history", "/nodes/{node}/pause"),
+        *("/nodes/{node}/resume", "/nodes/{node}/drain"),
+    }
+
+
 async def test_actions_are_in_the_audit_log_with_their_outcome(tmp_path: Path) -> None:
     async with dashboard(tmp_path) as under_test, under_test.client() as client:
         await client.post(f"{PREFIX}/jobs/job-1/pause", headers=under_test.bearer)
         answer = await client.get(f"{PREFIX}/audit", headers=under_test.bearer)
         newest = answer.json()["actions"][0]
-        assert newest["action"] == "POST /api/v1/jobs/job-1/pause"
+        assert newest["action"] == "Pause a job once its open round is done (job-1)"
         assert newest["token"] == "0123456789ab"
         assert "COORDINATOR_UNREACHABLE" in newest["outcome"]
 
@@ -165,6 +179,11 @@ async def test_a_feed_is_refused_to_other_origins_and_without_a_session(tmp_path
     async with dashboard(tmp_path) as under_test:
         with pytest.raises(websockets.InvalidStatus):
             async with under_test.open_feed(additional_headers={"Origin": "http://evil.example"}):
+                pass
+        port = under_test.services.port
+        here: dict[str, Any] = {"host": "127.0.0.1", "port": port, "proxy": None}
+        with pytest.raises(websockets.InvalidStatus):
+            async with websockets.connect("ws://evil.example/feed", **here):
                 pass
         async with under_test.open_feed(
             additional_headers={"Origin": under_test.origin}

@@ -88,9 +88,3 @@ class Dialled:
         except TimeoutError:
             return True
         return False
-
-
-def taken_port(name: str, port: int) -> ProxiedNode:
-    """A node whose proxy is to listen on a port that somebody has."""
-    forwards = (Forward(target_port=1, port=port),)
-    return ProxiedNode(name=name, shape=Shape(link=link()), forwards=forwards)

@@ -168,8 +168,9 @@ def test_the_example_of_the_manual_runs() -> None:
     manual = (ROOT / "docs/netsim/proxy.md").read_text("utf-8")
     example = re.search(r"^```python\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
     assert example
-    port, node_port = free_ports(2)
+    port, node_port, bulk_port = free_ports(3)
     program = example[1].replace("7700", str(port)).replace("7701", str(node_port))
+    program = program.replace("7702", str(bulk_port))
     child = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )

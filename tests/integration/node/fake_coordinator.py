@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+from aiohttp import web
 
+from coordinator.shell.bulk.server import Certificates, tls_context
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
 from gpu_node.core.state import Leave
 from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
+from gpu_node.shell.bulk import BulkClient
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
@@ -33,7 +36,7 @@ from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY, unix_ms
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
-from hypergpu.wire.credentials import Role, Token
+from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
 from hypergpu.wire.messages import terms_message
 from hypergpu.workloads.workload import build, find, numpy_layout
 
@@ -58,12 +61,17 @@ def terms_for(job_id: str) -> Terms:
 class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     """A coordinator's side with its state in the open."""
 
+    bulk_port = 0
+    ticket_life_ms = 60_000
+    tickets = 0
+    """Tickets that were given so far."""
+
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
         self.break_after_bytes: int | None = None
         """The next transfer breaks once so many bytes have moved."""
         self.breaking: dict[int, asyncio.Event] = {}
-        """Downloads from these offsets break, once that has happened."""
+        """Downloads from these offsets bring nothing and break, once that has happened."""
         self.kill_after_bytes: int | None = None
         """`kill` is called once an upload has brought so many bytes."""
         self.kill: Callable[[], None] = lambda: None
@@ -98,25 +106,41 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
             digest=tensor_pb2.Digest(value=digest_to_wire(digest)), size_bytes=len(content)
         )
 
-    async def FetchBlob(
-        self, request: node_pb2.FetchBlobRequest, context: Context
-    ) -> AsyncIterator[node_pb2.FetchBlobResponse]:
-        content = self.blobs.get(digest_from_wire(request.digest.value))
+    async def ResolveBlob(
+        self, request: node_pb2.ResolveBlobRequest, context: Context
+    ) -> node_pb2.ResolveBlobResponse:
+        digest = digest_from_wire(request.digest.value)
+        content = self.blobs.get(digest)
         if content is None:
             await abort(context, HyperGPUError(Reason.BLOB_UNKNOWN, "it is not here"))
-            return
-        self.offsets.append(request.offset)
-        if (may_break := self.breaking.pop(request.offset, None)) is not None:
-            await may_break.wait()
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+            return node_pb2.ResolveBlobResponse()
+        scheme = "http" if self.authority is None else "https"
+        whole = tensor_pb2.TicketRange(
+            url=f"{scheme}://{TLS_NAME}:{self.bulk_port}/{digest}", end=len(content)
+        )
+        ticket = tensor_pb2.Ticket(ranges=[whole], life_ms=self.ticket_life_ms)
+        self.tickets += 1
+        return node_pb2.ResolveBlobResponse(size_bytes=len(content), ticket=ticket)
+
+    async def serve_range(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a GET of the bulk port."""
+        content = self.blobs[Digest(request.path.removeprefix("/"))]
+        span = request.http_range
+        self.offsets.append(span.start)
         stop_at, self.break_after_bytes = self.break_after_bytes, None
-        content = content[: request.end or len(content)]
-        self.asked_bytes += len(content) - request.offset
-        for start in range(request.offset, len(content), CHUNK_BYTES):
-            if stop_at is not None and start - request.offset >= stop_at:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
-            chunk = tensor_pb2.Chunk(offset=start, payload=content[start : start + CHUNK_BYTES])
-            yield node_pb2.FetchBlobResponse(chunk=chunk)
+        self.asked_bytes += span.stop - span.start
+        response = web.StreamResponse(status=206)
+        response.content_length = span.stop - span.start
+        await response.prepare(request)
+        if (may_break := self.breaking.pop(span.start, None)) is not None:
+            await may_break.wait()
+            stop_at = 0
+        end = span.stop if stop_at is None else span.start + stop_at
+        await response.write(content[span.start : end])
+        if stop_at is not None:
+            assert request.transport is not None
+            request.transport.close()
+        return response
 
     async def QueryUpload(
         self, request: node_pb2.QueryUploadRequest, context: Context
@@ -280,6 +304,7 @@ async def serve(folder: Path | None = None, node_port: int = 0) -> AsyncIterator
     """Serve on loopback: with TLS and an authority in ``folder``, else in the clear."""
     service = FakeCoordinator()
     server = grpc.aio.server()
+    context = None
     node_pb2_grpc.add_NodeServiceServicer_to_server(service, server)
     if folder is None:
         port = service.node_port = server.add_insecure_port("127.0.0.1:0")
@@ -291,19 +316,28 @@ async def serve(folder: Path | None = None, node_port: int = 0) -> AsyncIterator
         for_nodes = grpc.ssl_server_credentials(pair, service.authority.pem, True)
         service.node_port = server.add_secure_port(f"127.0.0.1:{node_port}", for_nodes)
         port = server.add_secure_port("127.0.0.1:0", open_to_all)
+        context = tls_context(
+            Certificates(identity.chain_pem, identity.private_key_pem, service.authority.pem)
+        )
     authority = Digest("") if service.authority is None else service.authority.digest
     token = Token((f"127.0.0.1:{port}",), authority, Role.NODE, TokenId("0123456789ab"), SECRET)
     await server.start()
+    ranges = web.Server(service.serve_range)
+    bulk = await asyncio.get_running_loop().create_server(ranges, "127.0.0.1", 0, ssl=context)
+    service.bulk_port = bulk.sockets[0].getsockname()[1]
     try:
         yield Served(service, token, server)
     finally:
         service.to_say.put_nowait(None)
+        bulk.close()
+        await ranges.shutdown()
         await server.stop(None)
 
 
 def open_calls(address: str, timeout_ms: Milliseconds = TIMEOUT_MS) -> Calls:
     """Calls over a channel of their own, in the clear."""
-    return Calls(open_channel(address, None), (PROTOCOL_ENTRY,), timeout_ms)
+    host, _ = split_address(address)
+    return Calls(open_channel(address, None), (PROTOCOL_ENTRY,), timeout_ms, BulkClient(host, None))
 
 
 @asynccontextmanager
@@ -418,6 +452,11 @@ class DaemonKit:
     def plain(self) -> tensor_pb2.ModelRef:
         """The kit's model, of which nothing is said but its name."""
         return tensor_pb2.ModelRef(blob=self.model, layout=message_of(self.layout.digest))
+
+    async def training_progress(self) -> None:
+        """Wait until a worker has trained: progress is told from the download on."""
+        while (await self.service.next_said("progress")).steps_done == 0:
+            pass
 
     async def update(self) -> Digest:
         """The digest of the next update that arrives whole."""

@@ -94,7 +94,7 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
         assert kit.running is not None
         killed: set[int | None] = {None}
         while len(killed) <= 4:
-            await kit.service.next_said("progress")
+            await kit.training_progress()
             process_id = kit.running.worker_process_id
             # What a worker said just before it was killed may be heard only now.
             if process_id is not None and process_id not in killed:
@@ -114,8 +114,8 @@ async def test_a_worker_that_dies_or_hangs_in_training_is_started_again(
     kit.settings = kit.settings.model_copy(update={"progress_limit_ms": 8_000})
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1, samples=400_000)
-        await kit.service.next_said("progress")
         assert kit.running is not None
+        await kit.training_progress()
         process_id = kit.running.worker_process_id
         assert process_id is not None
         os.kill(process_id, number)
@@ -155,7 +155,8 @@ async def test_a_release_deletes_what_was_kept_for_the_job(kit: DaemonKit) -> No
 
 async def test_an_unreachable_coordinator_is_dialled_until_it_is_there(kit: DaemonKit) -> None:
     async with kit.daemon(kit.there.token):
-        await kit.service.next_said("hello")
+        greeting = await kit.service.next_said("hello")
+        assert greeting.capabilities.caps == node_pb2.Caps(cache_bytes=20 << 30)
     address = kit.service.node_port
     await kit.there.server.stop(None)
     async with kit.daemon(None), serve(kit.folder / "authority", address) as again:
@@ -214,12 +215,12 @@ async def test_a_late_node_draws_the_first_model_and_fetches_only_what_came_afte
     delta, base, made = tmp_path / "delta", tmp_path / "base", tmp_path / "made"
     base.write_bytes(kit.service.blobs[blob_value(kit.model).digest])
     delta.write_bytes(encode_update(kit.layout, "int4", change).payload.tobytes())
-    apply_delta(base, delta, made, layout=kit.layout, scheme="int4")
+    apply_delta(base, delta, made, layout=kit.layout, codec="int4")
     kit.service.put(kit.layout.to_json())
     model = first(kit, kit.model)
     model.blob.CopyFrom(kit.service.put(made.read_bytes()))
     blob = kit.service.put(delta.read_bytes())
-    model.deltas.append(tensor_pb2.DeltaRef(base=kit.model.digest, blob=blob, scheme="int4"))
+    model.deltas.append(tensor_pb2.DeltaRef(base=kit.model.digest, blob=blob, codec="int4"))
     kit.service.blobs.pop(blob_value(kit.model).digest)
     kit.service.blobs.pop(blob_value(model.blob).digest)
     async with kit.daemon(kit.there.token):

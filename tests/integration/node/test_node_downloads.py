@@ -3,16 +3,16 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import msgspec
 import numpy as np
 import pytest
 
+from gpu_node.shell.bulk import BulkBrokenError
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls
-from gpu_node.shell.control import BulkConnections
-from gpu_node.shell.download import Download
+from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
+from gpu_node.shell.part_file import PartFile, Span
 from gpu_node.shell.state import StatePaths
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -23,7 +23,6 @@ from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.chunks import BlobPiece
 from hypergpu.wire.messages import blob_value
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
@@ -54,8 +53,15 @@ class DownloadKit:
         self.cache = cache
         self.download = Download(cache)
 
-    async def fetch(self, blob: BlobRef = BLOB) -> bytes:
-        return (await self.download.fetch(self.calls, blob)).read_bytes()
+    async def fetch(self, blob: BlobRef = BLOB, connections: int = 1) -> bytes:
+        source = BlobSource(self.calls, connections)
+        return (await self.download.fetch(source, blob)).read_bytes()
+
+    def missing(self) -> list[Span]:
+        """Ranges of the blob that are not on disk."""
+        part = PartFile(self.cache.part(BLOB.digest), BLOB.size_bytes)
+        part.close()
+        return part.missing()
 
 
 @pytest.fixture
@@ -74,15 +80,18 @@ async def test_a_blob_is_fetched_once_and_then_taken_from_the_cache(kit: Downloa
 
 async def test_a_broken_download_goes_on_where_it_broke_off(kit: DownloadKit) -> None:
     kit.service.break_after_bytes = 20 * CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(BulkBrokenError):
         await kit.fetch()
-    assert kit.download.received_bytes == 20 * CHUNK_BYTES
+    received_bytes = kit.download.received_bytes
+    assert 0 < received_bytes <= 20 * CHUNK_BYTES
     assert await kit.fetch() == CONTENT
-    assert kit.service.offsets == [0, 20 * CHUNK_BYTES]
+    assert kit.service.offsets == [0, received_bytes]
 
 
 async def test_a_damaged_partial_download_is_started_over(kit: DownloadKit) -> None:
-    kit.cache.part(BLOB.digest).write_bytes(b"x" * CHUNK_BYTES)
+    part = PartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
+    part.write(0, b"x" * CHUNK_BYTES)
+    part.close()
     assert await kit.fetch() == CONTENT
     assert kit.service.offsets == [CHUNK_BYTES, 0]
 
@@ -102,9 +111,11 @@ async def test_a_broken_download_over_a_discarded_file_keeps_only_its_own_bytes(
     await kit.fetch(older)
     kit.cache.discard([older.digest])
     kit.service.break_after_bytes = 20 * CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
+    before = kit.download.received_bytes
+    with pytest.raises(BulkBrokenError):
         await kit.fetch()
-    assert kit.cache.part(BLOB.digest).read_bytes() == CONTENT[: 20 * CHUNK_BYTES]
+    received_bytes = kit.download.received_bytes - before
+    assert kit.missing() == [Span(received_bytes, len(CONTENT))]
     assert await kit.fetch() == CONTENT
 
 
@@ -156,7 +167,7 @@ class DeltaChain:
             difference.parameters[:] = number + np.arange(LAYOUT.parameters_count) % 7
             payload.write_bytes(encode_update(LAYOUT, "int4", difference).payload.tobytes())
             before, after = folder / str(number - 1), folder / str(number)
-            apply_delta(before, payload, after, layout=LAYOUT, scheme="int4")
+            apply_delta(before, payload, after, layout=LAYOUT, codec="int4")
             delta = blob_value(put(payload.read_bytes()))
             self.deltas.append(Delta(self.models[-1].digest, delta, "int4"))
             self.models.append(blob_value(put(after.read_bytes())))
@@ -171,7 +182,7 @@ class DeltaChain:
 
 async def get_model(kit: DownloadKit, *wanted: Assignment) -> Digest:
     models = Models(kit.cache, kit.download)
-    paths = [await models.get(kit.calls, each) for each in wanted]
+    paths = [await models.get(BlobSource(kit.calls), each) for each in wanted]
     return digest_of(paths[-1].read_bytes())
 
 
@@ -262,7 +273,7 @@ def manifest(service: FakeCoordinator, files: dict[str, bytes]) -> BlobRef:
 async def test_a_dataset_becomes_a_folder_of_its_files(kit: DownloadKit) -> None:
     files = {"a.txt": b"a", "deep/er/b.txt": b"", "deep/c.txt": b"a"}
     datasets = Datasets(kit.cache, kit.download)
-    folder = await datasets.fetch(kit.calls, manifest(kit.service, files))
+    folder = await datasets.fetch(BlobSource(kit.calls), manifest(kit.service, files))
     assert {path: (folder / path).read_bytes() for path in files} == files
 
 
@@ -270,16 +281,16 @@ async def test_a_dataset_file_that_is_not_what_its_digest_says_is_refused(kit: D
     listing = manifest(kit.service, {"a.txt": b"honest"})
     kit.service.blobs[digest_of(b"honest")] = b"forged"
     with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
-        await Datasets(kit.cache, kit.download).fetch(kit.calls, listing)
+        await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
     assert not kit.cache.dataset(listing.digest).exists()
 
 
 async def test_a_dataset_changed_on_disk_is_brought_again_after_a_restart(kit: DownloadKit) -> None:
     listing = manifest(kit.service, {"a.txt": b"honest"})
-    folder = await Datasets(kit.cache, kit.download).fetch(kit.calls, listing)
+    folder = await Datasets(kit.cache, kit.download).fetch(BlobSource(kit.calls), listing)
     (folder / "a.txt").write_bytes(b"forged")
     fresh = BlobCache(StatePaths(folder.parents[1]), Bytes(1 << 30))
-    await Datasets(fresh, Download(fresh)).fetch(kit.calls, listing)
+    await Datasets(fresh, Download(fresh)).fetch(BlobSource(kit.calls), listing)
     assert (folder / "a.txt").read_bytes() == b"honest"
 
 
@@ -303,99 +314,57 @@ def test_paths_that_exclude_each_other_are_refused(paths: tuple[str, ...]) -> No
         manifest_entries(tensor_pb2.Manifest(entries=entries).SerializeToString())
 
 
-async def _over_four(kit: DownloadKit) -> bytes:
-    bulk = BulkConnections(lambda: open_calls(kit.address))
-    async with bulk.open(kit.calls, 4) as calls:
-        try:
-            return (await kit.download.fetch(calls, BLOB)).read_bytes()
-        finally:
-            await bulk.close()
-
-
 async def test_a_blob_comes_in_ranges_over_several_connections(kit: DownloadKit) -> None:
-    assert await _over_four(kit) == CONTENT
+    assert await kit.fetch(connections=4) == CONTENT
     quarter = -(-len(CONTENT) // 4)
-    assert sorted(kit.service.offsets) == [0, quarter, 2 * quarter, 3 * quarter]
+    assert {0, quarter, 2 * quarter, 3 * quarter} <= set(kit.service.offsets)
+    assert kit.download.received_bytes == len(CONTENT)
 
 
-async def test_ranges_go_on_behind_the_last_byte_without_a_gap_before_it(kit: DownloadKit) -> None:
+async def test_what_came_when_a_connection_broke_is_not_asked_for_again(kit: DownloadKit) -> None:
     kit.service.break_after_bytes = 2 * CHUNK_BYTES  # of the range that is asked for first
-    with pytest.raises(grpc.aio.AioRpcError):
-        await _over_four(kit)
-    held = kit.cache.part(BLOB.digest).read_bytes()
-    assert held == CONTENT[: len(held)]
-    before = len(kit.service.offsets)
-    assert await kit.fetch() == CONTENT
-    assert all(offset >= len(held) for offset in kit.service.offsets[before:])
-
-
-async def test_what_came_before_its_turn_when_a_connection_broke_is_not_asked_for_again(
-    kit: DownloadKit,
-) -> None:
-    may_break = kit.service.breaking[0] = asyncio.Event()
-    broken = asyncio.create_task(_over_four(kit))
-    early_bytes, others_bytes = 0, len(CONTENT) - -(-len(CONTENT) // 4)
-    while early_bytes < others_bytes:
-        await asyncio.sleep(0)
-        early_bytes = sum(piece.payload.nbytes for piece in kit.download._early[1].values())
-    may_break.set()
-    with pytest.raises(grpc.aio.AioRpcError):
-        await broken
+    with pytest.raises(BulkBrokenError):
+        await kit.fetch(connections=4)
+    missing_bytes = sum(span.end - span.start for span in kit.missing())
+    assert 0 < missing_bytes < len(CONTENT)
     kit.service.asked_bytes = 0
     assert await kit.fetch() == CONTENT
-    assert kit.service.asked_bytes == len(CONTENT) - early_bytes
+    assert kit.service.asked_bytes == missing_bytes
 
 
-async def test_early_pieces_that_are_damaged_are_fetched_again(kit: DownloadKit) -> None:
-    damaged = BlobPiece(3 * CHUNK_BYTES, memoryview(bytes(5 * CHUNK_BYTES)))
-    kit.download._early = (BLOB.digest, {damaged.offset: damaged})
+async def test_a_range_that_hangs_is_asked_for_again_by_an_idle_connection(
+    kit: DownloadKit,
+) -> None:
+    hanging = kit.service.breaking[0] = asyncio.Event()
+    assert await kit.fetch(connections=2) == CONTENT
+    hanging.set()
+    assert kit.service.offsets.count(0) == 2
+
+
+async def test_a_kill_costs_only_what_was_not_written(kit: DownloadKit) -> None:
+    part = PartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
+    middle = Span(7 * CHUNK_BYTES, 9 * CHUNK_BYTES)
+    part.write(middle.start, CONTENT[middle.start : middle.end])
+    del part  # as after a kill: nothing was closed in good order
     assert await kit.fetch() == CONTENT
-    assert kit.service.asked_bytes == 2 * len(CONTENT) - 5 * CHUNK_BYTES
+    assert kit.service.offsets == [0, middle.end]
+
+
+async def test_a_ticket_that_grows_old_is_renewed(kit: DownloadKit) -> None:
+    kit.service.ticket_life_ms = 0
+    assert await kit.fetch(connections=2) == CONTENT
+    assert kit.service.tickets > 1
 
 
 async def test_a_small_blob_comes_over_one_connection(kit: DownloadKit) -> None:
     small = blob_value(kit.service.put(CONTENT[: 2 * STRIPE_BYTES_MIN - 1]))
-    bulk = BulkConnections(lambda: open_calls(kit.address))
-    async with bulk.open(kit.calls, 8) as calls:
-        await kit.download.fetch(calls, small)
-        assert bulk.count == 7
-    await bulk.close()
+    await kit.fetch(small, connections=8)
     assert kit.service.offsets == [0]
 
 
-async def test_connections_that_are_let_go_are_given_to_nobody(kit: DownloadKit) -> None:
-    bulk = BulkConnections(lambda: open_calls(kit.address))
-    async with bulk.open(kit.calls, 4) as calls:
-        before = calls.further
-    bulk._close_further()  # as after two idle minutes, just before the next work begins
-    async with bulk.open(kit.calls, 4) as calls:
-        assert not set(calls.further) & set(before)
-        await asyncio.gather(*bulk._closing)
-        assert (await kit.download.fetch(calls, BLOB)).read_bytes() == CONTENT
-    await bulk.close()
-    assert bulk.count == 0
-
-
-async def test_connections_that_cannot_all_be_opened_leave_none_behind(kit: DownloadKit) -> None:
-    opened = iter([open_calls(kit.address)])
-
-    def open_one() -> Calls:
-        try:
-            return next(opened)
-        except StopIteration:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, "the certificate is gone") from None
-
-    bulk = BulkConnections(open_one)
-    with pytest.raises(HyperGPUError, match="FILE_UNUSABLE"):
-        async with bulk.open(kit.calls, 3):
-            pass
-    assert bulk._end is not None
-    await bulk.close()
-
-
-def _slowly(address: str, mbit_s: float) -> Proxies:
-    """A line to the service that takes longer for a piece than a small call may take."""
-    return Proxies(plan(int(address.rpartition(":")[2]), node=link(1, mbit_s)))
+def _slowly(port: int, mbit_s: float) -> Proxies:
+    """A line to the store that takes longer for a piece than a small call may take."""
+    return Proxies(plan(port, node=link(1, mbit_s)))
 
 
 @pytest.mark.parametrize("connections", [1, 2])
@@ -403,12 +372,10 @@ async def test_a_piece_may_take_longer_than_a_small_call(
     kit: DownloadKit, connections: int
 ) -> None:
     blob = blob_value(kit.service.put(CONTENT[: 4 * CHUNK_BYTES]))
-    async with _slowly(kit.address, 0.2) as proxies:
-        host, port = proxies.address("node")
-        bulk = BulkConnections(lambda: open_calls(f"{host}:{port}", timeout_ms=Milliseconds(2_000)))
-        async with bulk.open(kit.calls, connections + 1) as calls:
-            first, *others = calls.further
-            path = await kit.download.fetch(first.with_further(tuple(others)), blob)
-            assert path.read_bytes() == CONTENT[: 4 * CHUNK_BYTES]
-        await bulk.close()
-    assert len(kit.service.offsets) == connections
+    async with _slowly(kit.service.bulk_port, 0.2) as proxies:
+        host, kit.service.bulk_port = proxies.address("node")
+        assert host == "127.0.0.1"
+        calls = open_calls(kit.address, timeout_ms=Milliseconds(2_000))
+        path = await kit.download.fetch(BlobSource(calls, connections), blob)
+        assert path.read_bytes() == CONTENT[: 4 * CHUNK_BYTES]
+        await calls.close()

@@ -35,11 +35,11 @@ class FoldSetting(NamedTuple):
     """A fold's settings."""
 
     up: str | tuple[str, ...] = "int4"
-    """One scheme, or one for each slot in turn."""
+    """One codec, or one for each slot in turn."""
     down: str = "int4"
     outer: Outer = Outer()
 
-    def scheme_of(self, slot: int) -> str:
+    def codec_of(self, slot: int) -> str:
         """How a slot's update is encoded."""
         return self.up if isinstance(self.up, str) else self.up[slot % len(self.up)]
 
@@ -69,10 +69,10 @@ def first_request(
     updates: list[StoredUpdate] = []
     for slot, count in enumerate(samples):
         flat = random_flat(seed + slot + 1, 0.01)
-        scheme = setting.scheme_of(slot)
-        payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
+        codec = setting.codec_of(slot)
+        payload = encode_update(LAYOUT, codec, flat).payload.tobytes()
         blob = write_blob(folder / f"update-{slot}", payload)
-        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count), scheme))
+        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count), codec))
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)
     return FoldRequest(
@@ -94,7 +94,7 @@ def model_of(path: Path) -> Flat:
 def updates_of(request: FoldRequest) -> list[Flat]:
     """Decode a request's updates, whole."""
     return [
-        decode_update(request.layout, update.scheme, update.path.read_bytes())
+        decode_update(request.layout, update.codec, update.path.read_bytes())
         for update in request.updates
     ]
 

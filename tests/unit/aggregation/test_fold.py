@@ -20,12 +20,12 @@ from coordinator.shell.aggregation.fold_files import (
     StoredUpdate,
 )
 from hypergpu.ids import Digest
-from hypergpu.jobfile.spec import SCHEMES, Outer
+from hypergpu.jobfile.spec import CODECS, Outer
 from hypergpu.tensors.codec import (
     apply_delta,
+    codec_named,
     decode_parameters,
     encode_update,
-    scheme_named,
     update_bytes,
 )
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
@@ -73,7 +73,7 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
     assert result.agreement is None
 
 
-@pytest.mark.parametrize("up", SCHEMES[:4])
+@pytest.mark.parametrize("up", CODECS[:4])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_exact_parameters_follow_torch_nesterov_sgd(
     up: str, momentum: float, tmp_path: Path
@@ -108,7 +108,7 @@ def test_a_single_update_is_its_own_mean(tmp_path: Path) -> None:
     assert np.array_equal(model_of(fold(request).model.path).parameters, expected)
 
 
-@pytest.mark.parametrize("down", SCHEMES[1:])
+@pytest.mark.parametrize("down", CODECS[1:])
 def test_the_delta_turns_the_held_model_into_the_next(down: str, tmp_path: Path) -> None:
     request = first_request(tmp_path, [3, 4], FoldSetting("int8", down))
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_the_delta_turns_the_held_model_into_the_next(down: str, tmp_path: Path)
         assert result.delta is not None
         assert result.delta.size_bytes == update_bytes(LAYOUT, down)
         base, out = request.base_model.path, tmp_path / "applied"
-        digest = apply_delta(base, result.delta.path, out, layout=LAYOUT, scheme=down)
+        digest = apply_delta(base, result.delta.path, out, layout=LAYOUT, codec=down)
         assert digest == result.model.digest
         request = next_request(request, result)
 
@@ -289,14 +289,14 @@ def test_an_update_of_no_samples_is_refused(tmp_path: Path) -> None:
 PLAIN = FoldSetting("topk64", "fp32", PLAIN_STEP)
 
 
-def request_with(folder: Path, vectors: list[Float32s], scheme: str = "fp32") -> FoldRequest:
+def request_with(folder: Path, vectors: list[Float32s], codec: str = "fp32") -> FoldRequest:
     """A plain step on updates of given large parameters, with one sample each."""
-    request = first_request(folder, [1] * len(vectors), FoldSetting(scheme, "fp32", PLAIN_STEP))
+    request = first_request(folder, [1] * len(vectors), FoldSetting(codec, "fp32", PLAIN_STEP))
     updates: list[StoredUpdate] = []
     for slot, (update, vector) in enumerate(zip(request.updates, vectors, strict=True)):
         flat = random_flat(slot)
         flat.parameters[: LAYOUT.large_count] = vector
-        payload = encode_update(LAYOUT, scheme, flat).payload.tobytes()
+        payload = encode_update(LAYOUT, codec, flat).payload.tobytes()
         digest = write_blob(update.path, payload).digest
         updates.append(replace(update, digest=digest))
     return replace(request, updates=tuple(updates))
@@ -311,10 +311,10 @@ def change_of(request: FoldRequest) -> Float32s:
 
 def places_of(request: FoldRequest, slot: int) -> set[int]:
     update = request.updates[slot]
-    scheme = scheme_named(update.scheme)
-    assert isinstance(scheme, TopK)
+    codec = codec_named(update.codec)
+    assert isinstance(codec, TopK)
     payload = np.fromfile(update.path, np.uint8)
-    return set(scheme.entries(payload, LAYOUT.large_count).places.tolist())
+    return set(codec.entries(payload, LAYOUT.large_count).places.tolist())
 
 
 def test_a_coordinate_that_one_alone_sent_is_halved(tmp_path: Path) -> None:
@@ -440,15 +440,15 @@ def test_memory_does_not_grow_with_the_number_of_sparse_updates(tmp_path: Path) 
     assert grown < 39 * LAYOUT.large_count  # A quarter of what they would take as float32.
 
 
-def test_an_update_of_one_scheme_under_another_s_name_is_refused(tmp_path: Path) -> None:
+def test_an_update_of_one_codec_under_another_s_name_is_refused(tmp_path: Path) -> None:
     request = first_request(tmp_path, [1, 1], PLAIN)
-    misnamed = replace(request.updates[1], scheme="topk16")
+    misnamed = replace(request.updates[1], codec="topk16")
     omitted = fold(replace(request, updates=(request.updates[0], misnamed))).omitted
     assert [each.index for each in omitted] == [1]
     assert "bytes on disk" in omitted[0].reason
 
 
-def test_a_residual_lives_through_a_change_of_scheme_and_a_refusal() -> None:
+def test_a_residual_lives_through_a_change_of_codec_and_a_refusal() -> None:
     flat, zero = random_flat(1), random_flat(1)
     zero.parameters[:] = 0
     first = encode_update(LAYOUT, "topk64", flat)
@@ -456,7 +456,7 @@ def test_a_residual_lives_through_a_change_of_scheme_and_a_refusal() -> None:
     # Refused: what was said returns, and nothing has decayed yet.
     returned = first.residual + decode_parameters(LAYOUT, "topk64", first.payload)
     assert np.allclose(returned, flat.parameters, rtol=1e-6, atol=1e-7)
-    # The next update decays it once, and only if its own scheme does.
+    # The next update decays it once, and only if its own codec does.
     dense = encode_update(LAYOUT, "fp32", zero, returned)
     assert np.array_equal(decode_parameters(LAYOUT, "fp32", dense.payload), returned)
     sparse = encode_update(LAYOUT, "topk64", zero, returned)
@@ -465,7 +465,7 @@ def test_a_residual_lives_through_a_change_of_scheme_and_a_refusal() -> None:
     assert np.allclose(total[large], 0.95 * returned[large], rtol=1e-6, atol=1e-7)
 
 
-FP32 = scheme_named("fp32")
+FP32 = codec_named("fp32")
 VALUES = 40 * RECORD
 
 

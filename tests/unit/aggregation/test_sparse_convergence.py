@@ -87,15 +87,15 @@ class AdamNode:
         return start - weight
 
 
-class Codec(NamedTuple):
-    """Schemes of both ways, and the outer rule that goes with them."""
+class Compressor(NamedTuple):
+    """Codecs of both ways, and the outer rule that goes with them."""
 
     up: str
     down: str
     outer: Outer
 
 
-def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
+def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
     """Rounds of the product's codec and fold until the held-out accuracy is reached."""
     digits = Digits.load()
     path = folder / "model"
@@ -134,8 +134,8 @@ def rounds_to_target(folder: Path, codec: Codec, seed: int) -> int:
     return ROUNDS_MAX + 1
 
 
-DENSE = Codec("int4", "int4", Outer())
-SPARSE = Codec("topk64", "topk64", PLAIN_STEP)
+DENSE = Compressor("int4", "int4", Outer())
+SPARSE = Compressor("topk64", "topk64", PLAIN_STEP)
 
 
 def test_sparse_updates_need_at_most_half_again_the_rounds_of_int4(tmp_path: Path) -> None:

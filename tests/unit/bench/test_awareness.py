@@ -15,7 +15,7 @@ from benchmarks.ours.awareness.flower import FlowerRun, reached_by_flower
 from benchmarks.ours.awareness.runs import WORLDS, NotReachedError, target_of, text_of
 from benchmarks.ours.table import PartFigures, measure_part
 from hypergpu.client.history import RoundPoint
-from hypergpu.jobfile import parse_job
+from hypergpu.jobfile.reading import parse_job
 from hypergpu.units import Milliseconds, Samples
 from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.timeline import require_real_faults

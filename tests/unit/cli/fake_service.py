@@ -73,7 +73,7 @@ def summary(phase: str = "training") -> job_pb2.JobSummary:
         bytes_up=1200,
         bytes_down=3_400_000,
         updates_accepted=2,
-        updates_refused=1,
+        updates_rejected=1,
         samples=640,
         model=tensor_pb2.Digest(value=digest_to_wire(digest_of(MODEL))),
         at_ms=12_000,
@@ -214,6 +214,9 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                     self._break(context)
         self.jobs = [summary("failed" if "failing" in self.called else "finished")]
 
+    def WatchTelemetry(self, request: Any, context: Context) -> Any:
+        raise NotImplementedError
+
     def ListNodes(self, request: Any, context: Context) -> job_pb2.ListNodesResponse:
         self._note("ListNodes", context)
         able = node_pb2.Capabilities(
@@ -223,6 +226,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             worker="torch",
             name="attic",
             workloads=[node_pb2.WorkloadVersion(name="digits-cnn", version=1)],
+            caps=node_pb2.Caps(worker_threads=2),
         )
         node = job_pb2.NodeSummary(
             node_id=NODE,
@@ -232,7 +236,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             last_seen_ms_ago=1200,
             software="hypergpu 0.1.0",
             updates_accepted=2,
-            updates_refused=1,
+            updates_rejected=1,
             reason="it has work",
             reading=job_pb2.Reading(
                 round_trip_us=job_pb2.Estimate(mean=52_000, spread=2_500, samples=12, age_ms=800),
@@ -245,6 +249,14 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             health_reason="normal: H=20, int4, uplink 6 Mbit/s",
         )
         return job_pb2.ListNodesResponse(nodes=[node])
+
+    def PauseNode(self, request: Any, context: Context) -> job_pb2.PauseNodeResponse:
+        self._note(f"PauseNode {request.node_id}", context)
+        return job_pb2.PauseNodeResponse()
+
+    def ResumeNode(self, request: Any, context: Context) -> job_pb2.ResumeNodeResponse:
+        self._note(f"ResumeNode {request.node_id}", context)
+        return job_pb2.ResumeNodeResponse()
 
     def DrainNode(self, request: Any, context: Context) -> job_pb2.DrainNodeResponse:
         self._note(f"DrainNode {request.node_id}", context)

@@ -80,7 +80,7 @@ def test_watch_tells_rounds_evaluations_and_losses_of_nodes(hypergpu: Hypergpu) 
     ended = hypergpu("job", "watch")
     assert "round 1/4  loss 0.2500  1 of 1 updates  1.2 kB up  2.4 kB down  1.5 s" in ended.stdout
     assert "after 1 round: accuracy 0.9000, held-out loss 0.5000" in ended.stdout
-    assert "node 0xabababab... lost: not heard of for 15 s" in ended.stdout
+    assert "node attic lost: not heard of for 15 s" in ended.stdout
     assert ended.exit_code == 0
 
 
@@ -158,6 +158,8 @@ def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: H
         (["job", "pause"], f"PauseJob {JOB}"),
         (["job", "stop", "--yes"], f"StopJob {JOB}"),
         (["job", "rm", "first", "--yes"], f"RemoveJob {JOB}"),
+        (["node", "pause", "attic"], f"PauseNode {NODE}"),
+        (["node", "resume", "attic"], f"ResumeNode {NODE}"),
         (["node", "drain", "ABab"], f"DrainNode {NODE}"),
         (["node", "drain", "attic"], f"DrainNode {NODE}"),
         (["node", "revoke", "ABab"], f"RevokeNode {NODE}"),

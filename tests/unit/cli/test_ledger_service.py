@@ -150,8 +150,8 @@ def test_show_says_amounts_epochs_and_the_newest_transactions(
 def test_show_without_a_chain_says_so_and_has_json(ledger: Callable[..., Result]) -> None:
     assert "none: receipts are signed for no chain" in ledger("show", JOB[:7]).output
     found = json.loads(ledger("show", "--json").stdout)
-    assert (found["schema"], found["job"], found["chain_id"]) == ("hypergpu/ledger/2", JOB, 0)
-    assert found["ledger"]["nodes"][0]["shares"][1]["state"] == "recorded"
+    assert (found["schema"], found["job"], found["on_chain"]) == ("hypergpu/ledger/3", JOB, None)
+    assert found["nodes"][0]["shares"][1]["state"] == "recorded"
 
 
 def test_exported_receipts_are_whole_and_verified(

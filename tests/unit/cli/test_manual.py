@@ -16,13 +16,15 @@ from hypergpu.cli.doctor import Diagnosis
 from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values
+from hypergpu.client.ledger import JobLedger
 from hypergpu.client.settings import known_settings
 from hypergpu.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.errors import Reason
+from hypergpu.node_report import NodeReport
 from payments.cli.acts import SignedVerdict
 from payments.cli.deploying import Deployed
 from payments.cli.service import Reclaimed, Verified
-from payments.cli.show import Claimed, LedgerAct, ShownLedger
+from payments.cli.show import Claimed, LedgerAct
 
 MANUAL = (Path(__file__).parents[3] / "docs/cli.md").read_text("utf-8")
 ANSWERS = (
@@ -39,13 +41,14 @@ ANSWERS = (
     Diagnosis,
     Environment,
     EffectiveSettings,
-    ShownLedger,
+    JobLedger,
     Verified,
     LedgerAct,
     Claimed,
     SignedVerdict,
     Reclaimed,
     Deployed,
+    NodeReport,
 )
 
 

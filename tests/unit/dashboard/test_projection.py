@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from dashboard_api.core.lanes import exact_segments, received_segments, segment
 from dashboard_api.core.projection import SEEN_STEP_MS, FeedProjection
-from dashboard_api.core.state import LANES_KEPT
+from dashboard_api.core.state import LANES_KEPT, OUTPUTS_KEPT
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
-from hypergpu.client import JobEvent, ParticipantView
-from tests.dashboard_journal import JOB, START_MS, journal, node_id, nodes_seen, summary
+from hypergpu.client import JobEvent
+from tests.dashboard_journal import JOB, START_MS, journal, levels, node_id, nodes_seen, summary
 
 
 def fold(*events: tuple[str, dict[str, Any]]) -> FeedProjection:
@@ -52,9 +54,64 @@ def test_reported_durations_become_exact_segments() -> None:
     ]
 
 
+def spans(segments: list[Any]) -> list[tuple[str, int, int | None]]:
+    return [(each["phase"], each["start_ms"], each["end_ms"]) for each in segments]
+
+
+def test_what_was_seen_stays_before_the_durations_of_the_newest_lease() -> None:
+    seen = [segment("download", 0, 30), segment("train", 30, None)]
+    segments, _ = received_segments(seen, {"phases": {"train_ms": 20, "upload_ms": 10}}, 100)
+    assert spans(segments) == [
+        ("download", 0, 30),
+        ("train", 30, 90),
+        ("upload", 90, 100),
+        ("wait", 100, None),
+    ]
+
+
 def test_durations_that_exceed_the_time_are_cut() -> None:
-    cut = exact_segments(0, {"download_ms": 80, "train_ms": 80, "upload_ms": 9}, 100)
-    assert [each["end_ms"] for each in cut] == [80, 100]
+    cut = exact_segments({"download_ms": 80, "train_ms": 80, "wait_ms": 9}, 0, 100)
+    assert spans(cut) == [("download", 0, 11), ("train", 11, 91), ("wait", 91, 100)]
+
+
+def test_a_pause_is_drawn_as_one_in_every_lane() -> None:
+    update: dict[str, Any] = {
+        "phases": {"download_ms": 100, "train_ms": 150, "upload_ms": 50},
+    }
+    projection = fold(
+        plan(0, 1, 2),
+        update_received(**update),
+        ("JobPaused", {}),
+        ("JobResumed", {}),
+        ("UpdateReceived", {"node": node_id(2), "round": 0, "update": update}),
+    )
+    found = job(projection)["rounds_by_number"]["0"]
+    early, late = (
+        [(phase, start - START_MS) for phase, start, _ in spans(found["lanes"][each]["segments"])]
+        for each in (node_id(1), node_id(2))
+    )
+    assert early == [("train", 0), ("upload", 50), ("wait", 100), ("pause", 200), ("wait", 300)]
+    assert late == [("download", 0), ("pause", 200), ("train", 300), ("upload", 350), ("wait", 400)]
+    assert found["deadline_at_ms"] == START_MS + 150
+
+
+def test_a_paused_lane_is_not_continued_by_progress_and_takes_an_update_that_was_on_its_way() -> (
+    None
+):
+    projection = fold(plan(), ("JobPaused", {}))
+    projection.take_levels([levels(steps_done=20)], START_MS + 150)
+    lane = ("lanes", node_id(1), "segments")
+
+    def segments() -> list[Any]:
+        found = job(projection)["rounds_by_number"]["0"]
+        for name in lane:
+            found = found[name]
+        return [(each["phase"], each["start_ms"] - START_MS) for each in found]
+
+    assert segments() == [("download", 0), ("pause", 100)]
+    kind, body = update_received(phases={"upload_ms": 70})
+    projection.take_event(JOB, JobEvent(2, 0, kind, body), START_MS + 160)
+    assert segments() == [("download", 0), ("upload", 90), ("pause", 160)]
 
 
 def test_an_update_without_durations_has_borders_that_are_called_estimates() -> None:
@@ -69,13 +126,8 @@ def test_an_update_without_durations_has_borders_that_are_called_estimates() -> 
 def test_progress_that_is_seen_draws_the_borders() -> None:
     projection = fold(plan())
 
-    def progress(done: int, at_ms: int) -> None:
-        seen = ParticipantView(node_id(1), 0, "pending", done, 9, 0.5, "", "")
-        projection.take_progress(JOB, [seen], START_MS + at_ms)
-
-    progress(0, 20)
-    progress(3, 30)
-    progress(9, 70)
+    for done, at_ms in ((0, 20), (3, 30), (20, 70)):
+        projection.take_levels([levels(steps_done=done)], START_MS + at_ms)
     lane = job(projection)["rounds_by_number"]["0"]["lanes"][node_id(1)]
     phases = [(each["phase"], each["start_ms"] - START_MS) for each in lane["segments"]]
     assert phases == [("download", 0), ("train", 30), ("upload", 70)]
@@ -84,10 +136,71 @@ def test_progress_that_is_seen_draws_the_borders() -> None:
 
 def test_rounds_that_nobody_planned_open_with_their_first_progress() -> None:
     projection = fold(("JobCreated", {"spec": {"training": {"batch_size": 32}}}))
-    seen = ParticipantView(node_id(1), 0, "pending", 0, 9, None, "", "")
-    projection.take_progress(JOB, [seen], START_MS)
+    projection.take_levels([levels(1), levels(2)], START_MS)
     lanes = job(projection)["rounds_by_number"]["0"]["lanes"]
-    assert lanes[node_id(1)]["inner_steps"] == 9
+    assert [lanes[node_id(each)]["inner_steps"] for each in (1, 2)] == [20, 20]
+
+
+def test_levels_wait_for_the_events_of_their_round() -> None:
+    projection = fold(plan(), update_received())
+    projection.take_levels([levels(phase="train", round=1, steps_done=7)], START_MS)
+    assert job(projection)["levels"] == {}
+    for sequence, (kind, body) in enumerate((("AggregateReady", {"round": 0}), plan(1)), 2):
+        projection.take_event(JOB, JobEvent(sequence, 0, kind, body), START_MS + 300)
+    assert job(projection)["levels"][node_id(1)]["steps_done"] == 7
+    lane = job(projection)["rounds_by_number"]["1"]["lanes"][node_id(1)]
+    assert lane["segments"][-1]["phase"] == "train"
+
+
+def test_levels_outweigh_a_list_of_nodes_until_they_are_told_no_more() -> None:
+    projection = fold(plan())
+    projection.take_nodes(nodes_seen(1), START_MS)
+    projection.take_levels([levels(state="pending", round_trip_us=7)], START_MS)
+    projection.take_nodes(nodes_seen(2), START_MS)
+    assert projection.state["nodes"][node_id(1)]["rtt_us"] == 7
+    projection.forget_levels()
+    projection.take_nodes(nodes_seen(2), START_MS)
+    assert projection.state["nodes"][node_id(1)]["rtt_us"] != 7
+
+
+def test_a_node_that_was_away_is_told_with_the_time() -> None:
+    projection = FeedProjection("somewhere:7700")
+    projection.take_nodes(nodes_seen(1), START_MS)
+    for state, at_ms in (
+        ("working", 0),
+        ("away", 100),
+        ("away", 200),
+        ("idle", 900),
+        ("away", 950),
+    ):
+        projection.take_levels([replace(levels(), state=state)], START_MS + at_ms)
+    assert projection.state["nodes"][node_id(1)]["absences"] == [
+        {"from_ms": START_MS + 100, "to_ms": START_MS + 900},
+        {"from_ms": START_MS + 950, "to_ms": None},
+    ]
+
+
+def test_a_node_has_the_mean_error_of_its_newest_forecasts() -> None:
+    projection = FeedProjection("somewhere:7700")
+    projection.take_nodes(nodes_seen(1), START_MS)
+    for number, took_ms in enumerate((80, 100)):
+        kind, body = plan(number)
+        body["plan"]["nodes"][node_id(1)]["forecast_ms"] = 100
+        opened_ms = START_MS + 1000 * number
+        projection.take_event(JOB, JobEvent(2 * number, 0, kind, body), opened_ms)
+        kind, body = update_received(number)
+        projection.take_event(JOB, JobEvent(2 * number + 1, 0, kind, body), opened_ms + took_ms)
+    # A quarter off, then exact; the newest counts a quarter.
+    assert projection.state["nodes"][node_id(1)]["forecast_error"] == 0.188
+
+
+def test_what_a_plan_gave_a_node_is_not_shown_for_its_next_job() -> None:
+    projection = FeedProjection("somewhere:7700")
+    projection.take_nodes(nodes_seen(1), START_MS)
+    joined = ("NodeJoined", {"node": node_id(1)})
+    for sequence, (kind, body) in enumerate((plan(), joined)):
+        projection.take_event(JOB, JobEvent(sequence, 0, kind, body), START_MS)
+    assert projection.state["nodes"][node_id(1)]["codec"] is None
 
 
 def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
@@ -169,3 +282,37 @@ def test_an_update_tells_when_an_old_job_began() -> None:
     assert distance_ms is not None
     assert abs(distance_ms - START_MS) < 60_000
     assert journal_distance_ms([]) is None
+    # One clock that is a day off moves nothing.
+    nonces = {"a": START_MS, "b": START_MS + 86_400_000, "c": START_MS + 20}
+    told = [
+        JobEvent(number, 0, "UpdateReceived", {"node": node, "update": {"nonce": nonce}})
+        for number, (node, nonce) in enumerate(nonces.items())
+    ]
+    assert journal_distance_ms(told) == START_MS + 20
+
+
+def evaluation_ready(number: int, *outputs: str) -> tuple[str, dict[str, Any]]:
+    score = {"loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
+    return "EvaluationReady", {"round": number, **score, "outputs": [*outputs]}
+
+
+def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_once() -> None:
+    examples = [{"image": "aGk=", "label": "3"}, {"text": "def "}]
+    first = "ModelInitialised", {"model": {"blob": {}}, "examples": examples}
+    evaluations = [evaluation_ready(each, "8", "main") for each in range(OUTPUTS_KEPT + 2)]
+    shown = job(fold(first, *evaluations))
+    assert shown["examples"] == [
+        {"text": "", "image": "data:image/png;base64,aGk=", "label": "3"},
+        {"text": "def ", "image": "", "label": ""},
+    ]
+    samples = shown["samples_of_output"]
+    assert [each["round"] for each in samples] == [*range(2, OUTPUTS_KEPT + 2)]
+    at_ms = START_MS + 100 * (OUTPUTS_KEPT + 2)
+    assert samples[-1] == {"round": OUTPUTS_KEPT + 1, "at_ms": at_ms, "outputs": ["8", "main"]}
+
+
+def test_journals_without_examples_tell_no_output() -> None:
+    first: tuple[str, dict[str, Any]] = ("ModelInitialised", {"model": {"blob": {}}})
+    old = "EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
+    shown = job(fold(first, old, evaluation_ready(2, "8")))
+    assert (shown["examples"], shown["samples_of_output"]) == ([], [])

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile import (
-    LIMITS,
-    JobFileError,
+from hypergpu.jobfile.reading import (
     check_data_folder,
     parameter_words,
     parse_job,
@@ -18,7 +16,8 @@ from hypergpu.jobfile import (
     spec_json,
     with_parameters,
 )
-from hypergpu.jobfile.spec import ALIASES, CHOICES, KEYS, SECTIONS, SETTABLE, JobSpec
+from hypergpu.jobfile.spec import ALIASES, CHOICES, KEYS, LIMITS, SECTIONS, SETTABLE, JobSpec
+from hypergpu.jobfile.toml import JobFileError
 from hypergpu.workloads.entry import BUILT_IN, Option
 
 HEAD = 'workload = "digits-softmax"\n'

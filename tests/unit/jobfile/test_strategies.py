@@ -2,15 +2,10 @@
 
 import pytest
 
-from hypergpu.jobfile import (
-    JobFileError,
-    checked_spec,
-    covering,
-    parse_job,
-    with_parameters,
-    with_strategy,
-)
+from hypergpu.jobfile.reading import parse_job, with_parameters
+from hypergpu.jobfile.rules import checked_spec, covering, with_strategy
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec, Pay, TrainingSettings
+from hypergpu.jobfile.toml import JobFileError
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.workloads.entry import has_reached
 

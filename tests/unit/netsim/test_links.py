@@ -70,9 +70,6 @@ def test_much_loss_is_possible_in_long_bursts() -> None:
     assert direction(loss=0.6, burst_packets=2.0).loss == 0.6
 
 
-DAY_US = 86_400_000_000
-
-
 @pytest.mark.parametrize("entry", PROFILES.values(), ids=list(PROFILES))
 def test_profile_is_possible_over_minutes_and_says_its_source(entry: Profile) -> None:
     course = LinkCourse(entry.shape, key="seed/node")

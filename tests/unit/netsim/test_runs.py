@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hypergpu.jobfile import JobFileError, parse_job
+from hypergpu.jobfile.reading import parse_job
+from hypergpu.jobfile.toml import JobFileError
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from netsim.link import Link, LinkCourse, LinkDirection, NetsimError, Shape
 from netsim.network.world import WorldDescription

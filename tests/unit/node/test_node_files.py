@@ -5,14 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
 from gpu_node.core.state import Memory, TrainingStart, with_finished
-from gpu_node.shell.calls import decode_fetched
 from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
 from gpu_node.shell.state import (
     StatePaths,
@@ -27,25 +24,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId
 from hypergpu.keys import Passphrase, passphrase_of_file, place_beside
 from hypergpu.statements import Domain, SignedReceipt, Terms
-from hypergpu.v1 import node_pb2, tensor_pb2
 from tests.properties.statements import JOB, TERMS, Work, node_key, signed_receipt
 from tests.unit.node.node_states import SESSION_JOB, assignment, update
-
-OFFSETS = st.integers(0, (1 << 63) - 1)
-
-
-@given(OFFSETS, st.binary(min_size=1, max_size=300))
-def test_a_chunk_read_by_hand_is_what_protobuf_reads(offset: int, payload: bytes) -> None:
-    chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
-    raw = node_pb2.FetchBlobResponse(chunk=chunk).SerializeToString()
-    piece = decode_fetched(raw)
-    assert (piece.offset, bytes(piece.payload)) == (offset, payload)
-
-
-def test_a_chunk_laid_out_otherwise_is_left_to_protobuf() -> None:
-    payload_first = b"\x0a\x07" + b"\x12\x03abc" + b"\x08\x05"
-    piece = decode_fetched(payload_first)
-    assert (piece.offset, bytes(piece.payload)) == (5, b"abc")
 
 
 def test_memory_outlives_the_daemon_word_for_word(tmp_path: Path) -> None:

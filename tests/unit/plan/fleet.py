@@ -31,7 +31,7 @@ from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 PARAMETERS = 1_000_000
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4.06, "topk256": 1, "topk64": 0.23}
 SIZES = ModelSizes(
-    {scheme: Bytes(int(PARAMETERS * bits / 8)) for scheme, bits in BITS.items()},
+    {codec: Bytes(int(PARAMETERS * bits / 8)) for codec, bits in BITS.items()},
     Bytes(4 * PARAMETERS),
 )
 

@@ -35,7 +35,7 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.shell.aggregation.arithmetic import Agreement
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Inner
-from hypergpu.tensors.codec import scheme_named
+from hypergpu.tensors.codec import codec_named
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 
@@ -171,6 +171,12 @@ def test_an_exclusion_outlives_what_was_measured() -> None:
     assert plan.memory.nodes[SLOW] == excluded
 
 
+def test_a_plan_names_paused_nodes_with_the_reason() -> None:
+    paused = {NodeId("0xab"): "paused by its owner"}
+    plan = plan_round(replace(_request({}, {}), paused=paused), {}, SIZES)
+    assert plan.resting == {"0xab": "poor: paused by its owner"}
+
+
 def test_exclusions_that_leave_no_quorum_do_not() -> None:
     memories = {
         node: NodeMemory("int4", rests_until_round=12 + slot, retries=1)
@@ -301,10 +307,10 @@ def _request_of_median(
 
 def _agreement(updates: Updates) -> float:
     """What the coordinator makes of such updates while it folds them."""
-    scheme, values = scheme_named("fp32"), updates.shape[1]
+    codec, values = codec_named("fp32"), updates.shape[1]
     agreement = Agreement(len(updates), values)
     for index, update in enumerate(updates):
-        agreement.add(index, scheme, update.astype("<f4").view(np.uint8), range(values))
+        agreement.add(index, codec, update.astype("<f4").view(np.uint8), range(values))
     agreement.end_span()
     found = agreement.agreement()
     assert found is not None

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SPARSE_SCHEMES, Aware
+from hypergpu.jobfile.spec import SPARSE_CODECS, Aware
 from tests.unit.plan.fleet import Fleet, Played, Truth, names, replace_truth, spec
 
 N0 = NodeId("n0")
@@ -157,4 +157,4 @@ def test_the_first_round_does_not_hold_the_second_to_its_family(
     fleet.play()
     plan = fleet.play().plan
     assert plan.is_sparse == is_sparse
-    assert all((mine.codec in SPARSE_SCHEMES) == is_sparse for mine in plan.nodes.values())
+    assert all((mine.codec in SPARSE_CODECS) == is_sparse for mine in plan.nodes.values())

@@ -301,13 +301,13 @@ async def test_what_could_not_be_stored_is_counted_until_it_can(tmp_path: Path) 
     services = services_in(tmp_path, journal)
     services.nodes.count(NODE, accepted=2)
     await store_node_counts(services)
-    services.nodes.count(NODE, accepted=1, refused=1)
+    services.nodes.count(NODE, accepted=1, rejected=1)
     assert services.nodes.unstored_counts(NODE) == (3, 1)
 
     journal.is_full = False
     await store_node_counts(services)
     (stored,) = journal.nodes()
-    assert (stored.updates_accepted, stored.updates_refused) == (3, 1)
+    assert (stored.updates_accepted, stored.updates_rejected) == (3, 1)
     assert services.nodes.unstored_counts(NODE) == (0, 0)
 
 

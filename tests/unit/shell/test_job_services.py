@@ -7,26 +7,45 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.events import JobStopped, NodeJoined, RoundPlanned
+from coordinator.core.job.events import (
+    JobStopped,
+    MeasuredUpdate,
+    NodeJoined,
+    RoundMeasured,
+    RoundPlanned,
+)
+from coordinator.core.plan.decision import NodeMemory, PlanMemory
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.evaluation import failed_judgement
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
+from coordinator.shell.runtime.driver import JobRuntime, event_entry, replay_jobs
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer, participants, watch_job
+from coordinator.shell.servicers.job import JobServicer, watch_job
+from coordinator.shell.servicers.job_view import own_entries, participants
 from coordinator.shell.translate import Capabilities
+from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId, TokenId
-from hypergpu.jobfile import spec_json
+from hypergpu.ids import Digest, JobId, NodeId, TokenId
+from hypergpu.jobfile.reading import spec_json
 from hypergpu.statements import BlobRef
-from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.units import BasisPoints, Bytes, Milliseconds
+from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_message
 from tests.journals import FolderJournal
-from tests.unit.job_states import ALICE, BOB, after, at, node_plan, planning, round_plan
+from tests.node_client import contribution
+from tests.unit.job_states import (
+    ALICE,
+    BOB,
+    after,
+    all_events,
+    at,
+    node_plan,
+    planning,
+    round_plan,
+)
 from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
@@ -139,7 +158,7 @@ async def test_a_job_whose_ledger_is_not_known_is_not_created_and_may_be_sent_ag
 class AnyCaller:
     """A caller who may change every job; these methods do not look further."""
 
-    token = None
+    token = own_nodes = None
 
     def may_change(self, owner: TokenId) -> bool:
         return True
@@ -277,8 +296,9 @@ async def test_a_watch_ends_when_its_job_is_removed_before_all_is_told(tmp_path:
     services.journal.remove_job(JOB)
     services.driver.runtimes.clear()
 
+    request = job_pb2.WatchJobRequest(job_id=JOB, from_sequence=1)
     async with asyncio.timeout(240):
-        assert [message async for message in watch_job(services, runtime, 1)] == []
+        assert [message async for message in watch_job(services, runtime, request)] == []
 
 
 async def test_a_participant_is_told_by_its_name_until_its_node_is_forgotten(
@@ -311,3 +331,43 @@ def test_a_resting_node_is_told_with_its_reason() -> None:
 
 def test_between_rounds_nobody_is_told() -> None:
     assert participants(ConnectedNodes(), planning()) == []
+
+
+OWN, FOREIGN = (NodeId("0x" + letter * 40) for letter in "ab")
+
+
+def rows_of_every_event() -> list[Entry]:
+    """Each event of the machine, of a plan and of a measured round, with two real nodes' ids."""
+    memory = PlanMemory(
+        2, 0, is_sparse=False, nodes={ALICE: NodeMemory("int4"), BOB: NodeMemory("int4")}
+    )
+    plan = replace(round_plan(0, {ALICE: node_plan(), BOB: node_plan()}), memory=memory)
+    rest = replace(plan, nodes={ALICE: node_plan()}, resting={BOB: "poor: paused by its owner"})
+    made = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
+    updates = [
+        MeasuredUpdate(replace(made, node=node), bytes(65), BasisPoints(1), "", "")
+        for node in (ALICE, BOB)
+    ]
+    measured = RoundMeasured(at_ms=at(1), round=0, updates=tuple(updates))
+    planned = (RoundPlanned(at_ms=at(1), plan=each) for each in (plan, rest))
+    others = [replace(each, node=BOB) for each in all_events() if hasattr(each, "node")]
+    found = [*all_events(), *planned, measured, *others]
+    rows = [event_entry(JobId("job-1"), number, event) for number, event in enumerate(found)]
+    names = {b'"alice"': OWN, b'"bob"': FOREIGN, b'"carol"': OWN}
+    for name, node in names.items():
+        rows = [
+            replace(row, body_json=row.body_json.replace(name, f'"{node}"'.encode()))
+            for row in rows
+        ]
+    return rows
+
+
+def test_an_owner_is_told_nothing_of_others_nodes_whatever_the_event() -> None:
+    rows = rows_of_every_event()
+    assert FOREIGN.encode() in b"".join(row.body_json for row in rows)
+    told = own_entries(rows, frozenset({OWN}))
+    text = b"".join(row.body_json for row in told)
+    assert FOREIGN.encode() not in text
+    assert {row.kind for row in told} == {row.kind for row in rows}
+    assert text.count(OWN.encode()) == b"".join(r.body_json for r in rows).count(OWN.encode())
+    assert own_entries(rows, None) is rows

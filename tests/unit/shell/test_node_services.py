@@ -21,7 +21,7 @@ from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
-from coordinator.shell.servicers.transfer import BlobRange, fetch_blob
+from coordinator.shell.servicers.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -173,7 +173,7 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
     with pytest.raises(HyperGPUError) as refused:
-        await anext(fetch_blob(services, NODE, BlobRange(digest_of(b"of the manifest"))))
+        await resolve_blob(services, NODE, digest_of(b"of the manifest"))
     assert refused.value.reason is reason
 
 
@@ -198,6 +198,13 @@ async def test_watches_are_limited_and_make_room_when_they_end() -> None:
 def test_name_of_a_node_comes_back_without_what_would_act_on_a_terminal() -> None:
     told = translate.capabilities_value(node_pb2.Capabilities(name="at\x1b[2Jtic\n"))
     assert translate.capabilities_message(told).name == "at[2Jtic"
+
+
+def test_limits_of_a_nodes_owner_come_back_as_they_were_set() -> None:
+    told = node_pb2.Capabilities(caps=node_pb2.Caps(worker_threads=2, cache_bytes=1 << 30))
+    kept = translate.capabilities_value(told)
+    assert kept.caps == {"worker_threads": 2, "cache_bytes": 1 << 30}
+    assert translate.capabilities_message(kept).caps == told.caps
 
 
 def test_name_of_a_node_has_an_end() -> None:
@@ -291,7 +298,6 @@ def test_a_chunk_built_by_hand_is_protobufs_own_encoding(offset: int, payload: b
     view = memoryview(payload)
 
     for message in (
-        node_pb2.FetchBlobResponse,
         node_pb2.SubmitUpdateRequest,
         job_pb2.ExportModelResponse,
     ):

@@ -49,7 +49,7 @@ from coordinator.shell.runtime.services import Services
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
-from hypergpu.jobfile import with_strategy
+from hypergpu.jobfile.rules import with_strategy
 from hypergpu.tensors.codec import encode_update, update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Milliseconds, Samples
@@ -255,7 +255,7 @@ async def test_a_model_is_durable_before_one_made_of_it_is_journalled(tmp_path: 
     assert services.pins.all() == frozenset()
 
 
-def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta(
+def test_a_fold_takes_each_update_in_its_own_codec_and_writes_the_planned_delta(
     tmp_path: Path,
 ) -> None:
     services = services_in(tmp_path)._replace(blobs=BlobStore(tmp_path, Space(tmp_path)))
@@ -269,7 +269,7 @@ def test_a_fold_takes_each_update_in_its_own_scheme_and_writes_the_planned_delta
     assert event.omitted == ()
     assert event.agreement is not None
     (delta,) = event.model.deltas
-    assert (delta.scheme, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
+    assert (delta.codec, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
 
 
 async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> None:

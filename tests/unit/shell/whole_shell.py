@@ -20,6 +20,7 @@ from coordinator.shell.app.startup import PaymentsHost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
@@ -54,7 +55,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
     space = Space(folder, _QUOTA_BYTES)
     blobs = BlobStore(folder, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
-    driver, nodes = Driver(journal), ConnectedNodes()
+    driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
     return Services(
         settings=settings,
@@ -69,6 +70,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         nonces=UploadNonces(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
+        bulk=EmbeddedStore(folder, lambda *_: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

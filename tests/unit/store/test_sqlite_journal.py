@@ -46,6 +46,22 @@ def surviving_rows(journal: Journal) -> int:
     return len(entries)
 
 
+def test_a_journal_from_before_pauses_gets_their_table(path: Path) -> None:
+    Journal(str(path)).close()
+    engine = make_engine(journal_url(str(path)))
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE pauses"))
+    engine.dispose()
+    journal = Journal(str(path))
+    journal.set_pause(NODE, "paused by its owner")
+    journal.close()
+    again = Journal(str(path))
+    assert again.pauses() == {NODE: "paused by its owner"}
+    again.set_pause(NODE, "")
+    assert again.pauses() == {}
+    again.close()
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

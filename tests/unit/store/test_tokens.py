@@ -168,10 +168,20 @@ def test_another_role_is_refused_by_name(tokens: IssuedTokens) -> None:
 
 
 def test_an_expired_token_is_refused(tokens: IssuedTokens) -> None:
-    token = create_token(tokens, ttl_s=10)
+    token = create_token(tokens, role=Role.USER, ttl_s=10)
     tokens.check(credential(token), ANY, NOW_S + 9)
     with refusal(Reason.TOKEN_EXPIRED):
         tokens.check(credential(token), ANY, NOW_S + 10)
+
+
+def test_who_joined_with_a_token_reads_with_it_until_it_is_revoked(tokens: IssuedTokens) -> None:
+    token = create_token(tokens, ttl_s=10)
+    tokens.spend(credential(token), NODE, NOW_S)
+    assert tokens.check(credential(token), ANY, NOW_S + 999).uses_left == 0
+    tokens.check_current(token.id, NOW_S + 999)
+    tokens.revoke(token.id)
+    with refusal(Reason.TOKEN_REVOKED):
+        tokens.check(credential(token), ANY, NOW_S)
 
 
 def test_a_token_without_a_lifetime_never_expires(tokens: IssuedTokens) -> None:

@@ -1,4 +1,4 @@
-"""Layouts, schemes and codecs of tensors; tests/vectors fixes the bytes of each scheme."""
+"""Layouts and codecs of tensors; tests/vectors fixes the bytes of each codec."""
 
 from pathlib import Path
 
@@ -10,16 +10,16 @@ from blake3 import blake3
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile import spec
-from hypergpu.jobfile.spec import SCHEMES
+from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import (
     ApplyError,
     IncrementalCheck,
     apply_delta,
+    codec_named,
     decode_parameters,
     decode_update,
     encode_into_residual,
     encode_update,
-    scheme_named,
     sections_of,
     update_bytes,
 )
@@ -157,20 +157,20 @@ def test_packing_names_the_tensor_of_another_shape() -> None:
         pack(layout, {"w": np.zeros((3, 2))}, Flat.empty(layout))
 
 
-INTEGER_SCHEMES = ("int8", "int4")
-SPARSE_SCHEMES = ("topk256", "topk64", "topk16")
+INTEGER_CODECS = ("int8", "int4")
+SPARSE_CODECS = ("topk256", "topk64", "topk16")
 
 
 def encode(name: str, values: Float32s) -> Octets:
-    scheme = scheme_named(name)
-    payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
-    scheme.encode(values, payload)
+    codec = codec_named(name)
+    payload = np.empty(codec.encoded_bytes(values.size), np.uint8)
+    codec.encode(values, payload)
     return payload
 
 
 def round_trip(name: str, values: Float32s) -> Float32s:
     out = np.empty_like(values)
-    scheme_named(name).decode(encode(name, values), out)
+    codec_named(name).decode(encode(name, values), out)
     return out
 
 
@@ -179,13 +179,13 @@ def noise(count: int, magnitude: float = 1.0) -> Float32s:
     return values * np.float32(magnitude)
 
 
-def test_every_scheme_of_the_job_file_exists() -> None:
-    assert [scheme_named(name).name for name in spec.SCHEMES] == list(spec.SCHEMES)
+def test_every_codec_of_the_job_file_exists() -> None:
+    assert [codec_named(name).name for name in spec.CODECS] == list(spec.CODECS)
 
 
-def test_an_unknown_scheme_is_refused_with_those_there_are() -> None:
+def test_an_unknown_codec_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="'int2': use one of fp32, bf16, int8, int4, topk256"):
-        scheme_named("int2")
+        codec_named("int2")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_an_unknown_scheme_is_refused_with_those_there_are() -> None:
     ],
 )
 def test_a_full_record_has_the_documented_size(name: str, record_bytes: int) -> None:
-    assert scheme_named(name).encoded_bytes(RECORD) == record_bytes
-    assert scheme_named(name).encoded_bytes(3 * RECORD) == 3 * record_bytes
+    assert codec_named(name).encoded_bytes(RECORD) == record_bytes
+    assert codec_named(name).encoded_bytes(3 * RECORD) == 3 * record_bytes
 
 
 def test_bf16_rounds_like_torch() -> None:
@@ -214,9 +214,9 @@ def test_bf16_rounds_like_torch() -> None:
     assert np.array_equal(encode("bf16", values).view(np.int16), expected)
 
 
-@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+@pytest.mark.parametrize("name", INTEGER_CODECS)
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-9, 1e-6, 1.0, 1e30])
-def test_integer_schemes_are_as_good_at_any_magnitude(name: str, magnitude: float) -> None:
+def test_integer_codecs_are_as_good_at_any_magnitude(name: str, magnitude: float) -> None:
     ones = noise(9000)
     values = ones * np.float32(magnitude)
     error = np.linalg.norm(round_trip(name, values).astype(np.float64) - values)
@@ -224,30 +224,30 @@ def test_integer_schemes_are_as_good_at_any_magnitude(name: str, magnitude: floa
     assert error / magnitude == pytest.approx(reference, rel=0.02)
 
 
-@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+@pytest.mark.parametrize("name", INTEGER_CODECS)
 def test_the_largest_value_of_a_block_keeps_its_place(name: str) -> None:
     values = noise(256)
     largest = int(np.abs(values).argmax())
     assert round_trip(name, values)[largest] == pytest.approx(values[largest], rel=2**-8)
 
 
-@pytest.mark.parametrize("name", spec.SCHEMES)
+@pytest.mark.parametrize("name", spec.CODECS)
 def test_zeros_stay_zeros(name: str) -> None:
     assert not round_trip(name, np.zeros(5000, np.float32)).any()
 
 
-@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+@pytest.mark.parametrize("name", INTEGER_CODECS)
 def test_values_too_small_for_a_scale_become_zero(name: str) -> None:
     assert not round_trip(name, np.full(300, 1e-40, np.float32)).any()
 
 
-@pytest.mark.parametrize("name", spec.SCHEMES)
+@pytest.mark.parametrize("name", spec.CODECS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 4095, 4096, 4999])
 def test_what_is_not_finite_is_found_in_the_payload(name: str, bad: float, place: int) -> None:
     values = noise(5000)
     values[place] = bad
-    assert scheme_named(name).flaw(encode(name, values), 5000) is Flaw.NOT_FINITE
+    assert codec_named(name).flaw(encode(name, values), 5000) is Flaw.NOT_FINITE
 
 
 def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
@@ -255,39 +255,39 @@ def test_a_not_a_number_of_any_bits_stays_one_in_bf16() -> None:
     assert np.isnan(round_trip("bf16", values)).all()
 
 
-@pytest.mark.parametrize("name", INTEGER_SCHEMES)
+@pytest.mark.parametrize("name", INTEGER_CODECS)
 def test_a_scale_whose_codes_overflow_is_not_finite(name: str) -> None:
     payload = encode(name, noise(256))
     scale_bytes = 4 if name == "int8" else 2
     largest = np.array([3e38], np.float32).view(np.uint8)
     payload[:scale_bytes] = largest[4 - scale_bytes :]
-    assert scheme_named(name).flaw(payload, 256) is Flaw.NOT_FINITE
+    assert codec_named(name).flaw(payload, 256) is Flaw.NOT_FINITE
 
 
 def test_feedback_brings_small_values_through_in_the_end() -> None:
     values = np.full(256, 0.01, np.float32)
     values[0] = 1.0
-    scheme = scheme_named("int4")
+    codec = codec_named("int4")
     residual = np.zeros_like(values)
     total = np.zeros_like(values)
     for _ in range(100):
-        payload = np.empty(scheme.encoded_bytes(values.size), np.uint8)
-        encode_into_residual(scheme, values, residual, payload)
+        payload = np.empty(codec.encoded_bytes(values.size), np.uint8)
+        encode_into_residual(codec, values, residual, payload)
         decoded = np.empty_like(values)
-        scheme.decode(payload, decoded)
+        codec.decode(payload, decoded)
         total += decoded
     assert np.allclose(total, 100 * values, atol=0.1)
 
 
 @pytest.mark.parametrize(("name", "said"), [("topk256", 257), ("topk64", 65), ("topk16", 17)])
 def test_a_short_last_record_says_the_same_share_and_at_least_one(name: str, said: int) -> None:
-    scheme = scheme_named(name)
+    codec = codec_named(name)
     assert np.count_nonzero(round_trip(name, noise(RECORD + 1))) == said
-    assert scheme.encoded_bytes(RECORD + 1) - scheme.encoded_bytes(RECORD) == 4 + 2 + 1
+    assert codec.encoded_bytes(RECORD + 1) - codec.encoded_bytes(RECORD) == 4 + 2 + 1
 
 
-@pytest.mark.parametrize("name", SPARSE_SCHEMES)
-def test_a_sparse_scheme_says_more_of_a_vector_than_its_share(name: str) -> None:
+@pytest.mark.parametrize("name", SPARSE_CODECS)
+def test_a_sparse_codec_says_more_of_a_vector_than_its_share(name: str) -> None:
     values = noise(9 * RECORD) ** 3
     left = np.linalg.norm(values - round_trip(name, values)) ** 2
     said = 1 - left / np.linalg.norm(values) ** 2
@@ -302,10 +302,10 @@ def test_one_large_value_does_not_blow_up_the_small_ones_beside_it() -> None:
     assert np.abs(said).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", SPARSE_SCHEMES)
+@pytest.mark.parametrize("name", SPARSE_CODECS)
 def test_a_sparse_residual_decays_and_a_dense_one_does_not(name: str) -> None:
-    assert scheme_named(name).residual_decay == pytest.approx(0.95)
-    assert {scheme_named(each).residual_decay for each in spec.SCHEMES[:4]} == {1.0}
+    assert codec_named(name).residual_decay == pytest.approx(0.95)
+    assert {codec_named(each).residual_decay for each in spec.CODECS[:4]} == {1.0}
 
 
 LAYOUT = layout_of(
@@ -328,7 +328,7 @@ def update(seed: int = 0) -> Flat:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected_bytes"),
+    ("codec", "expected_bytes"),
     [
         ("fp32", 4 * 11137 + 4 * 301 + 20 + 16),
         ("bf16", 2 * 11137 + 2 * 301 + 20 + 16),
@@ -339,35 +339,35 @@ def update(seed: int = 0) -> Flat:
         ("topk16", 2 * 32 + (4 + 18 + 3) + 2 * 301 + 20 + 16),
     ],
 )
-def test_an_update_has_the_size_of_its_sections(scheme: str, expected_bytes: int) -> None:
-    assert update_bytes(LAYOUT, scheme) == expected_bytes
-    assert encode_update(LAYOUT, scheme, update()).payload.size == expected_bytes
+def test_an_update_has_the_size_of_its_sections(codec: str, expected_bytes: int) -> None:
+    assert update_bytes(LAYOUT, codec) == expected_bytes
+    assert encode_update(LAYOUT, codec, update()).payload.size == expected_bytes
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_statistics_and_integers_travel_exactly(scheme: str) -> None:
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_statistics_and_integers_travel_exactly(codec: str) -> None:
     sent = update()
-    received = decode_update(LAYOUT, scheme, encode_update(LAYOUT, scheme, sent).payload)
+    received = decode_update(LAYOUT, codec, encode_update(LAYOUT, codec, sent).payload)
     assert np.array_equal(received.statistics, sent.statistics)
     assert np.array_equal(received.integers, sent.integers)
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_what_an_update_says_and_its_residual_make_the_pseudo_gradient(scheme: str) -> None:
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_what_an_update_says_and_its_residual_make_the_pseudo_gradient(codec: str) -> None:
     sent = update()
-    encoded = encode_update(LAYOUT, scheme, sent)
-    said = decode_parameters(LAYOUT, scheme, encoded.payload.tobytes())
+    encoded = encode_update(LAYOUT, codec, sent)
+    said = decode_parameters(LAYOUT, codec, encoded.payload.tobytes())
     assert np.allclose(said + encoded.residual, sent.parameters, rtol=2e-7, atol=0)
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_a_residual_is_said_with_the_next_update(scheme: str) -> None:
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_a_residual_is_said_with_the_next_update(codec: str) -> None:
     sent, residual = update(), update(1).parameters
-    payload = encode_update(LAYOUT, scheme, sent, residual).payload
+    payload = encode_update(LAYOUT, codec, sent, residual).payload
     decayed = residual.copy()
-    decayed[:11137] *= np.float32(scheme_named(scheme).residual_decay)
+    decayed[:11137] *= np.float32(codec_named(codec).residual_decay)
     both = sent._replace(parameters=sent.parameters + decayed)
-    assert np.array_equal(payload, encode_update(LAYOUT, scheme, both).payload)
+    assert np.array_equal(payload, encode_update(LAYOUT, codec, both).payload)
 
 
 def test_encoding_changes_neither_pseudo_gradient_nor_residual() -> None:
@@ -402,41 +402,41 @@ def test_an_update_of_the_wrong_size_is_not_decoded(change_bytes: int) -> None:
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_the_check_refuses_a_byte_too_many_at_once(scheme: str) -> None:
-    check = IncrementalCheck(LAYOUT, scheme)
-    check.feed(encode_update(LAYOUT, scheme, update()).payload.tobytes())
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_the_check_refuses_a_byte_too_many_at_once(codec: str) -> None:
+    check = IncrementalCheck(LAYOUT, codec)
+    check.feed(encode_update(LAYOUT, codec, update()).payload.tobytes())
     with pytest.raises(HyperGPUError) as refusal:
         check.feed(b"\0")
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_the_check_refuses_an_early_end(scheme: str) -> None:
-    check = IncrementalCheck(LAYOUT, scheme)
-    check.feed(encode_update(LAYOUT, scheme, update()).payload.tobytes()[:-1])
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_the_check_refuses_an_early_end(codec: str) -> None:
+    check = IncrementalCheck(LAYOUT, codec)
+    check.feed(encode_update(LAYOUT, codec, update()).payload.tobytes()[:-1])
     with pytest.raises(HyperGPUError) as refusal:
         check.finish()
     assert refusal.value.reason is Reason.UPDATE_MALFORMED
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_any_integers_are_finite(scheme: str) -> None:
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_any_integers_are_finite(codec: str) -> None:
     sent = update()._replace(integers=np.array([-1, 2**63 - 1]))
-    check = IncrementalCheck(LAYOUT, scheme)
-    check.feed(encode_update(LAYOUT, scheme, sent).payload.tobytes())
+    check = IncrementalCheck(LAYOUT, codec)
+    check.feed(encode_update(LAYOUT, codec, sent).payload.tobytes())
     check.finish()
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES[1:])
-def test_a_delta_adds_to_parameters_and_replaces_the_rest(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", spec.CODECS[1:])
+def test_a_delta_adds_to_parameters_and_replaces_the_rest(codec: str, tmp_path: Path) -> None:
     base, change = update(), update(1)
-    payload = encode_update(LAYOUT, scheme, change).payload
+    payload = encode_update(LAYOUT, codec, change).payload
     paths = [tmp_path / name for name in ("base", "delta", "out")]
     paths[0].write_bytes(b"".join(vector.tobytes() for vector in base))
     paths[1].write_bytes(payload.tobytes())
-    digest = apply_delta(*paths, layout=LAYOUT, scheme=scheme)
-    parameters = base.parameters + decode_parameters(LAYOUT, scheme, payload)
+    digest = apply_delta(*paths, layout=LAYOUT, codec=codec)
+    parameters = base.parameters + decode_parameters(LAYOUT, codec, payload)
     expected = b"".join(vector.tobytes() for vector in change._replace(parameters=parameters))
     assert paths[2].read_bytes() == expected
     assert digest == blake3(expected).hexdigest()
@@ -447,14 +447,14 @@ def test_a_delta_of_another_size_is_not_applied(tmp_path: Path) -> None:
     base.write_bytes(b"\0" * LAYOUT.model_bytes)
     delta.write_bytes(b"\0")
     with pytest.raises(ApplyError, match="delta has 1 bytes"):
-        apply_delta(base, delta, out, layout=LAYOUT, scheme="int4")
+        apply_delta(base, delta, out, layout=LAYOUT, codec="int4")
     assert not out.exists()
 
 
-@pytest.mark.parametrize("scheme", spec.SCHEMES)
-def test_a_refused_update_of_any_bytes_can_be_read_back(scheme: str) -> None:
-    payload = b"\xff" * update_bytes(LAYOUT, scheme)
-    assert decode_parameters(LAYOUT, scheme, payload).size == LAYOUT.parameters_count
+@pytest.mark.parametrize("codec", spec.CODECS)
+def test_a_refused_update_of_any_bytes_can_be_read_back(codec: str) -> None:
+    payload = b"\xff" * update_bytes(LAYOUT, codec)
+    assert decode_parameters(LAYOUT, codec, payload).size == LAYOUT.parameters_count
 
 
 def test_sections_follow_each_other_without_gaps() -> None:
@@ -490,9 +490,9 @@ def test_the_layout_s_digest_is_the_recorded_one() -> None:
     assert FIXED_LAYOUT.digest == recorded["layout"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_update_s_bytes_are_the_recorded_ones(scheme: str) -> None:
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_update_s_bytes_are_the_recorded_ones(codec: str) -> None:
     recorded = msgspec.json.decode(VECTORS.read_bytes(), type=dict[str, str])
-    encoded = encode_update(FIXED_LAYOUT, scheme, dyadic_values(FIXED_LAYOUT.parameters_count))
-    assert blake3(encoded.payload.data).hexdigest() == recorded[scheme]
-    assert blake3(encoded.residual.view(np.uint8).data).hexdigest() == recorded[f"{scheme} left"]
+    encoded = encode_update(FIXED_LAYOUT, codec, dyadic_values(FIXED_LAYOUT.parameters_count))
+    assert blake3(encoded.payload.data).hexdigest() == recorded[codec]
+    assert blake3(encoded.residual.view(np.uint8).data).hexdigest() == recorded[f"{codec} left"]

@@ -70,10 +70,9 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         "the title",
         "round 2/4",
         "attic",
-        "0xabababab...",
         "5/20",
         "0.9000",
-        "not heard of",
+        "node attic lost: not heard of",
     ):
         assert expected in shown
 
@@ -129,7 +128,7 @@ TABLED_JOB = JobView(
     bytes_up=1_200_000,
     bytes_down=34_000_000,
     updates_accepted=8,
-    updates_refused=1,
+    updates_rejected=1,
     samples=5_120,
     model="ab" * 32,
     at_ms=12_000,
@@ -148,7 +147,7 @@ TABLED_NODE = NodeView(
     last_seen_ms_ago=800,
     software="0.1.0",
     updates_accepted=8,
-    updates_refused=0,
+    updates_rejected=0,
     reading=ReadingView(
         EstimateView(52_000, 2_500, 12, 800),
         50_000,

@@ -1,0 +1,205 @@
+"""The embedded store: real bulk processes over a folder of blobs."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+
+from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.embedded import EmbeddedStore
+from coordinator.shell.bulk.server import Certificates
+from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
+from coordinator.shell.identity.authority import Authority
+from gpu_node.shell.bulk import BulkBrokenError, BulkClient, TlsFiles
+from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
+from hypergpu.crypto import digest_of
+from hypergpu.ids import JobId, NodeId
+from hypergpu.streams import unix_s
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import tensor_pb2
+from tests.node_client import get_range
+
+NODE = NodeId("0x" + "a1" * 20)
+OTHER = NodeId("0x" + "b2" * 20)
+CONTENT = bytes(range(256)) * 4096
+SECRET = bytes(32)
+
+
+class StoreKit:
+    """A store that serves one blob, and what it says that it served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = BlobStore(folder, Space(folder, 0))
+        self.blob = self.blobs.put(CONTENT)
+        self.served: asyncio.Queue[tuple[JobId, Bytes]] = asyncio.Queue()
+        self.store = EmbeddedStore(folder, lambda *served: self.served.put_nowait(served))
+
+    def ticket(self) -> tensor_pb2.TicketRange:
+        """A good ticket's only range."""
+        return self.store.ticket(NODE, self.blob, "job-000000000001").ranges[0]
+
+
+@asynccontextmanager
+async def serve_store(
+    folder: Path, certificates: Certificates | None = None
+) -> AsyncIterator[StoreKit]:
+    """Serve on loopback."""
+    kit = StoreKit(folder)
+    await kit.store.bind("127.0.0.1", 0, certificates)
+    running = asyncio.create_task(kit.store.run())
+    try:
+        yield kit
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncIterator[StoreKit]:
+    async with serve_store(tmp_path) as found:
+        yield found
+
+
+async def test_ranges_of_a_blob_are_served_and_counted(kit: StoreKit) -> None:
+    for start, end in ((0, len(CONTENT)), (17, 18), (300_000, 900_001)):
+        assert await get_range(kit.ticket(), start, end) == (206, CONTENT[start:end])
+        assert await kit.served.get() == ("job-000000000001", end - start)
+
+
+async def test_ranges_follow_each_other_over_one_connection(kit: StoreKit) -> None:
+    ticket = kit.ticket()
+    reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
+    for start, end in ((0, 5), (300_000, 700_000), (17, 18)):
+        head = f"GET /{kit.blob.digest} HTTP/1.1\r\nHost: x\r\nRange: bytes={start}-{end - 1}\r\n"
+        said = f"Authorization: {ticket.headers['Authorization']}\r\n\r\n"
+        writer.write((head + said).encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 206")
+        assert await reader.readexactly(end - start) == CONTENT[start:end]
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(5, 5), (5, 4), (0, len(CONTENT) + 1), (len(CONTENT), len(CONTENT) + 9), (1 << 70, 1 << 71)],
+)
+async def test_a_range_outside_is_refused(kit: StoreKit, start: int, end: int) -> None:
+    status, _ = await get_range(kit.ticket(), start, end)
+    assert status == 416
+
+
+async def test_a_ticket_is_for_one_blob_and_one_method(kit: StoreKit) -> None:
+    other = kit.ticket()
+    other.url = other.url.replace(kit.blob.digest, kit.blobs.put(b"other").digest)
+    assert (await get_range(other, 0, 1))[0] == 403
+    assert (await get_range(kit.ticket(), 0, 1, "PUT"))[0] == 403
+    none = tensor_pb2.TicketRange(url=kit.ticket().url)
+    assert (await get_range(none, 0, 1))[0] == 403
+
+
+def test_a_ticket_that_is_altered_forged_or_too_old_says_nothing() -> None:
+    claims = Claims(
+        method="GET",
+        blob=digest_of(CONTENT),
+        size_bytes=Bytes(9),
+        start=0,
+        end=9,
+        node=NODE,
+        purpose="",
+        expires_ms=Milliseconds(1000),
+    )
+    good = authorization(claims, SECRET)
+    assert claims_in(good, SECRET, Milliseconds(999)) == claims
+    assert claims_in(good, SECRET, Milliseconds(1000)) is None
+    assert claims_in(good, b"x" * 32, Milliseconds(0)) is None
+    altered = authorization(msgspec.structs.replace(claims, node=OTHER), b"x" * 32)
+    for bad in (altered, good[:-4], good + "A" * 2000, good.replace("Ticket ", "Ticket é"), ""):
+        assert claims_in(bad, SECRET, Milliseconds(0)) is None
+
+
+async def test_a_blob_that_was_collected_is_no_longer_served(kit: StoreKit) -> None:
+    gone = kit.blobs.put(b"gone", keep_s=-1)
+    ticket = kit.store.ticket(NODE, gone, "").ranges[0]
+    kit.blobs.collect(frozenset())
+    assert (await get_range(ticket, 0, 4))[0] == 404
+
+
+async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> None:
+    async with serve_store(tmp_path) as kit:
+        large = kit.blobs.put(bytes(64 << 20), keep_s=-1)
+        ticket = kit.store.ticket(NODE, large, "").ranges[0]
+        client = BulkClient("127.0.0.1", None)
+        async with client.open(ticket, 0, large.size_bytes) as incoming:
+            first = await incoming.readany()
+            kit.blobs.collect(frozenset())
+            assert not kit.blobs.reuse(tmp_path / "reused", large.size_bytes)
+            left = large.size_bytes - len(first)
+            while left:
+                left -= len(await incoming.readany())
+        await client.close()
+        again = kit.blobs.put(bytes(64 << 20), keep_s=-1)
+        kit.blobs.collect(frozenset())
+        assert kit.blobs.reuse(tmp_path / "reused", again.size_bytes)
+
+
+async def test_a_killed_process_is_started_again_and_loses_nothing(kit: StoreKit) -> None:
+    ticket = kit.ticket()
+    assert (await get_range(ticket, 0, 4))[0] == 206
+    for process in tuple(kit.store.processes):
+        process.kill()
+        await process.wait()
+    # Whoever dials while none runs waits in the backlog of the port.
+    assert await get_range(ticket, 0, 4) == (206, CONTENT[:4])
+
+
+async def test_a_connection_that_shows_no_ticket_is_closed(kit: StoreKit) -> None:
+    connections = [await asyncio.open_connection("127.0.0.1", kit.store.port) for _ in range(20)]
+    connections[0][1].write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    async with asyncio.timeout(120):
+        for reader, writer in connections:
+            await reader.read()
+            writer.close()
+
+
+async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "identity", unix_s())
+    identity = authority.server_identity(["127.0.0.1"], unix_s())
+    certificates = Certificates(identity.chain_pem, identity.private_key_pem, authority.pem)
+    async with serve_store(tmp_path, certificates) as kit:
+        for node, is_served in ((NODE, True), (OTHER, False)):
+            client = BulkClient("127.0.0.1", _files(tmp_path / node, authority, node))
+            opening = client.open(kit.ticket(), 0, len(CONTENT))
+            if is_served:
+                async with opening as incoming:
+                    assert await incoming.readexactly(len(CONTENT)) == CONTENT
+            else:
+                with pytest.raises(BulkBrokenError, match="403"):
+                    await opening.__aenter__()
+            await client.close()
+        await _expect_no_handshake(kit, tmp_path / NODE)
+
+
+async def _expect_no_handshake(kit: StoreKit, folder: Path) -> None:
+    """Without a certificate nobody gets as far as a request."""
+    context = ssl.create_default_context(cadata=StatePaths(folder).authority.read_text("ascii"))
+    context.check_hostname = False
+    url = kit.ticket().url.replace("hypergpu-coordinator", "127.0.0.1")
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            async with session.get(url, ssl=context) as response:
+                await response.read()
+
+
+def _files(folder: Path, authority: Authority, node: NodeId) -> TlsFiles:
+    paths = StatePaths(folder)
+    paths.authority.parent.mkdir(parents=True, exist_ok=True)
+    tls_key_pem(paths)
+    issued = authority.issue(node, certificate_request_pem(paths, node), unix_s())
+    paths.authority.write_bytes(authority.pem)
+    paths.certificate.write_bytes(issued.pem)
+    return TlsFiles(paths.authority, paths.tls_key, paths.certificate)

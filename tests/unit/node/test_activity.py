@@ -1,0 +1,141 @@
+"""What the owner of a node is shown: a fold of the session's steps."""
+
+from gpu_node.core import events
+from gpu_node.core.activity import (
+    SETBACKS_KEPT,
+    NodeActivity,
+    advance_activity,
+    setback_reports,
+    work_report,
+)
+from gpu_node.core.session import transition
+from gpu_node.core.state import NodeSession, replace
+from hypergpu.node_report import WorkReport, WorkTotals
+from hypergpu.phases import WorkPhase
+from hypergpu.units import Bytes
+from tests.unit.node.node_states import (
+    ASSIGN,
+    CANCEL,
+    CONNECT,
+    DIE,
+    DRAIN,
+    FETCH,
+    LOSE,
+    NODE,
+    TRAIN,
+    all_events,
+    assignment,
+    at,
+    lease,
+    states,
+    update,
+)
+
+ACCEPT = events.UploadAccepted(at_ms=at(50), lease=lease())
+REJECT = events.UploadRejected(at_ms=at(50), lease=lease(), reason="not finite")
+LATE = events.UploadLate(at_ms=at(50), lease=lease(), reason="round closed")
+NEXT_ROUND = assignment(lease(4, 9))
+
+
+def fold(*happened: events.NodeEvent) -> tuple[NodeSession, NodeActivity]:
+    session, activity = NodeSession(node=NODE), NodeActivity()
+    for event in happened:
+        step = transition(session, event)
+        activity = advance_activity(activity, session, event, step)
+        session = step.session
+    return session, activity
+
+
+def progress(steps: int, loss: float | None = 0.5) -> events.TrainingProgressed:
+    return events.TrainingProgressed(at_ms=at(25), lease=lease(), steps_done=steps, loss=loss)
+
+
+def work(*happened: events.NodeEvent) -> WorkReport:
+    session, activity = fold(*happened)
+    found = work_report(session, activity, 1_000, moved_bytes=Bytes(7))
+    assert found is not None
+    return found
+
+
+def test_a_node_goes_through_the_phases_of_its_work() -> None:
+    course = [*CONNECT, ASSIGN, FETCH, progress(2), progress(4), TRAIN, ACCEPT]
+    phases = [fold(*course[:count])[1].phase for count in range(2, len(course) + 1)]
+    assert phases == [
+        None,
+        WorkPhase.DOWNLOAD,
+        WorkPhase.TRAIN,
+        WorkPhase.TRAIN,
+        WorkPhase.ENCODE,
+        WorkPhase.UPLOAD,
+        None,
+    ]
+
+
+def test_training_is_reported_with_steps_and_loss_and_since_when() -> None:
+    found = work(*CONNECT, ASSIGN, FETCH, progress(2))
+    assert (found.phase, found.steps_done, found.steps_total) == ("train", 2, 4)
+    assert (found.loss, found.since_ms, found.round) == (0.5, 1_020, 3)
+    assert work(*CONNECT, ASSIGN, FETCH, progress(3, None)).loss is None
+
+
+def test_waiting_says_for_what() -> None:
+    broken = events.UploadBroken(at_ms=at(60), lease=lease(), reason="reset")
+    assert work(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE).reason == "there is no connection"
+    assert work(*CONNECT, ASSIGN, FETCH, TRAIN, broken).reason == "reset"
+    assert work(*CONNECT, ASSIGN, FETCH, DIE).reason == "the worker died: signal 11"
+    planned = replace(assignment(), upload_after_ms=at(500))
+    later = events.ShardAssigned(at_ms=at(10), assignment=planned)
+    assert "one after another" in work(*CONNECT, later, FETCH, TRAIN).reason
+
+
+def test_an_accepted_update_counts_once_with_its_samples() -> None:
+    assert fold(*CONNECT, ASSIGN, FETCH, TRAIN, ACCEPT, ACCEPT)[1].totals == WorkTotals(1, 32)
+
+
+def test_an_assignment_that_overtakes_the_answer_tells_what_was_accepted() -> None:
+    counted = replace(NEXT_ROUND, last_accepted=update().digest)
+    overtaking = events.ShardAssigned(at_ms=at(50), assignment=counted)
+    late_answer = (*CONNECT, ASSIGN, FETCH, TRAIN, overtaking, ACCEPT)
+    assert fold(*late_answer)[1].totals == WorkTotals(1, 32)
+    elsewhere = events.ShardAssigned(at_ms=at(50), assignment=NEXT_ROUND)
+    session, activity = fold(*CONNECT, ASSIGN, FETCH, TRAIN, elsewhere)
+    assert activity.totals == WorkTotals(cancelled=1)
+    assert activity.setbacks[0].reason == "the coordinator went on to round 5"
+    assert session.current == NEXT_ROUND
+
+
+def test_work_that_does_not_count_is_kept_with_its_reason() -> None:
+    sent = (*CONNECT, ASSIGN, FETCH, TRAIN)
+    for course, kind, reason in (
+        ((*sent, REJECT), "rejected", "not finite"),
+        ((*sent, LATE), "late", "round closed"),
+        ((*sent, CANCEL), "cancelled", "closed"),
+        ((*CONNECT, ASSIGN, DRAIN), "handed back", "SIGTERM"),
+    ):
+        activity = fold(*course)[1]
+        (setback,) = setback_reports(activity, 1_000)
+        assert (setback.kind, setback.reason, setback.round) == (kind, reason, 3)
+        assert setback.at_ms == 1_000 + course[-1].at_ms
+        assert getattr(activity.totals, kind.replace(" ", "_")) == 1
+
+
+def test_only_the_newest_setbacks_are_kept() -> None:
+    course: list[events.NodeEvent] = [*CONNECT]
+    for number in range(SETBACKS_KEPT + 3):
+        held = lease(number, number + 1)
+        course += [
+            events.ShardAssigned(at_ms=at(10), assignment=assignment(held)),
+            events.ShardCancelled(at_ms=at(10), lease=held, reason=f"reason {number}"),
+        ]
+    activity = fold(*course)[1]
+    assert activity.totals.cancelled == SETBACKS_KEPT + 3
+    assert [each.reason[-1] for each in activity.setbacks] == list("34567")
+
+
+def test_every_event_in_every_state_can_be_shown() -> None:
+    for session in states().values():
+        for event in all_events().values():
+            step = transition(session, event)
+            activity = advance_activity(NodeActivity(), session, event, step)
+            found = work_report(step.session, activity, 0, moved_bytes=Bytes(0))
+            assert (found is None) == (activity.phase is None)
