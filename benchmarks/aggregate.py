@@ -21,7 +21,7 @@ from coordinator.shell.aggregation.fold import SPAN, fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.crypto import running_digest_of_file
 from hypergpu.jobfile.spec import Outer
-from hypergpu.tensors.codec import encode_update, scheme_named
+from hypergpu.tensors.codec import codec_named, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
 from hypergpu.units import Samples
 
@@ -82,59 +82,59 @@ def fold_rates(parameters: int, *, repeats: int) -> dict[str, float]:
 
 def fold_in_memory(name: str, values: Float32s) -> Callable[[], None]:
     """Average two updates, span by span, as a fold does."""
-    scheme = scheme_named(name)
-    payloads = [np.empty(scheme.encoded_bytes(values.size), np.uint8) for _ in range(2)]
+    codec = codec_named(name)
+    payloads = [np.empty(codec.encoded_bytes(values.size), np.uint8) for _ in range(2)]
     for payload in payloads:
-        scheme.encode(values, payload)
+        codec.encode(values, payload)
     mean = WeightedMean(SPAN)
 
     def average() -> None:
         for start in range(0, values.size, SPAN):
             count = min(SPAN, values.size - start)
-            there = slice(scheme.encoded_bytes(start), scheme.encoded_bytes(start + count))
+            there = slice(codec.encoded_bytes(start), codec.encoded_bytes(start + count))
             mean.begin(count)
             for payload in payloads:
-                mean.add(scheme, payload[there], WEIGHT)
+                mean.add(codec, payload[there], WEIGHT)
 
     return average
 
 
 def fold_peak_bytes(parameters: int, updates: int) -> int:
-    """The highest peak over the schemes, each in a process of its own."""
-    return max(peak_bytes_of(scheme, parameters, updates) for scheme in ("fp32", "int4"))
+    """The highest peak over the codecs, each in a process of its own."""
+    return max(peak_bytes_of(codec, parameters, updates) for codec in ("fp32", "int4"))
 
 
-def peak_bytes_of(scheme: str, parameters: int, updates: int) -> int:
+def peak_bytes_of(codec: str, parameters: int, updates: int) -> int:
     """Prepare files and fold them in a new process."""
     layout = layout_of([TensorSpec("weight", (parameters,))])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_inputs(folder, layout, scheme)
-        command = [sys.executable, "-m", "benchmarks.aggregate", name, scheme, str(updates)]
+        write_inputs(folder, layout, codec)
+        command = [sys.executable, "-m", "benchmarks.aggregate", name, codec, str(updates)]
         answer = subprocess.run(command, check=True, capture_output=True)
         return msgspec.json.decode(answer.stdout, type=int)
 
 
-def write_inputs(folder: Path, layout: Layout, scheme: str) -> None:
+def write_inputs(folder: Path, layout: Layout, codec: str) -> None:
     """A base model and one update; every participant sends the same."""
     values = np.random.default_rng(0).standard_normal(layout.parameters_count, np.float32)
     update = Flat(values, np.empty(0, np.float32), np.empty(0, np.int64))
     (folder / "base").write_bytes(values.data)
-    (folder / "update").write_bytes(encode_update(layout, scheme, update).payload.data)
+    (folder / "update").write_bytes(encode_update(layout, codec, update).payload.data)
     (folder / "layout").write_bytes(layout.to_json())
 
 
-def measured_fold(folder: Path, scheme: str, updates: int) -> int:
+def measured_fold(folder: Path, codec: str, updates: int) -> int:
     """Fold twice, the second time with outer state; gives the growth of this process's peak."""
     layout = msgspec.json.decode((folder / "layout").read_bytes(), type=Layout)
     update = stored_blob(folder / "update")
     request = FoldRequest(
         layout=layout,
-        down=scheme,
+        down=codec,
         outer=Outer(),
         base_model=stored_blob(folder / "base"),
         outer_state=None,
-        updates=(StoredUpdate(update.path, update.digest, Samples(32), scheme),) * updates,
+        updates=(StoredUpdate(update.path, update.digest, Samples(32), codec),) * updates,
         output_dir=folder,
     )
     idle_bytes = psutil.Process().memory_info().rss

@@ -34,8 +34,8 @@ from benchmarks.ours.awareness.runs import (
 )
 from benchmarks.ours.table import BenchmarkParts, PartFigures, measure_part, merge_figures
 from hypergpu.client.history import RoundPoint
-from hypergpu.jobfile import read_job_file
-from hypergpu.jobfile.spec import SPARSE_SCHEMES
+from hypergpu.jobfile.reading import read_job_file
+from hypergpu.jobfile.spec import SPARSE_CODECS
 from netsim.run.report import RunReport
 
 TEXT = WORLDS / "jobs" / "text.toml"
@@ -225,7 +225,7 @@ def ranking(runs: Runs) -> list[Fixed]:
 
 
 def fixed_tree(plan: Fixed) -> Tree:
-    """The job with a fixed setting in it. Sparse schemes take the plain outer step."""
+    """The job with a fixed setting in it. Sparse codecs take the plain outer step."""
     tree = job_tree(JOB)
     tree["strategy"] = "diloco"
     tree["training"] |= {"inner_steps": plan.inner_steps, "rounds": STEPS // plan.inner_steps}
@@ -233,7 +233,7 @@ def fixed_tree(plan: Fixed) -> Tree:
     if plan.deadline_ms:
         tree["round"] |= {"quorum": plan.quorum, "deadline": f"{plan.deadline_ms}ms"}
     tree["codec"] = {"up": plan.codec, "down": _down(plan.codec)}
-    if plan.codec in SPARSE_SCHEMES:
+    if plan.codec in SPARSE_CODECS:
         tree.pop("outer", None)
     return tree
 
@@ -244,8 +244,8 @@ def written_job(plan: Fixed) -> Path:
 
 
 def _down(codec: str) -> str:
-    """Scheme of the way down: the sum of eight sparse updates needs a denser one."""
-    return "topk256" if codec in SPARSE_SCHEMES else codec
+    """Codec of the way down: the sum of eight sparse updates needs a denser one."""
+    return "topk256" if codec in SPARSE_CODECS else codec
 
 
 def _run_varying(runs: Runs, name: str, job: Path, seed: int) -> tuple[float, Fixed]:

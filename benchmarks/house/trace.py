@@ -17,8 +17,8 @@ from benchmarks.ours.warm import HOOKS, changed_environment
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
 
 WORKER = "gpu_node/shell/worker/__main__.py"
-NOT_COUNTED = ("benchmarks/", "hypergpu/v1/", "hypergpu/cluster/")
-"""What traces, generated stubs, and what only starts processes."""
+NOT_COUNTED = (".venv/", "benchmarks/", "hypergpu/v1/", "hypergpu/cluster/")
+"""Libraries, what traces, generated stubs, and what only starts processes."""
 _STEP_MS = 5_000
 _STEPS = 6
 _STEADY_NS = 12 * 10**9

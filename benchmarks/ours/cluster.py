@@ -78,6 +78,7 @@ def running(
         listen=LOOPBACK,
         port=0,
         node_port=node_port,
+        bulk_port=0,
         is_plaintext=is_plaintext,
     )
     log = folder / "coordinator.log"

@@ -66,9 +66,7 @@ def warm_starts() -> Iterator[None]:
 
 def serve(path: str) -> NoReturn:
     """Fork once for each order that comes in."""
-    import torch._inductor  # noqa: F401  # Loading it is the purpose; determinism loads it too.
-
-    import coordinator.shell.evaluator.answer  # noqa: F401
+    import coordinator.shell.evaluator.answer  # noqa: F401  # Loading it is the purpose.
     import gpu_node.shell.worker.loop
     import gpu_node.shell.worker.torch_engine
     import gpu_node.shell.worker.trainers  # noqa: F401

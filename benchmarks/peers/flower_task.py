@@ -50,7 +50,7 @@ class FlowerTraining:
         import torch
 
         from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-        from hypergpu.jobfile import read_job_file
+        from hypergpu.jobfile.reading import read_job_file
         from hypergpu.workloads.workload import build, find
 
         torch.set_num_threads(1)

@@ -28,7 +28,7 @@ from benchmarks.ours.table import PartFigures
 from benchmarks.peers.seconds import python_of, run_peer
 from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.crypto import digest_of
-from hypergpu.jobfile import read_job_file
+from hypergpu.jobfile.reading import read_job_file
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 JOB = WORLDS / "jobs" / "digits.toml"
