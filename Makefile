@@ -8,6 +8,9 @@ PART ?= 10
 WORKERS ?= 2
 CALLS ?= 20000
 
+# Without it each of the many processes would compile every module it imports, torch's among them.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 INSTALL = $(BIN)/python .ci/install.py
 PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
@@ -36,6 +39,7 @@ setup: .venv/.installed ## Make .venv with everything pinned (about a minute the
 demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed)
 
+# The tests of the page drive Chromium: apt-get install chromium.
 test: setup node_modules/.installed ## Run every test but the long ones, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].
 	@$(TESTS) $(ARGS)
 
@@ -173,7 +177,7 @@ web-drift: $(WEB)/node_modules/.installed
 
 node_modules/.installed: package-lock.json
 	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
-	@echo "Installing buf, Anvil, forge, solc and OpenZeppelin into node_modules"
+	@echo "Installing buf, Anvil, forge, solc, OpenZeppelin and axe into node_modules"
 	@npm install --no-save --silent
 	@touch $@
 
