@@ -1,4 +1,4 @@
-"""Bytes on their way: stripes, limits and goodput of bulk transfers, frames between processes,
+"""Bytes on their way: limits and goodput of bulk transfers, frames between processes,
 standard streams, durable files, the clocks that time them, and the protocol's version.
 
 Imported by `hypergpu --help`: nothing heavy is imported here.
@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO
@@ -29,7 +28,7 @@ later, or understood otherwise: of a message, or of the bytes that somebody sign
 CHANGES = {
     2: "nodes sign contributions as EIP-712 data of their job's ledger",
     3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
-    4: "blobs are fetched by HTTP from the coordinator's bulk port",
+    4: "blobs move by HTTP, over the coordinator's bulk port",
 }
 """Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"
@@ -70,55 +69,12 @@ def refuse_other_protocol(theirs: int, who: str, *, there: str, here: str) -> No
     raise HyperGPUError(Reason.VERSION_MISMATCH, detail, fix=upgrade)
 
 
-STRIPES_MAX = 16
-STRIPE_BYTES_MIN = 10 << 10
+RANGE_BYTES_MIN = 10 << 10
 """A fresh TCP window carries as much at once (RFC 6928), headers and TLS included: of less, more
 connections save no round trip.
 """
 PIECE_BYTES = 64 << 10
-"""Bytes in a chunk of a stripe or range; over a slow link a larger one would arrive late."""
-
-
-@dataclass(frozen=True)
-class Stripe:
-    """The ``index``-th of ``count`` stripes."""
-
-    index: int
-    count: int
-
-    def start(self, size_bytes: int) -> int:
-        """Return its first byte in an update of ``size_bytes``."""
-        return self.index * size_bytes // self.count
-
-    def end(self, size_bytes: int) -> int:
-        """Return the byte after its last one."""
-        return (self.index + 1) * size_bytes // self.count
-
-
-WHOLE = Stripe(0, 1)
-
-
-def stripe_from_wire(index: int, count: int, size_bytes: int) -> Stripe:
-    """Check the stripe that a peer names of an update of ``size_bytes``.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, there is no such stripe, or they are too many or too small.
-    """
-    count = count or 1
-    if index >= count:
-        raise HyperGPUError(Reason.REQUEST_INVALID, f"there is no stripe {index} of {count}")
-    if count > most_stripes(size_bytes):
-        detail = (
-            f"{count} stripes of {size_bytes} bytes: at most {STRIPES_MAX} are taken, of"
-            f" {STRIPE_BYTES_MIN} bytes at least"
-        )
-        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-    return Stripe(index, count)
-
-
-def most_stripes(size_bytes: int) -> int:
-    """Return the most stripes of an update, at least 1."""
-    return max(1, min(STRIPES_MAX, size_bytes // STRIPE_BYTES_MIN))
+"""Bytes that a slow link brings in time; a larger piece would arrive late."""
 
 
 SLOWEST_BYTES_PER_S = 8 << 10
@@ -154,10 +110,14 @@ class StallTimeout:
         """Return the time limit of the next piece, given the bytes left where they are known."""
         largest = self._piece_bytes
         piece_bytes = largest if left_bytes is None else min(largest, max(0, left_bytes))
-        most_s = transfer_timeout_s(piece_bytes, self._timeout_ms, connections=self._connections)
+        most_s = self.limit_of_s(piece_bytes)
         if self._slowest_s is None:
             return most_s
         return min(most_s, self._timeout_ms / 1000 + _TIMES_SLOWER * self._slowest_s)
+
+    def limit_of_s(self, size_bytes: int) -> float:
+        """Return the time that so many bytes may take over the slowest line."""
+        return transfer_timeout_s(size_bytes, self._timeout_ms, connections=self._connections)
 
 
 SMALLEST_BYTES = 16 << 10

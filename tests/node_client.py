@@ -1,6 +1,7 @@
 """A node reduced to its wire: says exactly what a test wants said, on a plaintext loopback."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from hypergpu.wire.messages import terms_value
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
 
-CHUNK_BYTES = 512 << 10
 NOBODY_LOST = ("--lost-after-ms", "300000")
 """A coordinator's flags: a node reduced to its wire has no heartbeat."""
 
@@ -121,17 +121,17 @@ class WireNode:
         """Send something on the control stream."""
         self._outbox.put_nowait(message)
 
-    def header(
+    def offer(
         self, assignment: node_pb2.Assignment, update: bytes, *, nonce: int | None = None
-    ) -> node_pb2.UpdateHeader:
-        """A right header, with a fresh nonce unless one is given."""
+    ) -> node_pb2.OfferUpdateRequest:
+        """A right offer, with a fresh nonce unless one is given."""
         if nonce is None:
             self._nonce += 1
             nonce = self._nonce
         lease, digest = assignment.lease, digest_of(update)
         signed = contribution(self.key, assignment, update, nonce)
         separator = terms_value(assignment.terms).domain.separator()
-        return node_pb2.UpdateHeader(
+        return node_pb2.OfferUpdateRequest(
             lease=lease,
             digest=tensor_pb2.Digest(value=digest_to_wire(digest)),
             size_bytes=len(update),
@@ -139,31 +139,23 @@ class WireNode:
             signature=sign(self.key, separator, signed),
         )
 
-    async def submit(
-        self, header: node_pb2.UpdateHeader, update: bytes, *, stop_at: int | None = None
-    ) -> node_pb2.SubmitUpdateResponse:
-        """Send an update from ``header.offset`` on; ``stop_at`` ends the stream early."""
-        end = len(update) if stop_at is None else stop_at
+    async def send_offer(self, offer: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:
+        """What the coordinator answers to an offer."""
+        return await self.stub.OfferUpdate(offer, metadata=self.metadata, timeout=240)
 
-        async def messages() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
-            yield node_pb2.SubmitUpdateRequest(header=header)
-            if "hypergpu-admitted" not in dict(await call.initial_metadata()):
-                await call.code()  # bulk written to a refused call would hide the refusal
-                return
-            for start in range(header.offset, end, CHUNK_BYTES):
-                payload = update[start : min(end, start + CHUNK_BYTES)]
-                chunk = tensor_pb2.Chunk(offset=start, payload=payload)
-                yield node_pb2.SubmitUpdateRequest(chunk=chunk)
+    async def commit(self, offer: node_pb2.OfferUpdateRequest) -> None:
+        """Have an update accepted that was sent."""
+        request = node_pb2.CommitUpdateRequest(lease=offer.lease, digest=offer.digest)
+        await self.stub.CommitUpdate(request, metadata=self.metadata, timeout=240)
 
-        call = self.stub.SubmitUpdate(messages(), metadata=self.metadata, timeout=240)
-        return await call
-
-    async def query(self, header: node_pb2.UpdateHeader) -> node_pb2.QueryUploadResponse:
-        """How much the coordinator holds."""
-        request = node_pb2.QueryUploadRequest(
-            lease=header.lease, digest=header.digest, stripe=header.stripe, stripes=header.stripes
-        )
-        return await self.stub.QueryUpload(request, metadata=self.metadata, timeout=240)
+    async def submit(self, offer: node_pb2.OfferUpdateRequest, update: bytes) -> None:
+        """Offer an update, send what is missing, and commit it."""
+        answer = await self.send_offer(offer)
+        if not answer.is_accepted:
+            for each in answer.ticket.ranges:
+                status, text = await put_range(each, each.start, update[each.start : each.end])
+                assert status == 204, text
+            await self.commit(offer)
 
     async def resolve(self, digest: tensor_pb2.Digest) -> node_pb2.ResolveBlobResponse:
         """A ticket for a blob."""
@@ -199,6 +191,19 @@ async def get_range(
         session.request(method, url, headers=headers) as response,
     ):
         return response.status, await response.read()
+
+
+async def put_range(ranged: tensor_pb2.TicketRange, start: int, content: bytes) -> tuple[int, str]:
+    """The store's status and text for bytes that are sent to it on this machine."""
+    url = URL(ranged.url).with_host("127.0.0.1")
+    span = f"bytes {start}-{start + len(content) - 1}/*"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(
+            url, data=io.BytesIO(content), headers={**ranged.headers, "Content-Range": span}
+        ) as response,
+    ):
+        return response.status, await response.text()
 
 
 async def next_assignment(

@@ -29,7 +29,7 @@ from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
-from hypergpu.wire.messages import digest_message, digest_value, lease_message, phase_value
+from hypergpu.wire.messages import digest_message, lease_message, phase_value
 from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
@@ -56,19 +56,6 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The owner's limits by their names on the wire; those that are not set are left out."""
 
 
-class UpdateOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """An update that a node wants to send, as its header has it but for where the bytes begin."""
-
-    job_id: JobId
-    round: int
-    node: NodeId
-    lease: int
-    nonce: int
-    digest: Digest
-    size_bytes: Bytes
-    signature: bytes
-
-
 class NodeProgress(msgspec.Struct, frozen=True):
     """How far a participant is, for people. Only the newest is kept."""
 
@@ -90,24 +77,6 @@ def cancel_message(job_id: JobId, command: CancelShard) -> node_pb2.ControlRespo
 def release_message(job_id: JobId, reason: str) -> node_pb2.ControlResponse:
     """The end of a node's part in a job."""
     return node_pb2.ControlResponse(release=node_pb2.Release(job_id=job_id, reason=reason))
-
-
-def offer_value(header: node_pb2.UpdateHeader, node: NodeId) -> UpdateOffer:
-    """What a node wants to send.
-
-    Raises:
-        HyperGPUError: REQUEST_INVALID, the digest is not 32 bytes.
-    """
-    return UpdateOffer(
-        job_id=JobId(header.lease.job_id),
-        round=header.lease.round,
-        node=node,
-        lease=header.lease.number,
-        nonce=header.nonce,
-        digest=digest_value(header.digest),
-        size_bytes=Bytes(header.size_bytes),
-        signature=header.signature,
-    )
 
 
 def finite(value: float) -> float | None:

@@ -10,7 +10,6 @@ import msgspec
 import structlog
 from cryptography import x509
 
-from gpu_node.shell.bulk import BulkClient, TlsFiles
 from gpu_node.shell.calls import Calls, Metadata, reject_other_version, version_message
 from gpu_node.shell.route import BbrRoute
 from gpu_node.shell.state import (
@@ -26,6 +25,7 @@ from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.streams import PROTOCOL_ENTRY, unix_ms, write_durably
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.bulk import BulkClient, client_context
 from hypergpu.wire.credentials import (
     TLS_NAME,
     Role,
@@ -250,12 +250,12 @@ class Access:
             # Without TLS the node names itself, which is accepted on loopback only.
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._identity.node_id))
         host, _ = split_address(coordinator.address)
-        bulk = BulkClient(host, None if coordinator.is_plaintext else self._tls_files)
+        context = None
+        if not coordinator.is_plaintext:
+            context = client_context(self._paths.authority.read_text("ascii"))
+        bulk = BulkClient(host, context)
+        bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
         return Calls(channel, metadata, self._timeout_ms, bulk)
-
-    @property
-    def _tls_files(self) -> TlsFiles:
-        return TlsFiles(self._paths.authority, self._paths.tls_key, self._paths.certificate)
 
     def expiry_reason(self) -> str:
         """Why the certificate admits the node no more, by this machine's clock; empty: it does."""
@@ -293,7 +293,7 @@ class Access:
         )
         await asyncio.to_thread(write_durably, self._paths.certificate, response.certificate)
         await asyncio.to_thread(save_coordinator, self._paths, renewed)
-        calls.bulk.take_certificate()
+        calls.bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
         log.info("the certificate was renewed")
 
     def _coordinator(self) -> JoinedCoordinator:

@@ -221,8 +221,6 @@ class Daemon:
 
     async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
         """Decide, persist, act."""
-        if isinstance(event, events.TrainingFinished):
-            self._uploader.note_finished(event.lease)
         before = self._session
         step = transition(before, event)
         self._session, todo = step

@@ -1,11 +1,9 @@
-"""The calls of NodeService: messages, chunks of updates, and how fast bulk moves."""
+"""The calls of NodeService: messages, and how fast bulk moves."""
 
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
-from copy import copy
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import grpc
@@ -25,7 +23,6 @@ from gpu_node.core.state import (
     Training,
     Uploading,
 )
-from gpu_node.shell.bulk import BulkClient
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.phases import PhaseDurations, WorkPhase
@@ -33,15 +30,15 @@ from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, 
 from hypergpu.streams import (
     PROTOCOL,
     SOFTWARE,
-    WHOLE,
     GoodputMeter,
-    Stripe,
     TransferredBytes,
     moved_whole,
     refuse_other_protocol,
+    transfer_timeout_s,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2
+from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.messages import (
     digest_message,
     lease_message,
@@ -58,13 +55,7 @@ if TYPE_CHECKING:
 Metadata = tuple[tuple[str, str], ...]
 ControlCall = grpc.aio.StreamStreamCall[node_pb2.ControlRequest, node_pb2.ControlResponse]
 
-_Submit = grpc.aio.StreamUnaryMultiCallable[bytes, node_pb2.SubmitUpdateResponse]
-
-_ADMITTED_KEY = "hypergpu-admitted"
-_WINDOW_BYTES = 32 << 10
-"""Less than the 64 KiB that HTTP/2 lets a stream carry before it is told to go on."""
 _PENDING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
-_SERVICE = "/hypergpu.v1.NodeService/"
 
 
 class Calls:
@@ -81,27 +72,9 @@ class Calls:
         self.bulk = bulk
         """Bytes of the blobs that the calls give tickets for."""
         self._metadata = metadata
-        self.further: tuple[Calls, ...] = ()
-        """Calls over further connections to the same coordinator, for bulk."""
         self.timeout_ms = timeout_ms
         self._timeout_s = timeout_ms / 1000
         self._stub: NodeServiceAsyncStub = node_pb2_grpc.NodeServiceStub(channel)  # type: ignore[assignment]
-        self._submit: _Submit = channel.stream_unary(
-            f"{_SERVICE}SubmitUpdate",
-            request_serializer=None,
-            response_deserializer=node_pb2.SubmitUpdateResponse.FromString,
-        )
-
-    def with_further(self, further: "tuple[Calls, ...]") -> "Calls":
-        """The same calls, with further connections for bulk."""
-        together = copy(self)
-        together.further = further
-        return together
-
-    @property
-    def connections(self) -> "tuple[Calls, ...]":
-        """The calls over this connection and over each further one."""
-        return (self, *self.further)
 
     async def connect(self) -> None:
         """Connect. Returns once that is done or has failed; then the next call fails."""
@@ -133,47 +106,21 @@ class Calls:
             request, timeout=self._timeout_s, metadata=self._metadata
         )
 
-    async def query_upload(
-        self, lease: Lease, digest: Digest, stripe: Stripe = WHOLE
-    ) -> node_pb2.QueryUploadResponse:
-        """Ask how much of an update, or of one of its stripes, the coordinator holds."""
-        request = node_pb2.QueryUploadRequest(
-            lease=lease_message(lease),
-            digest=digest_message(digest),
-            stripe=stripe.index,
-            stripes=stripe.count,
-        )
-        return await self._stub.QueryUpload(
+    async def offer_update(
+        self, request: node_pb2.OfferUpdateRequest
+    ) -> node_pb2.OfferUpdateResponse:
+        """Ask for a ticket to send an update, or what is missing of it."""
+        return await self._stub.OfferUpdate(
             request, timeout=self._timeout_s, metadata=self._metadata
         )
 
-    async def submit(
-        self, messages: AsyncIterator[bytes], timeout_s: float, bulk_bytes: int
-    ) -> node_pb2.SubmitUpdateResponse:
-        """Send an update: `SubmitUpdateRequest` messages, already serialized, the header first.
-
-        The coordinator tells in initial metadata that it admits the header. Bulk written before
-        could meet a closed stream; gRPC would report the failed write, not the rejection. Bulk that
-        fits into the first window of a stream is sent at once, before any answer can come.
-
-        Args:
-            messages: The header, then chunks.
-            timeout_s: Deadline of the call.
-            bulk_bytes: Bytes of all chunks.
-        """
-
-        async def admitted_messages() -> AsyncIterator[bytes]:
-            yield await anext(messages)
-            if bulk_bytes > _WINDOW_BYTES and _ADMITTED_KEY not in dict(
-                await call.initial_metadata()
-            ):
-                await call.code()  # Rejected: the iterator must not end before the call has.
-                return
-            async for message in messages:
-                yield message
-
-        call = self._submit(admitted_messages(), timeout=timeout_s, metadata=self._metadata)
-        return await call
+    async def commit_update(self, lease: Lease, digest: Digest, size_bytes: Bytes) -> None:
+        """Have an update accepted of which all bytes were sent; they are read and synced first."""
+        request = node_pb2.CommitUpdateRequest(
+            lease=lease_message(lease), digest=digest_message(digest)
+        )
+        timeout_s = transfer_timeout_s(size_bytes, self.timeout_ms)
+        await self._stub.CommitUpdate(request, timeout=timeout_s, metadata=self._metadata)
 
     async def close(self) -> None:
         """Close the channel; calls and bulk under way break."""
@@ -309,16 +256,16 @@ def contribution(
     )
 
 
-def update_header(
+def update_offer(
     lease: Lease,
     update: TrainedUpdate,
     *,
     nonce: int,
     signature: bytes,
     phases: PhaseDurations | None = None,
-) -> node_pb2.UpdateHeader:
-    """The header that goes before an update's bytes."""
-    return node_pb2.UpdateHeader(
+) -> node_pb2.OfferUpdateRequest:
+    """The offer of an update."""
+    return node_pb2.OfferUpdateRequest(
         lease=lease_message(lease),
         digest=digest_message(update.digest),
         size_bytes=update.size_bytes,
@@ -420,10 +367,6 @@ class TransferTimer:
         self._meter = GoodputMeter()
         self._start_us = self._last_us = _now_us()
         self._bytes = 0
-
-    def for_connection(self, connection: int) -> Callable[[int], None]:
-        """`add_bytes` for one connection of several."""
-        return partial(self.add_bytes, connection=connection)
 
     def add_bytes(self, size_bytes: int, *, connection: int = 0) -> None:
         """Add bytes that arrived, here or as the other side confirms."""

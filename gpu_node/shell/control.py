@@ -1,7 +1,6 @@
 """The control stream: opens it when told, keeps it alive, and turns its messages into events.
 
 A line may be dead without a word, so several connections are dialled and the first one is taken.
-Losses hold back each TCP connection by itself, so bulk bytes may go over several at once.
 
 Dialling over a line that may be dead: several connections are tried, the first one is taken.
 
@@ -13,7 +12,6 @@ before one is chosen, so the coordinator is greeted once.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import grpc
@@ -30,61 +28,6 @@ from hypergpu.statements import Lease
 from hypergpu.streams import monotonic_ms
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
-
-IDLE_S = 120.0
-"""Unused for so long, further connections are closed: a round is seldom further from the next."""
-
-
-class BulkConnections:
-    """Channels besides the control stream's, a connection each, kept for a while."""
-
-    def __init__(self, open_calls: Callable[[], Calls]) -> None:
-        self._open_calls = open_calls
-        self._further: list[Calls] = []
-        self._users = 0
-        self._end: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Task[None]] = set()
-
-    @property
-    def count(self) -> int:
-        """Number of connections besides the first."""
-        return len(self._further)
-
-    @asynccontextmanager
-    async def open(self, calls: Calls, connections: int) -> AsyncIterator[Calls]:
-        """The calls, with further connections for bulk up to ``connections`` in all.
-
-        Raises:
-            HyperGPUError: As `Access.calls`.
-        """
-        self._users += 1
-        if self._end is not None:
-            self._end.cancel()
-        try:
-            while len(self._further) < connections - 1:
-                self._further.append(self._open_calls())
-            yield calls.with_further(tuple(self._further[: connections - 1]))
-        finally:
-            self._users -= 1
-            if self._further and not self._users:
-                self._end = asyncio.get_running_loop().call_later(IDLE_S, self._close_further)
-
-    async def close(self) -> None:
-        """Close all of them; transfers over them break."""
-        self._close_further()
-        # Shielded: a cancelled caller leaves none of them open.
-        await asyncio.shield(asyncio.gather(*self._closing))
-
-    def _close_further(self) -> None:
-        """Close in the background; nobody is given these connections any more."""
-        if self._end is not None:
-            self._end.cancel()
-        further, self._further = self._further, []
-        for calls in further:
-            task = asyncio.get_running_loop().create_task(calls.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
 
 AGAIN_MIN_S = 1.0
 AGAIN_TRIPS = 6
@@ -214,8 +157,6 @@ class CoordinatorStream:
         """Receipts that the coordinator signed for this node."""
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
-        self.connections = BulkConnections(access.open_calls)
-        """Further connections, for as long as there is a link."""
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
@@ -271,7 +212,6 @@ class CoordinatorStream:
             event = await self._run_stream(calls, working)
         finally:
             self.calls = None
-            await self.connections.close()
             await calls.close()
         self._report(event)
 

@@ -3,31 +3,28 @@ digest has the last word.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import aiohttp
 import structlog
 
-from gpu_node.shell.bulk import BulkBrokenError
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, Measurements, TransferTimer
-from gpu_node.shell.control import gather_or_cancel
-from gpu_node.shell.part_file import PartFile, Span
+from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.part_file import DigestingPartFile, PartFile
 from hypergpu.statements import BlobRef
-from hypergpu.streams import PIECE_BYTES, STRIPE_BYTES_MIN, StallTimeout, transfer_timeout_s
+from hypergpu.streams import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.bulk import limit_stalls
 
 log = structlog.get_logger()
 
-RANGE_BYTES_MAX = 4 << 20
-"""Over several connections; one fetches all that is missing in a row at once."""
 _BATCH_BYTES = 1 << 20
 """Written per hop to a thread; also what a kill may cost each connection."""
 _BATCH_S = 1.0
@@ -60,63 +57,8 @@ async def _resolve(calls: Calls, digest: Digest) -> tuple[_Ticket, int]:
     return _Ticket(answer.ticket, renew_at_s), answer.size_bytes
 
 
-async def limit_stalls(
-    incoming: aiohttp.StreamReader, stall_timeout: StallTimeout, left_bytes: int
-) -> AsyncGenerator[bytes]:
-    """What comes, as it comes, up to so many bytes.
-
-    Raises:
-        TimeoutError: Nothing came in time.
-        BulkBrokenError: It ended before.
-    """
-    loop = asyncio.get_running_loop()
-    while left_bytes > 0:
-        asked_s = loop.time()
-        async with asyncio.timeout(stall_timeout.limit_s(left_bytes)):
-            piece = await incoming.readany()
-        if not piece:
-            raise BulkBrokenError(f"{left_bytes} bytes are missing at the end")
-        stall_timeout.note_piece(loop.time() - asked_s)
-        left_bytes -= len(piece)
-        yield piece
-
-
-class _RangeUnderWay:
-    """A range, and how far the connection that is farthest has come."""
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-        self.offset = span.start
-        self.connections = 0
-        """Connections that were ever told to fetch it."""
-        self._attempts: list[asyncio.Timeout] = []
-        """Time limits of those that still do."""
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes that nobody has yet."""
-        return self.span.end - self.offset
-
-    @asynccontextmanager
-    async def attempt(self, timeout_s: float) -> AsyncIterator[None]:
-        """One connection's time with the range, which ends when another one has brought it.
-
-        Raises:
-            TimeoutError: The time is over, or another one was first.
-        """
-        async with asyncio.timeout(timeout_s) as limit:
-            self._attempts.append(limit)
-            try:
-                yield
-            finally:
-                self._attempts.remove(limit)
-        for other in self._attempts:
-            if not other.expired():
-                other.reschedule(asyncio.get_running_loop().time())
-
-
 class _RangeFetch:
-    """Hands the missing ranges of one blob to connections, and the last ones twice."""
+    """Fetches the missing ranges of one blob."""
 
     def __init__(
         self, source: BlobSource, blob: BlobRef, part: PartFile, on_bytes: Callable[[int], None]
@@ -125,63 +67,26 @@ class _RangeFetch:
         self._blob = blob
         self._part = part
         self._on_bytes = on_bytes
-        missing = part.missing()
-        left_bytes = sum(span.end - span.start for span in missing)
-        self.connections = max(1, min(source.connections, left_bytes // STRIPE_BYTES_MIN))
-        self._ranges = [_RangeUnderWay(span) for span in self._cut(missing, left_bytes)]
-        self._next = 0
-        self._ticket = _Ticket(tensor_pb2.Ticket(), 0.0)
-
-    def _cut(self, missing: list[Span], left_bytes: int) -> list[Span]:
-        if self.connections == 1:
-            return missing
-        each = -(-left_bytes // self.connections)
-        step = min(RANGE_BYTES_MAX, max(STRIPE_BYTES_MIN, each))
-        return [
-            Span(start, min(start + step, span.end))
-            for span in missing
-            for start in range(span.start, span.end, step)
+        self._ranges = RangeQueue(part.missing(), source.connections, source.calls.timeout_ms)
+        self.connections = self._ranges.connections
+        self._stalls = [
+            StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self.connections)
+            for _ in range(self.connections)
         ]
+        self._ticket = _Ticket(tensor_pb2.Ticket(), 0.0)
 
     async def run(self, timer: TransferTimer) -> None:
         """Fetch all of them. A connection that breaks ends the others too; what came is written."""
-        if self._ranges:
+        if self._ranges.left_bytes:
             await self._renew_ticket()
-            lanes = range(self.connections)
-            await gather_or_cancel([self._serve(timer.for_connection(lane)) for lane in lanes])
+            await self._ranges.run(partial(self._fetch, timer))
 
-    async def _serve(self, on_arrived: Callable[[int], None]) -> None:
-        """Fetch range after range over one connection."""
-        timeout_ms = self._calls.timeout_ms
-        stall = StallTimeout(PIECE_BYTES, timeout_ms, connections=self.connections)
-        while (chosen := self._take()) is not None:
-            left_bytes, is_first = chosen.left_bytes, chosen.connections == 0
-            chosen.connections += 1
-            timeout_s = transfer_timeout_s(left_bytes, timeout_ms, connections=self.connections)
-            try:
-                async with chosen.attempt(timeout_s):
-                    await self._fetch(chosen, stall, on_arrived)
-            except (TimeoutError, BulkBrokenError):
-                # The other connection of the two may have been first, or may yet be.
-                if chosen.left_bytes and is_first:
-                    raise
-
-    def _take(self) -> _RangeUnderWay | None:
-        """The next range; without one the range that is least far, which is asked for again."""
-        if self._next < len(self._ranges):
-            self._next += 1
-            return self._ranges[self._next - 1]
-        slow = [each for each in self._ranges if each.left_bytes and each.connections < 2]
-        return max(slow, key=lambda each: each.left_bytes, default=None)
-
-    async def _fetch(
-        self, chosen: _RangeUnderWay, stall: StallTimeout, on_arrived: Callable[[int], None]
-    ) -> None:
+    async def _fetch(self, timer: TransferTimer, chosen: RangeUnderWay, connection: int) -> None:
         start, end = chosen.offset, chosen.span.end
         if asyncio.get_running_loop().time() >= self._ticket.renew_at_s:
             await self._renew_ticket()
         ranged = self._ticket.range_at(start)
-        batch = _Batch(self._part, start)
+        batch, stall = _Batch(self._part, start), self._stalls[connection]
         opening = self._calls.bulk.open(ranged, start, end)
         try:
             async with (
@@ -193,7 +98,7 @@ class _RangeFetch:
                     batch.content += piece
                     fresh = max(0, batch.end - chosen.offset)
                     chosen.offset += fresh
-                    on_arrived(fresh)
+                    timer.add_bytes(fresh, connection=connection)
                     self._on_bytes(fresh)
                     await batch.write_if_due()
         finally:
@@ -289,7 +194,7 @@ class Download:
     async def _receive(self, source: BlobSource, blob: BlobRef, path: Path) -> Digest:
         """Fetch the missing bytes of a part file; gives the digest of the whole file."""
         self._cache.reuse(path, blob.size_bytes)
-        part = PartFile(path, blob.size_bytes)
+        part = DigestingPartFile(path, blob.size_bytes)
         try:
             fetch = _RangeFetch(source, blob, part, self._count)
             count = fetch.connections

@@ -1,11 +1,11 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events.
 
-An update is signed, has a nonce of its own, and goes on from where the last try ended; over several
-connections it goes as a stripe on each, all under one nonce.
+An update is offered, its missing ranges are sent, and it is committed. Each offer is signed and has
+a nonce of its own; it tells what earlier ones have brought.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,30 +16,29 @@ from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.state import SendUpdate
 from gpu_node.shell.access import describe_error, rejection_in
-from gpu_node.shell.bulk import BulkBrokenError
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (
     Calls,
     Measurements,
     TransferTimer,
     contribution,
-    update_header,
+    update_offer,
 )
-from gpu_node.shell.control import CoordinatorStream, EventQueue, gather_or_cancel
+from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
+from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import NonceCounter, StatePaths
 from hypergpu.crypto import IdentityKey, digest_of_file, sign
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.part_file import Span
 from hypergpu.statements import Assignment, Lease, separator_of
-from hypergpu.streams import PIECE_BYTES, Stripe, monotonic_ms, most_stripes, transfer_timeout_s
+from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms
 from hypergpu.units import Bytes
-from hypergpu.v1 import node_pb2
-from hypergpu.wire.chunks import CHUNK_BYTES, encode_chunk
+from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.bulk import BulkBrokenError, FileRange
 
-_CHUNK_FIELD = node_pb2.SubmitUpdateRequest.CHUNK_FIELD_NUMBER
-_READ_BYTES = 4 * CHUNK_BYTES
 _IN_FLIGHT_BYTES = 4 << 20
 """Bytes that the transport may have taken without any of them having arrived."""
 
@@ -61,17 +60,10 @@ class Uploader:
         self._measurements = measurements or Measurements()
         self._identity = identity
         self._nonces = NonceCounter(paths)
-        self._fresh: set[Lease] = set()
-        self._committed: dict[Lease, int] = {}
+        self._committed: tuple[Lease, int] | None = None
+        """Bytes that the coordinator said to hold of an update."""
         self._sent_bytes = 0
         self._gained_bytes = 0
-        self._timer: TransferTimer | None = None
-        """Timer of the upload under way, once it was admitted."""
-
-    def note_finished(self, lease: Lease) -> None:
-        """Note a fresh update: the coordinator cannot hold any of it."""
-        self._fresh.add(lease)
-        self._committed.clear()
 
     @property
     def has_progressed(self) -> bool:
@@ -81,74 +73,70 @@ class Uploader:
     @property
     def moved_bytes(self) -> int:
         """Bytes of the update under way that were sent, in earlier attempts too."""
-        return sum(self._committed.values()) + self._sent_bytes
+        committed = self._committed[1] if self._committed else 0
+        return committed + self._sent_bytes
 
     async def send(self, calls: Calls, assignment: Assignment, update: TrainedUpdate) -> None:
         """Send the bytes that the coordinator lacks; the update is accepted when this returns.
 
         Raises:
-            grpc.aio.AioRpcError: The call broke or was rejected.
-            HyperGPUError: FILE_UNUSABLE when the update is damaged on this disk, CALL_BROKEN when
-                the coordinator ended the call early.
+            grpc.aio.AioRpcError: A call broke or was rejected.
+            BulkBrokenError: The bytes broke off.
+            TimeoutError: They got nowhere.
+            HyperGPUError: FILE_UNUSABLE when the update is damaged on this disk.
         """
-        lease = assignment.lease
         self._sent_bytes = self._gained_bytes = 0
-        stripes = _cut_stripes(calls.connections, update.size_bytes)
-        offsets = await self._offsets(calls, lease, update, stripes)
-        if offsets is None:
-            await self._count_accepted(assignment)
-            return
-        path = self._paths.update(lease.job_id, lease.round)
+        path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
         _check_size(path, update)
-        nonce = await asyncio.to_thread(self._nonces.take)
-        header = self._signed_header(assignment, update, nonce)
-        await asyncio.to_thread(self._receipts.agree, lease.job_id, assignment.terms)
-        self._timer = None
-        sending = [
-            self._send(connection, _stripe_header(header, stripe, offset), path)
-            for connection, stripe, offset in zip(calls.connections, stripes, offsets, strict=False)
-        ]
-        answers = await gather_or_cancel(sending)
-        if not any(answer.is_accepted for answer in answers):
-            arrived = min(answer.committed_offset for answer in answers)
-            detail = f"not all of {update.size_bytes} bytes arrived: {arrived} in one stretch"
-            raise HyperGPUError(Reason.CALL_BROKEN, detail)
+        await asyncio.to_thread(self._receipts.agree, assignment.lease.job_id, assignment.terms)
+        offered = await self.offer(calls, assignment, update)
+        if not offered.is_accepted:
+            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
+            ranges = RangeQueue(missing, assignment.connections, calls.timeout_ms)
+            self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
+            timer = self._timer(ranges.connections)
+            command = SendUpdate(assignment, update)
+            sending = _Sending(self, calls, command, path, ranges.connections)
+            sending.take(offered.ticket)
+            await ranges.run(sending.move)
+            timer.add_bytes(ranges.left_bytes)
+            timer.stop()
+            await calls.commit_update(assignment.lease, update.digest, update.size_bytes)
         await self._count_accepted(assignment)
-        if self._timer is not None:
-            # Only the answer shows that all bytes arrived; until then they may lie in buffers.
-            committed = sum(
-                offset - _start(stripe, update)
-                for stripe, offset in zip(stripes, offsets, strict=True)
-            )
-            self._timer.add_bytes(update.size_bytes - committed)
-            self._timer.stop()
+
+    async def offer(
+        self, calls: Calls, assignment: Assignment, update: TrainedUpdate
+    ) -> node_pb2.OfferUpdateResponse:
+        """Offer an update under a fresh nonce."""
+        nonce = await asyncio.to_thread(self._nonces.take)
+        return await calls.offer_update(self._signed_offer(assignment, update, nonce))
+
+    def count_sent(self, size_bytes: int) -> None:
+        """Count bytes that the transport took."""
+        self._sent_bytes += size_bytes
+
+    def _note_committed(self, lease: Lease, committed_bytes: int) -> None:
+        if self._committed is not None and self._committed[0] == lease:
+            self._gained_bytes = committed_bytes - self._committed[1]
+        self._committed = (lease, committed_bytes)
+
+    def _timer(self, connections: int) -> TransferTimer:
+        return TransferTimer(self._measurements, node_pb2.DIRECTION_UP, connections=connections)
 
     async def _count_accepted(self, assignment: Assignment) -> None:
         """Count the accepted update for the node's own records."""
         count, round_number = self._receipts.count_accepted, assignment.lease.round
         await asyncio.to_thread(count, assignment.terms, round_number, assignment.task.samples)
 
-    def _signed_header(
+    def _signed_offer(
         self, assignment: Assignment, update: TrainedUpdate, nonce: int
-    ) -> node_pb2.UpdateHeader:
+    ) -> node_pb2.OfferUpdateRequest:
         signed = contribution(self._identity.node_id, assignment, update, nonce)
         separator = separator_of(assignment.terms.domain)
         signature = sign(self._identity, separator, signed)
         lease = assignment.lease
         phases = self._phases.durations(lease, monotonic_ms())
-        return update_header(lease, update, nonce=nonce, signature=signature, phases=phases)
-
-    async def _send(
-        self, calls: Calls, header: node_pb2.UpdateHeader, path: Path
-    ) -> node_pb2.SubmitUpdateResponse:
-        """Send one stripe, or the whole, over one connection."""
-        stripe = Stripe(header.stripe, max(1, header.stripes))
-        end = stripe.end(header.size_bytes)
-        timeout_s = transfer_timeout_s(
-            end - header.offset, calls.timeout_ms, connections=stripe.count
-        )
-        messages = self._messages(header, path, end)
-        return await calls.submit(messages, timeout_s, end - header.offset)
+        return update_offer(lease, update, nonce=nonce, signature=signature, phases=phases)
 
     async def check_undamaged(self, lease: Lease, update: TrainedUpdate) -> None:
         """Check an update in which the coordinator found another digest than its own.
@@ -160,53 +148,56 @@ class Uploader:
         if await asyncio.to_thread(digest_of_file, path) != update.digest:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is damaged on this node's disk")
 
-    async def _offsets(
-        self, calls: Calls, lease: Lease, update: TrainedUpdate, stripes: tuple[Stripe, ...]
-    ) -> list[int] | None:
-        """The offset to go on from in each stripe; None when nothing is left to send."""
-        starts = [_start(stripe, update) for stripe in stripes]
-        if lease in self._fresh:
-            self._fresh.discard(lease)
-            return starts
-        known = await gather_or_cancel(
-            [calls.query_upload(lease, update.digest, stripe) for stripe in stripes]
-        )
-        if any(answer.is_accepted for answer in known):
-            return None
-        offsets = [
-            max(start, min(answer.committed_offset, stripe.end(update.size_bytes)))
-            for start, answer, stripe in zip(starts, known, stripes, strict=True)
-        ]
-        committed = sum(offsets) - sum(starts)
-        self._gained_bytes = committed - self._committed.get(lease, 0)
-        self._committed = {lease: committed}
-        return offsets
 
-    async def _messages(
-        self, header: node_pb2.UpdateHeader, path: Path, end: int
-    ) -> AsyncIterator[bytes]:
-        loop = asyncio.get_running_loop()
-        offset = header.offset
-        chunk_bytes = PIECE_BYTES if header.stripes > 1 else CHUNK_BYTES
-        # Read while the header is judged, and each next block while one is being sent.
-        next_block = loop.run_in_executor(None, _block, path, offset, end)
-        try:
-            yield node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
-            if self._timer is None:
-                connections = max(1, header.stripes)
-                direction = node_pb2.DIRECTION_UP
-                self._timer = TransferTimer(self._measurements, direction, connections=connections)
-            while block := await next_block:
-                next_block = loop.run_in_executor(None, _block, path, offset + len(block), end)
-                view = memoryview(block)
-                for start in range(0, len(block), chunk_bytes):
-                    piece = view[start : start + chunk_bytes]
-                    yield encode_chunk(_CHUNK_FIELD, offset + start, piece)
-                    self._sent_bytes += piece.nbytes
-                offset += len(block)
-        finally:
-            # A call that ended early reads no more; an error of the last read does not matter then.
-            next_block.add_done_callback(lambda done: done.cancelled() or done.exception())
+class _Sending:
+    """The ranges of one update on their way; its ticket is renewed by offering it again."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        calls: Calls,
+        command: SendUpdate,
+        path: Path,
+        connections: int,
+    ) -> None:
+        self._uploader = uploader
+        self._calls = calls
+        self._command = command
+        self._path = path
+        self._connections = connections
+        self._renewing = asyncio.Lock()
+        self._ticket = tensor_pb2.Ticket()
+        self._renew_at_s = 0.0
+
+    def take(self, ticket: tensor_pb2.Ticket) -> None:
+        """Send with this ticket from now on."""
+        self._ticket = ticket
+        self._renew_at_s = asyncio.get_running_loop().time() + ticket.life_ms / 2000
+
+    async def move(self, chosen: RangeUnderWay, _connection: int) -> None:
+        """Send a range, whole: how much of it has come is not known before its answer."""
+        start, end = chosen.span
+        ranged = await self._range_at(start)
+        if ranged is None:
+            chosen.offset = end
+            return
+        stall = StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self._connections)
+
+        def count(size_bytes: int) -> None:
+            chosen.handed_bytes += size_bytes
+            self._uploader.count_sent(size_bytes)
+
+        await self._calls.bulk.send(ranged, FileRange(self._path, chosen.span), stall, count)
+        chosen.offset = end
+
+    async def _range_at(self, offset: int) -> tensor_pb2.TicketRange | None:
+        """The range of a fresh ticket that holds a byte; None when that byte has come."""
+        async with self._renewing:
+            if asyncio.get_running_loop().time() >= self._renew_at_s:
+                work = self._command
+                offered = await self._uploader.offer(self._calls, work.assignment, work.update)
+                self.take(offered.ticket)
+        return next((each for each in self._ticket.ranges if each.end > offset), None)
 
 
 def _check_size(path: Path, update: TrainedUpdate) -> None:
@@ -218,35 +209,6 @@ def _check_size(path: Path, update: TrainedUpdate) -> None:
     if size_bytes != update.size_bytes:
         detail = f"the update {path} has {size_bytes} bytes, not {update.size_bytes}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail)
-
-
-def _block(path: Path, offset: int, end: int) -> bytes:
-    """The next bytes, none at ``end``. Opened for each, no file is left behind by a dead call."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        return file.read(max(0, min(_READ_BYTES, end - offset)))
-
-
-def _cut_stripes(connections: tuple[Calls, ...], size_bytes: int) -> tuple[Stripe, ...]:
-    """A stripe for each connection, as far as the update is large enough."""
-    count = min(len(connections), most_stripes(size_bytes))
-    return tuple(Stripe(index, count) for index in range(count))
-
-
-def _start(stripe: Stripe, update: TrainedUpdate) -> int:
-    return stripe.start(update.size_bytes)
-
-
-def _stripe_header(
-    header: node_pb2.UpdateHeader, stripe: Stripe, offset: int
-) -> node_pb2.UpdateHeader:
-    """The header with which one stripe begins. An undivided update names no stripe."""
-    headed = node_pb2.UpdateHeader()
-    headed.CopyFrom(header)
-    headed.offset = offset
-    if stripe.count > 1:
-        headed.stripe, headed.stripes = stripe.index, stripe.count
-    return headed
 
 
 _TRANSIENT = frozenset(
@@ -398,9 +360,14 @@ class TransferTasks:
         assignment, update = command.assignment, command.update
         lease = assignment.lease
         try:
-            async with self._stream.connections.open(calls, assignment.connections) as bulk_calls:
-                await self._uploader.send(bulk_calls, assignment, update)
-        except (grpc.aio.AioRpcError, HyperGPUError, OSError) as broken:
+            await self._uploader.send(calls, assignment, update)
+        except (
+            grpc.aio.AioRpcError,
+            BulkBrokenError,
+            HyperGPUError,
+            TimeoutError,
+            OSError,
+        ) as broken:
             return await self._upload_ended(lease, update, broken)
         return events.UploadAccepted(at_ms=monotonic_ms(), lease=lease)
 

@@ -26,6 +26,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
+from hypergpu.wire.bulk import BulkClient, client_context
 from hypergpu.wire.credentials import (
     TLS_NAME,
     Token,
@@ -220,6 +221,7 @@ class CoordinatorCalls:
         self.jobs = job_pb2_grpc.JobServiceStub(channel)
         self.operator = job_pb2_grpc.OperatorServiceStub(channel)
         self._channel = channel
+        self._bulk: BulkClient | None = None
         self._metadata = (("authorization", authorization(to.token)), PROTOCOL_ENTRY)
         self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
 
@@ -228,8 +230,21 @@ class CoordinatorCalls:
         """Connect; the secret travels only after the coordinator's CA was checked."""
         return cls(to, await open_channel(to))
 
+    @property
+    def bulk(self) -> BulkClient:
+        """What tickets are used with, made when it is needed. Reads a small file."""
+        if self._bulk is None:
+            context = None
+            if self.to.token.authority:
+                authority = _authority(self.to.address, self.to.token.authority)
+                context = client_context(authority.decode("ascii"))
+            self._bulk = BulkClient(split_address(self.to.address)[0], context)
+        return self._bulk
+
     async def close(self) -> None:
         """Close the channel and end what still runs over it."""
+        if self._bulk is not None:
+            await self._bulk.close()
         await self._channel.close()
 
     async def call(

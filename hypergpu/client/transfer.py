@@ -2,11 +2,10 @@
 
 import asyncio
 import functools
-import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -14,16 +13,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from hypergpu.client.connection import RESTARTING, TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
-from hypergpu.client.values import ModelChunk, ModelHeader, blob_ref, model_part
-from hypergpu.crypto import RunningDigest, digest_of, digest_of_file, running_digest_of_file
+from hypergpu.client.values import ModelHeader, blob_ref, model_header
+from hypergpu.crypto import digest_of, digest_of_file
 from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.streams import SHARED, fill_durably, write_durably
+from hypergpu.part_file import DigestingPartFile, PartFile, Span
+from hypergpu.streams import PIECE_BYTES, SHARED, StallTimeout, fill_durably, write_durably
 from hypergpu.tensors.layout import Flat, unpack
+from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.bulk import BulkBrokenError, FileRange, limit_stalls
 
-CHUNK_BYTES = 512 << 10
 IDLE_TRIES = 5
 """Tries in a row that move no byte before a transfer gives up."""
 
@@ -106,40 +107,68 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
 async def _send_file(
     calls: CoordinatorCalls, file: LocalFile, advance: Callable[[int], None]
 ) -> None:
-    blob = blob_ref(file.digest, file.size_bytes)
-    committed = idle_tries = 0
+    committed, idle_tries = 0, 0
     while True:
+        missing = [Span(0, file.size_bytes)]
         try:
-            asked = job_pb2.QueryDataRequest(blob=blob)
-            offset = (await calls.call(calls.jobs.QueryData, asked)).committed_offset
-            if offset < file.size_bytes:
-                messages = _messages(file, blob, offset)
-                sent = await calls.call(calls.jobs.UploadData, messages, TRANSFER_TIMEOUT_S)
-                offset = sent.committed_offset
-            if offset > committed:
-                committed, idle_tries = offset, 0
-                advance(committed)
-            if committed >= file.size_bytes:
-                return
+            offered = await _offer_file(calls, file)
+            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
+            if not offered.is_stored:
+                advance(file.size_bytes - _size(missing))
+                await _send_ranges(calls, file, offered.ticket, advance)
+                commit = job_pb2.CommitDataRequest(blob=blob_ref(file.digest, file.size_bytes))
+                await calls.call(calls.jobs.CommitData, commit, TRANSFER_TIMEOUT_S)
+            advance(file.size_bytes)
+            return
         except HyperGPUError as refused:
-            idle_tries += 1
+            held = file.size_bytes - _size(missing)
+            idle_tries = idle_tries + 1 if held <= committed else 0
+            committed = max(committed, held)
             is_passing = refused.reason in RESTARTING | {Reason.OFFSET_MISMATCH}
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
 
 
-async def _messages(
-    file: LocalFile, blob: tensor_pb2.BlobRef, offset: int
-) -> AsyncIterator[job_pb2.UploadDataRequest]:
-    yield job_pb2.UploadDataRequest(header=job_pb2.DataHeader(blob=blob, offset=offset))
-    with file.path.open("rb") as source:
-        source.seek(offset)
-        for at in itertools.count(offset, CHUNK_BYTES):
-            piece = source.read(CHUNK_BYTES)
-            if not piece:
-                return
-            yield job_pb2.UploadDataRequest(chunk=tensor_pb2.Chunk(offset=at, payload=piece))
+async def _offer_file(calls: CoordinatorCalls, file: LocalFile) -> job_pb2.OfferDataResponse:
+    request = job_pb2.OfferDataRequest(blob=blob_ref(file.digest, file.size_bytes))
+    answer: job_pb2.OfferDataResponse = await calls.call(calls.jobs.OfferData, request)
+    return answer
+
+
+async def _send_ranges(
+    calls: CoordinatorCalls,
+    file: LocalFile,
+    ticket: tensor_pb2.Ticket,
+    advance: Callable[[int], None],
+) -> None:
+    """Send what is missing of a file, one range after the other."""
+    left = file.size_bytes - sum(each.end - each.start for each in ticket.ranges)
+
+    def count(size_bytes: int) -> None:
+        nonlocal left
+        left += size_bytes
+        advance(left)
+
+    for each in ticket.ranges:
+        stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
+        source = FileRange(file.path, Span(each.start, each.end))
+        with _explain_broken(calls):
+            await calls.bulk.send(each, source, stall, count)
+
+
+@contextmanager
+def _explain_broken(calls: CoordinatorCalls) -> Iterator[None]:
+    """Let bulk that breaks off be an error after which another try may help."""
+    try:
+        yield
+    except (BulkBrokenError, TimeoutError) as broken:
+        detail = f"the bulk port of the coordinator at {calls.to.address}: {broken}"
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
+
+
+def _size(spans: list[Span]) -> int:
+    return sum(end - start for start, end in spans)
 
 
 MODEL_NAME = "model.safetensors"
@@ -178,6 +207,12 @@ class ExportOrder(msgspec.Struct, frozen=True):
         return self.part.with_suffix(".digest")
 
 
+class FetchedBytes:
+    """How much came, in all tries."""
+
+    count = 0
+
+
 async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Report) -> ExportedModel:
     """Fetch a model into a folder; an interrupted fetch goes on the next time.
 
@@ -203,75 +238,70 @@ async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Repor
 async def _fetch_with_resume(
     calls: CoordinatorCalls, order: ExportOrder, report: Report
 ) -> ModelHeader:
-    idle_tries = 0
+    idle_tries, fetched = 0, FetchedBytes()
     while True:
-        request = _request(order)
+        before = fetched.count
         try:
-            return await _fetch(calls, request, order, report)
+            return await _fetch(calls, order, fetched, report)
         except HyperGPUError as refused:
-            has_moved = order.part.exists() and order.part.stat().st_size > request.offset
-            idle_tries = 0 if has_moved else idle_tries + 1
+            idle_tries = 0 if fetched.count > before else idle_tries + 1
             if refused.reason not in RESTARTING or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
 
 
-def _request(order: ExportOrder) -> job_pb2.ExportModelRequest:
-    """Ask for what is missing of the model that the part belongs to."""
-    request = job_pb2.ExportModelRequest(job_id=order.job_id, which=order.which)
-    try:
-        digest, size = order.part_digest.read_text("ascii"), order.part.stat().st_size
-        request.digest.CopyFrom(blob_ref(Digest(digest), 0).digest)
-        request.offset = size
-    except (OSError, ValueError):
-        order.part.unlink(missing_ok=True)
-    return request
-
-
 async def _fetch(
-    calls: CoordinatorCalls, request: job_pb2.ExportModelRequest, order: ExportOrder, report: Report
+    calls: CoordinatorCalls, order: ExportOrder, fetched: FetchedBytes, report: Report
 ) -> ModelHeader:
-    header: ModelHeader | None = None
-    running, step = RunningDigest(), f"model of {order.job_id}"
-    with order.part.open("ab") as file:
-        async for message in calls.stream(calls.jobs.ExportModel, request):
-            part = model_part(message)
-            if isinstance(part, ModelHeader):
-                header = part
-                running = _kept_digest(header, request, order, file)
-            elif header is not None:
-                _append(part, running, file)
-                report(step, running.size_bytes, header.size_bytes)
-        file.flush()
-        os.fsync(file.fileno())
-    if header is None or running.size_bytes < header.size_bytes:
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, "the model's stream ended early")
-    if running.digest() != header.digest:
+    """Fetch what is missing of the model."""
+    request = job_pb2.ResolveModelRequest(job_id=order.job_id, which=order.which)
+    answer = await calls.call(calls.jobs.ResolveModel, request)
+    header = model_header(answer)
+    _begin_part(order, header.digest)
+    part = DigestingPartFile(order.part, Bytes(header.size_bytes))
+    try:
+        missing = part.missing()
+        done = header.size_bytes - _size(missing)
+        for start, end in missing:
+            with _explain_broken(calls):
+                async for size_bytes in _fetch_range(calls, answer.ticket, part, Span(start, end)):
+                    fetched.count += size_bytes
+                    done += size_bytes
+                    report(f"model of {order.job_id}", done, header.size_bytes)
+        digest = await asyncio.to_thread(part.finish)
+    finally:
+        part.close()
+    if digest != header.digest:
         order.part.unlink()
-        detail = f"the model arrived as {running.digest()[:16]}..., not {header.digest[:16]}..."
+        detail = f"the model arrived as {digest[:16]}..., not {header.digest[:16]}..."
         raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
     order.part_digest.unlink(missing_ok=True)
     return header
 
 
-def _kept_digest(
-    header: ModelHeader, request: job_pb2.ExportModelRequest, order: ExportOrder, file: BinaryIO
-) -> RunningDigest:
-    """Digest of the part when it is of this model; else start over."""
-    is_same = request.offset > 0 and request.digest == blob_ref(header.digest, 0).digest
-    if is_same and request.offset <= header.size_bytes:
-        return running_digest_of_file(order.part)
-    file.truncate(0)
-    order.part_digest.write_text(header.digest, "ascii")
-    return RunningDigest()
+async def _fetch_range(
+    calls: CoordinatorCalls, ticket: tensor_pb2.Ticket, part: PartFile, span: Span
+) -> AsyncIterator[int]:
+    """Write a range as it comes; gives the size of each piece."""
+    stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
+    ranged = next(each for each in ticket.ranges if each.start <= span.start < each.end)
+    at = span.start
+    async with calls.bulk.open(ranged, span.start, span.end) as incoming:
+        async for piece in limit_stalls(incoming, stall, span.end - span.start):
+            part.write(at, piece)
+            at += len(piece)
+            yield len(piece)
 
 
-def _append(chunk: ModelChunk, running: RunningDigest, file: BinaryIO) -> None:
-    if chunk.offset != running.size_bytes:
-        detail = f"a chunk at {chunk.offset} where {running.size_bytes} was due"
-        raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
-    file.write(chunk.payload)
-    running.update(chunk.payload)
+def _begin_part(order: ExportOrder, digest: Digest) -> None:
+    """Keep a part that belongs to this model; start over with any other."""
+    try:
+        is_same = order.part_digest.read_text("ascii") == digest
+    except (OSError, ValueError):
+        is_same = False
+    if not is_same:
+        order.part.unlink(missing_ok=True)
+        order.part_digest.write_text(digest, "ascii")
 
 
 def _require_replaceable(model: Path, card: Path, job_id: str) -> None:

@@ -186,19 +186,12 @@ JobUpdate = JobEvent | RoundProgress
 
 
 class ModelHeader(msgspec.Struct, frozen=True):
-    """The model that a stream of chunks holds."""
+    """A model to fetch."""
 
     digest: Digest
     size_bytes: int
     layout: Layout
     card: str
-
-
-class ModelChunk(msgspec.Struct, frozen=True):
-    """Some of a model's flat bytes."""
-
-    offset: int
-    payload: bytes
 
 
 ROLES = {
@@ -343,24 +336,21 @@ def blob_ref(digest: Digest, size_bytes: int) -> tensor_pb2.BlobRef:
     return tensor_pb2.BlobRef(digest=wire, size_bytes=size_bytes)
 
 
-def model_part(message: job_pb2.ExportModelResponse) -> ModelHeader | ModelChunk:
-    """A message of an exported model.
+def model_header(message: job_pb2.ResolveModelResponse) -> ModelHeader:
+    """A model to fetch.
 
     Raises:
-        HyperGPUError: CALL_BROKEN, the header contradicts itself.
+        HyperGPUError: CALL_BROKEN, the answer contradicts itself.
     """
-    if message.HasField("chunk"):
-        return ModelChunk(message.chunk.offset, message.chunk.payload)
-    header = message.header
     try:
-        layout = layout_from_json(header.layout_json)
+        layout = layout_from_json(message.layout_json)
     except LayoutError as broken:
         raise HyperGPUError(Reason.CALL_BROKEN, f"the model's layout: {broken}") from broken
-    if layout.model_bytes != header.blob.size_bytes:
-        detail = f"a model of {header.blob.size_bytes} bytes with a layout of {layout.model_bytes}"
+    if layout.model_bytes != message.blob.size_bytes:
+        detail = f"a model of {message.blob.size_bytes} bytes with a layout of {layout.model_bytes}"
         raise HyperGPUError(Reason.CALL_BROKEN, detail)
-    digest = digest_from_wire(header.blob.digest.value)
-    return ModelHeader(digest, header.blob.size_bytes, layout, header.model_card)
+    digest = digest_from_wire(message.blob.digest.value)
+    return ModelHeader(digest, message.blob.size_bytes, layout, message.model_card)
 
 
 class Jobs(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/jobs/1"):

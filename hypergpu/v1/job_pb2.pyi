@@ -428,64 +428,7 @@ class RemoveJobResponse(google.protobuf.message.Message):
 global___RemoveJobResponse = RemoveJobResponse
 
 @typing.final
-class UploadDataRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    CHUNK_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> global___DataHeader: ...
-    @property
-    def chunk(self) -> hypergpu.v1.tensor_pb2.Chunk: ...
-    def __init__(
-        self,
-        *,
-        header: global___DataHeader | None = ...,
-        chunk: hypergpu.v1.tensor_pb2.Chunk | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["header", "chunk"] | None: ...
-
-global___UploadDataRequest = UploadDataRequest
-
-@typing.final
-class DataHeader(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    BLOB_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
-    offset: builtins.int
-    @property
-    def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
-    def __init__(
-        self,
-        *,
-        blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
-        offset: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["blob", b"blob"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "offset", b"offset"]) -> None: ...
-
-global___DataHeader = DataHeader
-
-@typing.final
-class UploadDataResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
-    committed_offset: builtins.int
-    def __init__(
-        self,
-        *,
-        committed_offset: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset"]) -> None: ...
-
-global___UploadDataResponse = UploadDataResponse
-
-@typing.final
-class QueryDataRequest(google.protobuf.message.Message):
+class OfferDataRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BLOB_FIELD_NUMBER: builtins.int
@@ -499,97 +442,107 @@ class QueryDataRequest(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["blob", b"blob"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["blob", b"blob"]) -> None: ...
 
-global___QueryDataRequest = QueryDataRequest
+global___OfferDataRequest = OfferDataRequest
 
 @typing.final
-class QueryDataResponse(google.protobuf.message.Message):
+class OfferDataResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
-    committed_offset: builtins.int
+    IS_STORED_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    is_stored: builtins.bool
+    """The file is stored already: nothing is left to do."""
+    @property
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
+        """Its ranges are what is missing; without any the file can be committed."""
+
     def __init__(
         self,
         *,
-        committed_offset: builtins.int = ...,
+        is_stored: builtins.bool = ...,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["is_stored", b"is_stored", "ticket", b"ticket"]) -> None: ...
 
-global___QueryDataResponse = QueryDataResponse
+global___OfferDataResponse = OfferDataResponse
 
 @typing.final
-class ExportModelRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    JOB_ID_FIELD_NUMBER: builtins.int
-    WHICH_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    job_id: builtins.str
-    which: builtins.str
-    """"latest" or "best"; empty is "latest"."""
-    offset: builtins.int
-    """Chunks start here if the model still is `digest`, at 0 if it is not."""
-    @property
-    def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
-    def __init__(
-        self,
-        *,
-        job_id: builtins.str = ...,
-        which: builtins.str = ...,
-        offset: builtins.int = ...,
-        digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "job_id", b"job_id", "offset", b"offset", "which", b"which"]) -> None: ...
-
-global___ExportModelRequest = ExportModelRequest
-
-@typing.final
-class ExportModelResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    CHUNK_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> global___ExportHeader: ...
-    @property
-    def chunk(self) -> hypergpu.v1.tensor_pb2.Chunk: ...
-    def __init__(
-        self,
-        *,
-        header: global___ExportHeader | None = ...,
-        chunk: hypergpu.v1.tensor_pb2.Chunk | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["header", "chunk"] | None: ...
-
-global___ExportModelResponse = ExportModelResponse
-
-@typing.final
-class ExportHeader(google.protobuf.message.Message):
+class CommitDataRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     BLOB_FIELD_NUMBER: builtins.int
-    LAYOUT_JSON_FIELD_NUMBER: builtins.int
-    MODEL_CARD_FIELD_NUMBER: builtins.int
-    layout_json: builtins.str
-    """The flat vector's layout as canonical JSON: what turns the blob into named tensors."""
-    model_card: builtins.str
-    """Markdown."""
     @property
     def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
     def __init__(
         self,
         *,
         blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
-        layout_json: builtins.str = ...,
-        model_card: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blob", b"blob"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "layout_json", b"layout_json", "model_card", b"model_card"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob"]) -> None: ...
 
-global___ExportHeader = ExportHeader
+global___CommitDataRequest = CommitDataRequest
+
+@typing.final
+class CommitDataResponse(google.protobuf.message.Message):
+    """The file is stored and durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CommitDataResponse = CommitDataResponse
+
+@typing.final
+class ResolveModelRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    WHICH_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    which: builtins.str
+    """"latest" or "best"; empty is "latest"."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        which: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "which", b"which"]) -> None: ...
+
+global___ResolveModelRequest = ResolveModelRequest
+
+@typing.final
+class ResolveModelResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BLOB_FIELD_NUMBER: builtins.int
+    LAYOUT_JSON_FIELD_NUMBER: builtins.int
+    MODEL_CARD_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    layout_json: builtins.str
+    """The flat vector's layout as canonical JSON: what turns the blob into named tensors."""
+    model_card: builtins.str
+    """Markdown."""
+    @property
+    def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
+    @property
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket: ...
+    def __init__(
+        self,
+        *,
+        blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
+        layout_json: builtins.str = ...,
+        model_card: builtins.str = ...,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "layout_json", b"layout_json", "model_card", b"model_card", "ticket", b"ticket"]) -> None: ...
+
+global___ResolveModelResponse = ResolveModelResponse
 
 @typing.final
 class WatchJobRequest(google.protobuf.message.Message):

@@ -75,20 +75,20 @@ class JobServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.RemoveJobRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.RemoveJobResponse.FromString,
                 _registered_method=True)
-        self.UploadData = channel.stream_unary(
-                '/hypergpu.v1.JobService/UploadData',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.UploadDataRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.UploadDataResponse.FromString,
+        self.OfferData = channel.unary_unary(
+                '/hypergpu.v1.JobService/OfferData',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.OfferDataRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.OfferDataResponse.FromString,
                 _registered_method=True)
-        self.QueryData = channel.unary_unary(
-                '/hypergpu.v1.JobService/QueryData',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.QueryDataRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.QueryDataResponse.FromString,
+        self.CommitData = channel.unary_unary(
+                '/hypergpu.v1.JobService/CommitData',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.CommitDataRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.CommitDataResponse.FromString,
                 _registered_method=True)
-        self.ExportModel = channel.unary_stream(
-                '/hypergpu.v1.JobService/ExportModel',
-                request_serializer=hypergpu_dot_v1_dot_job__pb2.ExportModelRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_job__pb2.ExportModelResponse.FromString,
+        self.ResolveModel = channel.unary_unary(
+                '/hypergpu.v1.JobService/ResolveModel',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.FromString,
                 _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/hypergpu.v1.JobService/WatchJob',
@@ -151,21 +151,22 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UploadData(self, request_iterator, context):
-        """One blob of a dataset; QueryData says from which offset to go on.
+    def OfferData(self, request, context):
+        """Leave to send one file of a dataset. Sent again, it tells what is still missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def QueryData(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def CommitData(self, request, context):
+        """The bytes of an offered file were sent: have them checked and kept for the job that names them.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ExportModel(self, request, context):
-        """The model as a safetensors file, preceded by its model card.
+    def ResolveModel(self, request, context):
+        """Leave to fetch a job's model, and what turns its bytes into named tensors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,20 +222,20 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.RemoveJobRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.RemoveJobResponse.SerializeToString,
             ),
-            'UploadData': grpc.stream_unary_rpc_method_handler(
-                    servicer.UploadData,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.UploadDataRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.UploadDataResponse.SerializeToString,
+            'OfferData': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferData,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.OfferDataRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.OfferDataResponse.SerializeToString,
             ),
-            'QueryData': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryData,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.QueryDataRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.QueryDataResponse.SerializeToString,
+            'CommitData': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitData,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.CommitDataRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.CommitDataResponse.SerializeToString,
             ),
-            'ExportModel': grpc.unary_stream_rpc_method_handler(
-                    servicer.ExportModel,
-                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.ExportModelRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_job__pb2.ExportModelResponse.SerializeToString,
+            'ResolveModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResolveModel,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -470,34 +471,7 @@ class JobService(object):
             _registered_method=True)
 
     @staticmethod
-    def UploadData(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
-            target,
-            '/hypergpu.v1.JobService/UploadData',
-            hypergpu_dot_v1_dot_job__pb2.UploadDataRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.UploadDataResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def QueryData(request,
+    def OfferData(request,
             target,
             options=(),
             channel_credentials=None,
@@ -510,9 +484,9 @@ class JobService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hypergpu.v1.JobService/QueryData',
-            hypergpu_dot_v1_dot_job__pb2.QueryDataRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.QueryDataResponse.FromString,
+            '/hypergpu.v1.JobService/OfferData',
+            hypergpu_dot_v1_dot_job__pb2.OfferDataRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.OfferDataResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -524,7 +498,7 @@ class JobService(object):
             _registered_method=True)
 
     @staticmethod
-    def ExportModel(request,
+    def CommitData(request,
             target,
             options=(),
             channel_credentials=None,
@@ -534,12 +508,39 @@ class JobService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/hypergpu.v1.JobService/ExportModel',
-            hypergpu_dot_v1_dot_job__pb2.ExportModelRequest.SerializeToString,
-            hypergpu_dot_v1_dot_job__pb2.ExportModelResponse.FromString,
+            '/hypergpu.v1.JobService/CommitData',
+            hypergpu_dot_v1_dot_job__pb2.CommitDataRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.CommitDataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResolveModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/ResolveModel',
+            hypergpu_dot_v1_dot_job__pb2.ResolveModelRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.ResolveModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,22 +63,23 @@ class JobServiceStub:
     ]
     """Deletes an ended job, its journal and the blobs that only it uses."""
 
-    UploadData: grpc.StreamUnaryMultiCallable[
-        hypergpu.v1.job_pb2.UploadDataRequest,
-        hypergpu.v1.job_pb2.UploadDataResponse,
+    OfferData: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.OfferDataRequest,
+        hypergpu.v1.job_pb2.OfferDataResponse,
     ]
-    """One blob of a dataset; QueryData says from which offset to go on."""
+    """Leave to send one file of a dataset. Sent again, it tells what is still missing."""
 
-    QueryData: grpc.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.QueryDataRequest,
-        hypergpu.v1.job_pb2.QueryDataResponse,
+    CommitData: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CommitDataRequest,
+        hypergpu.v1.job_pb2.CommitDataResponse,
     ]
+    """The bytes of an offered file were sent: have them checked and kept for the job that names them."""
 
-    ExportModel: grpc.UnaryStreamMultiCallable[
-        hypergpu.v1.job_pb2.ExportModelRequest,
-        hypergpu.v1.job_pb2.ExportModelResponse,
+    ResolveModel: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.ResolveModelRequest,
+        hypergpu.v1.job_pb2.ResolveModelResponse,
     ]
-    """The model as a safetensors file, preceded by its model card."""
+    """Leave to fetch a job's model, and what turns its bytes into named tensors."""
 
     WatchJob: grpc.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -131,22 +132,23 @@ class JobServiceAsyncStub:
     ]
     """Deletes an ended job, its journal and the blobs that only it uses."""
 
-    UploadData: grpc.aio.StreamUnaryMultiCallable[
-        hypergpu.v1.job_pb2.UploadDataRequest,
-        hypergpu.v1.job_pb2.UploadDataResponse,
+    OfferData: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.OfferDataRequest,
+        hypergpu.v1.job_pb2.OfferDataResponse,
     ]
-    """One blob of a dataset; QueryData says from which offset to go on."""
+    """Leave to send one file of a dataset. Sent again, it tells what is still missing."""
 
-    QueryData: grpc.aio.UnaryUnaryMultiCallable[
-        hypergpu.v1.job_pb2.QueryDataRequest,
-        hypergpu.v1.job_pb2.QueryDataResponse,
+    CommitData: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CommitDataRequest,
+        hypergpu.v1.job_pb2.CommitDataResponse,
     ]
+    """The bytes of an offered file were sent: have them checked and kept for the job that names them."""
 
-    ExportModel: grpc.aio.UnaryStreamMultiCallable[
-        hypergpu.v1.job_pb2.ExportModelRequest,
-        hypergpu.v1.job_pb2.ExportModelResponse,
+    ResolveModel: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.ResolveModelRequest,
+        hypergpu.v1.job_pb2.ResolveModelResponse,
     ]
-    """The model as a safetensors file, preceded by its model card."""
+    """Leave to fetch a job's model, and what turns its bytes into named tensors."""
 
     WatchJob: grpc.aio.UnaryStreamMultiCallable[
         hypergpu.v1.job_pb2.WatchJobRequest,
@@ -216,27 +218,28 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         """Deletes an ended job, its journal and the blobs that only it uses."""
 
     @abc.abstractmethod
-    def UploadData(
+    def OfferData(
         self,
-        request_iterator: _MaybeAsyncIterator[hypergpu.v1.job_pb2.UploadDataRequest],
+        request: hypergpu.v1.job_pb2.OfferDataRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.UploadDataResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.UploadDataResponse]]:
-        """One blob of a dataset; QueryData says from which offset to go on."""
+    ) -> typing.Union[hypergpu.v1.job_pb2.OfferDataResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.OfferDataResponse]]:
+        """Leave to send one file of a dataset. Sent again, it tells what is still missing."""
 
     @abc.abstractmethod
-    def QueryData(
+    def CommitData(
         self,
-        request: hypergpu.v1.job_pb2.QueryDataRequest,
+        request: hypergpu.v1.job_pb2.CommitDataRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.QueryDataResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.QueryDataResponse]]: ...
+    ) -> typing.Union[hypergpu.v1.job_pb2.CommitDataResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CommitDataResponse]]:
+        """The bytes of an offered file were sent: have them checked and kept for the job that names them."""
 
     @abc.abstractmethod
-    def ExportModel(
+    def ResolveModel(
         self,
-        request: hypergpu.v1.job_pb2.ExportModelRequest,
+        request: hypergpu.v1.job_pb2.ResolveModelRequest,
         context: _ServicerContext,
-    ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.ExportModelResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.ExportModelResponse]]:
-        """The model as a safetensors file, preceded by its model card."""
+    ) -> typing.Union[hypergpu.v1.job_pb2.ResolveModelResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.ResolveModelResponse]]:
+        """Leave to fetch a job's model, and what turns its bytes into named tensors."""
 
     @abc.abstractmethod
     def WatchJob(

@@ -1012,103 +1012,22 @@ class ResolveBlobResponse(google.protobuf.message.Message):
 global___ResolveBlobResponse = ResolveBlobResponse
 
 @typing.final
-class QueryUploadRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEASE_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    STRIPE_FIELD_NUMBER: builtins.int
-    STRIPES_FIELD_NUMBER: builtins.int
-    stripe: builtins.int
-    """See `UpdateHeader.stripes`."""
-    stripes: builtins.int
-    @property
-    def lease(self) -> global___Lease: ...
-    @property
-    def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
-    def __init__(
-        self,
-        *,
-        lease: global___Lease | None = ...,
-        digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
-        stripe: builtins.int = ...,
-        stripes: builtins.int = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "stripe", b"stripe", "stripes", b"stripes"]) -> None: ...
-
-global___QueryUploadRequest = QueryUploadRequest
-
-@typing.final
-class QueryUploadResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
-    IS_ACCEPTED_FIELD_NUMBER: builtins.int
-    committed_offset: builtins.int
-    is_accepted: builtins.bool
-    """The update is accepted already: nothing is left to send."""
-    def __init__(
-        self,
-        *,
-        committed_offset: builtins.int = ...,
-        is_accepted: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted"]) -> None: ...
-
-global___QueryUploadResponse = QueryUploadResponse
-
-@typing.final
-class SubmitUpdateRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: builtins.int
-    CHUNK_FIELD_NUMBER: builtins.int
-    @property
-    def header(self) -> global___UpdateHeader: ...
-    @property
-    def chunk(self) -> hypergpu.v1.tensor_pb2.Chunk: ...
-    def __init__(
-        self,
-        *,
-        header: global___UpdateHeader | None = ...,
-        chunk: hypergpu.v1.tensor_pb2.Chunk | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "header", b"header", "message", b"message"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["header", "chunk"] | None: ...
-
-global___SubmitUpdateRequest = SubmitUpdateRequest
-
-@typing.final
-class UpdateHeader(google.protobuf.message.Message):
+class OfferUpdateRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
     NONCE_FIELD_NUMBER: builtins.int
-    OFFSET_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
-    STRIPE_FIELD_NUMBER: builtins.int
-    STRIPES_FIELD_NUMBER: builtins.int
     size_bytes: builtins.int
     nonce: builtins.int
     """Strictly above every nonce this node used before."""
-    offset: builtins.int
-    """Where the first chunk starts: what QueryUpload answered, 0 on a first try."""
     signature: builtins.bytes
     """The identity key's signature over the contribution that the update is: what was assigned under the lease, the
-    fields above (but the offset) and the report's compute time. See receipt.proto.
+    fields above and the report's compute time. See receipt.proto.
     """
-    stripe: builtins.int
-    """An update may be sent as several stripes at once, over a connection each: stripe i of n holds the bytes
-    from i * size / n (rounded down) to (i + 1) * size / n, and `offset` counts within the whole update. The
-    update is accepted with its last stripe. All stripes of one attempt have the same nonce and signature, each
-    stripe once. At most 16, of 10 KiB at least. 0 stripes is one.
-    """
-    stripes: builtins.int
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -1122,16 +1041,69 @@ class UpdateHeader(google.protobuf.message.Message):
         digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
         size_bytes: builtins.int = ...,
         nonce: builtins.int = ...,
-        offset: builtins.int = ...,
         signature: builtins.bytes = ...,
         report: global___TrainingReport | None = ...,
-        stripe: builtins.int = ...,
-        stripes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "nonce", b"nonce", "offset", b"offset", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes", "stripe", b"stripe", "stripes", b"stripes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "nonce", b"nonce", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes"]) -> None: ...
 
-global___UpdateHeader = UpdateHeader
+global___OfferUpdateRequest = OfferUpdateRequest
+
+@typing.final
+class OfferUpdateResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_ACCEPTED_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    is_accepted: builtins.bool
+    """The update is accepted already: nothing is left to do."""
+    @property
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
+        """Its ranges are what is missing; without any the update can be committed."""
+
+    def __init__(
+        self,
+        *,
+        is_accepted: builtins.bool = ...,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["is_accepted", b"is_accepted", "ticket", b"ticket"]) -> None: ...
+
+global___OfferUpdateResponse = OfferUpdateResponse
+
+@typing.final
+class CommitUpdateRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    @property
+    def lease(self) -> global___Lease: ...
+    @property
+    def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease"]) -> None: ...
+
+global___CommitUpdateRequest = CommitUpdateRequest
+
+@typing.final
+class CommitUpdateResponse(google.protobuf.message.Message):
+    """The update is accepted and durable."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CommitUpdateResponse = CommitUpdateResponse
 
 @typing.final
 class TrainingReport(google.protobuf.message.Message):
@@ -1187,7 +1159,7 @@ class PhaseDurations(google.protobuf.message.Message):
     wait_ms: builtins.int
     """From the finished update to the first attempt to send it."""
     upload_ms: builtins.int
-    """From the first attempt to send it to this header; the coordinator adds the rest."""
+    """From the first attempt to send it to this offer; the coordinator adds the rest."""
     def __init__(
         self,
         *,
@@ -1200,23 +1172,3 @@ class PhaseDurations(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["download_ms", b"download_ms", "encode_ms", b"encode_ms", "train_ms", b"train_ms", "upload_ms", b"upload_ms", "wait_ms", b"wait_ms"]) -> None: ...
 
 global___PhaseDurations = PhaseDurations
-
-@typing.final
-class SubmitUpdateResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    COMMITTED_OFFSET_FIELD_NUMBER: builtins.int
-    IS_ACCEPTED_FIELD_NUMBER: builtins.int
-    committed_offset: builtins.int
-    """Of the stripe, or of the whole update where there are none."""
-    is_accepted: builtins.bool
-    """The update is accepted and durable. With several stripes one of their calls says so."""
-    def __init__(
-        self,
-        *,
-        committed_offset: builtins.int = ...,
-        is_accepted: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["committed_offset", b"committed_offset", "is_accepted", b"is_accepted"]) -> None: ...
-
-global___SubmitUpdateResponse = SubmitUpdateResponse

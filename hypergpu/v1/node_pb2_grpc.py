@@ -55,15 +55,15 @@ class NodeServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobResponse.FromString,
                 _registered_method=True)
-        self.QueryUpload = channel.unary_unary(
-                '/hypergpu.v1.NodeService/QueryUpload',
-                request_serializer=hypergpu_dot_v1_dot_node__pb2.QueryUploadRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_node__pb2.QueryUploadResponse.FromString,
+        self.OfferUpdate = channel.unary_unary(
+                '/hypergpu.v1.NodeService/OfferUpdate',
+                request_serializer=hypergpu_dot_v1_dot_node__pb2.OfferUpdateRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_node__pb2.OfferUpdateResponse.FromString,
                 _registered_method=True)
-        self.SubmitUpdate = channel.stream_unary(
-                '/hypergpu.v1.NodeService/SubmitUpdate',
-                request_serializer=hypergpu_dot_v1_dot_node__pb2.SubmitUpdateRequest.SerializeToString,
-                response_deserializer=hypergpu_dot_v1_dot_node__pb2.SubmitUpdateResponse.FromString,
+        self.CommitUpdate = channel.unary_unary(
+                '/hypergpu.v1.NodeService/CommitUpdate',
+                request_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
                 _registered_method=True)
 
 
@@ -99,15 +99,15 @@ class NodeServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def QueryUpload(self, request, context):
-        """How much of an interrupted upload the coordinator holds.
+    def OfferUpdate(self, request, context):
+        """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitUpdate(self, request_iterator, context):
-        """An update: header first, then chunks from `header.offset`.
+    def CommitUpdate(self, request, context):
+        """The bytes of the newest offer were sent: have them checked and the update accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,15 +136,15 @@ def add_NodeServiceServicer_to_server(servicer, server):
                     request_deserializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_node__pb2.ResolveBlobResponse.SerializeToString,
             ),
-            'QueryUpload': grpc.unary_unary_rpc_method_handler(
-                    servicer.QueryUpload,
-                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.QueryUploadRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_node__pb2.QueryUploadResponse.SerializeToString,
+            'OfferUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferUpdate,
+                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.OfferUpdateRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_node__pb2.OfferUpdateResponse.SerializeToString,
             ),
-            'SubmitUpdate': grpc.stream_unary_rpc_method_handler(
-                    servicer.SubmitUpdate,
-                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.SubmitUpdateRequest.FromString,
-                    response_serializer=hypergpu_dot_v1_dot_node__pb2.SubmitUpdateResponse.SerializeToString,
+            'CommitUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitUpdate,
+                    request_deserializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -267,7 +267,7 @@ class NodeService(object):
             _registered_method=True)
 
     @staticmethod
-    def QueryUpload(request,
+    def OfferUpdate(request,
             target,
             options=(),
             channel_credentials=None,
@@ -280,9 +280,9 @@ class NodeService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/hypergpu.v1.NodeService/QueryUpload',
-            hypergpu_dot_v1_dot_node__pb2.QueryUploadRequest.SerializeToString,
-            hypergpu_dot_v1_dot_node__pb2.QueryUploadResponse.FromString,
+            '/hypergpu.v1.NodeService/OfferUpdate',
+            hypergpu_dot_v1_dot_node__pb2.OfferUpdateRequest.SerializeToString,
+            hypergpu_dot_v1_dot_node__pb2.OfferUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -294,7 +294,7 @@ class NodeService(object):
             _registered_method=True)
 
     @staticmethod
-    def SubmitUpdate(request_iterator,
+    def CommitUpdate(request,
             target,
             options=(),
             channel_credentials=None,
@@ -304,12 +304,12 @@ class NodeService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/hypergpu.v1.NodeService/SubmitUpdate',
-            hypergpu_dot_v1_dot_node__pb2.SubmitUpdateRequest.SerializeToString,
-            hypergpu_dot_v1_dot_node__pb2.SubmitUpdateResponse.FromString,
+            '/hypergpu.v1.NodeService/CommitUpdate',
+            hypergpu_dot_v1_dot_node__pb2.CommitUpdateRequest.SerializeToString,
+            hypergpu_dot_v1_dot_node__pb2.CommitUpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,

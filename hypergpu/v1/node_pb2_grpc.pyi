@@ -45,17 +45,17 @@ class NodeServiceStub:
     ]
     """A ticket to fetch a blob by HTTP."""
 
-    QueryUpload: grpc.UnaryUnaryMultiCallable[
-        hypergpu.v1.node_pb2.QueryUploadRequest,
-        hypergpu.v1.node_pb2.QueryUploadResponse,
+    OfferUpdate: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.OfferUpdateRequest,
+        hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """How much of an interrupted upload the coordinator holds."""
+    """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
 
-    SubmitUpdate: grpc.StreamUnaryMultiCallable[
-        hypergpu.v1.node_pb2.SubmitUpdateRequest,
-        hypergpu.v1.node_pb2.SubmitUpdateResponse,
+    CommitUpdate: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.CommitUpdateRequest,
+        hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
-    """An update: header first, then chunks from `header.offset`."""
+    """The bytes of the newest offer were sent: have them checked and the update accepted."""
 
 class NodeServiceAsyncStub:
     """What a node says to the coordinator. Nodes only dial out."""
@@ -84,17 +84,17 @@ class NodeServiceAsyncStub:
     ]
     """A ticket to fetch a blob by HTTP."""
 
-    QueryUpload: grpc.aio.UnaryUnaryMultiCallable[
-        hypergpu.v1.node_pb2.QueryUploadRequest,
-        hypergpu.v1.node_pb2.QueryUploadResponse,
+    OfferUpdate: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.OfferUpdateRequest,
+        hypergpu.v1.node_pb2.OfferUpdateResponse,
     ]
-    """How much of an interrupted upload the coordinator holds."""
+    """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
 
-    SubmitUpdate: grpc.aio.StreamUnaryMultiCallable[
-        hypergpu.v1.node_pb2.SubmitUpdateRequest,
-        hypergpu.v1.node_pb2.SubmitUpdateResponse,
+    CommitUpdate: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.node_pb2.CommitUpdateRequest,
+        hypergpu.v1.node_pb2.CommitUpdateResponse,
     ]
-    """An update: header first, then chunks from `header.offset`."""
+    """The bytes of the newest offer were sent: have them checked and the update accepted."""
 
 class NodeServiceServicer(metaclass=abc.ABCMeta):
     """What a node says to the coordinator. Nodes only dial out."""
@@ -132,19 +132,19 @@ class NodeServiceServicer(metaclass=abc.ABCMeta):
         """A ticket to fetch a blob by HTTP."""
 
     @abc.abstractmethod
-    def QueryUpload(
+    def OfferUpdate(
         self,
-        request: hypergpu.v1.node_pb2.QueryUploadRequest,
+        request: hypergpu.v1.node_pb2.OfferUpdateRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.node_pb2.QueryUploadResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.QueryUploadResponse]]:
-        """How much of an interrupted upload the coordinator holds."""
+    ) -> typing.Union[hypergpu.v1.node_pb2.OfferUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.OfferUpdateResponse]]:
+        """Leave to send an update: every check that needs none of its bytes. Sent again, it tells what is still missing."""
 
     @abc.abstractmethod
-    def SubmitUpdate(
+    def CommitUpdate(
         self,
-        request_iterator: _MaybeAsyncIterator[hypergpu.v1.node_pb2.SubmitUpdateRequest],
+        request: hypergpu.v1.node_pb2.CommitUpdateRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.node_pb2.SubmitUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.SubmitUpdateResponse]]:
-        """An update: header first, then chunks from `header.offset`."""
+    ) -> typing.Union[hypergpu.v1.node_pb2.CommitUpdateResponse, collections.abc.Awaitable[hypergpu.v1.node_pb2.CommitUpdateResponse]]:
+        """The bytes of the newest offer were sent: have them checked and the update accepted."""
 
 def add_NodeServiceServicer_to_server(servicer: NodeServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

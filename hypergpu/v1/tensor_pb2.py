@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18hypergpu/v1/tensor.proto\x12\x0bhypergpu.v1\"\x17\n\x06\x44igest\x12\r\n\x05value\x18\x01 \x01(\x0c\"(\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"B\n\x07\x42lobRef\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xa6\x01\n\x08ModelRef\x12\"\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12%\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x15.hypergpu.v1.DeltaRef\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12*\n\x07initial\x18\x04 \x01(\x0b\x32\x19.hypergpu.v1.InitialModel\"A\n\x0cInitialModel\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"`\n\x08\x44\x65ltaRef\x12!\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\r\n\x05\x63odec\x18\x03 \x01(\t\"7\n\x08Manifest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.hypergpu.v1.ManifestEntry\"A\n\rManifestEntry\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\"C\n\x06Ticket\x12(\n\x06ranges\x18\x01 \x03(\x0b\x32\x18.hypergpu.v1.TicketRange\x12\x0f\n\x07life_ms\x18\x02 \x01(\x04\"\x9e\x01\n\x0bTicketRange\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x36\n\x07headers\x18\x04 \x03(\x0b\x32%.hypergpu.v1.TicketRange.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18hypergpu/v1/tensor.proto\x12\x0bhypergpu.v1\"\x17\n\x06\x44igest\x12\r\n\x05value\x18\x01 \x01(\x0c\"B\n\x07\x42lobRef\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\xa6\x01\n\x08ModelRef\x12\"\n\x04\x62lob\x18\x01 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12%\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32\x15.hypergpu.v1.DeltaRef\x12#\n\x06layout\x18\x03 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12*\n\x07initial\x18\x04 \x01(\x0b\x32\x19.hypergpu.v1.InitialModel\"A\n\x0cInitialModel\x12#\n\x06\x64igest\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\x0c\n\x04seed\x18\x02 \x01(\x04\"`\n\x08\x44\x65ltaRef\x12!\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32\x13.hypergpu.v1.Digest\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\x12\r\n\x05\x63odec\x18\x03 \x01(\t\"7\n\x08Manifest\x12+\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1a.hypergpu.v1.ManifestEntry\"A\n\rManifestEntry\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\"\n\x04\x62lob\x18\x02 \x01(\x0b\x32\x14.hypergpu.v1.BlobRef\"C\n\x06Ticket\x12(\n\x06ranges\x18\x01 \x03(\x0b\x32\x18.hypergpu.v1.TicketRange\x12\x0f\n\x07life_ms\x18\x02 \x01(\x04\"\x9e\x01\n\x0bTicketRange\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x04\x12\x36\n\x07headers\x18\x04 \x03(\x0b\x32%.hypergpu.v1.TicketRange.HeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TICKETRANGE_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_DIGEST']._serialized_start=41
   _globals['_DIGEST']._serialized_end=64
-  _globals['_CHUNK']._serialized_start=66
-  _globals['_CHUNK']._serialized_end=106
-  _globals['_BLOBREF']._serialized_start=108
-  _globals['_BLOBREF']._serialized_end=174
-  _globals['_MODELREF']._serialized_start=177
-  _globals['_MODELREF']._serialized_end=343
-  _globals['_INITIALMODEL']._serialized_start=345
-  _globals['_INITIALMODEL']._serialized_end=410
-  _globals['_DELTAREF']._serialized_start=412
-  _globals['_DELTAREF']._serialized_end=508
-  _globals['_MANIFEST']._serialized_start=510
-  _globals['_MANIFEST']._serialized_end=565
-  _globals['_MANIFESTENTRY']._serialized_start=567
-  _globals['_MANIFESTENTRY']._serialized_end=632
-  _globals['_TICKET']._serialized_start=634
-  _globals['_TICKET']._serialized_end=701
-  _globals['_TICKETRANGE']._serialized_start=704
-  _globals['_TICKETRANGE']._serialized_end=862
-  _globals['_TICKETRANGE_HEADERSENTRY']._serialized_start=816
-  _globals['_TICKETRANGE_HEADERSENTRY']._serialized_end=862
+  _globals['_BLOBREF']._serialized_start=66
+  _globals['_BLOBREF']._serialized_end=132
+  _globals['_MODELREF']._serialized_start=135
+  _globals['_MODELREF']._serialized_end=301
+  _globals['_INITIALMODEL']._serialized_start=303
+  _globals['_INITIALMODEL']._serialized_end=368
+  _globals['_DELTAREF']._serialized_start=370
+  _globals['_DELTAREF']._serialized_end=466
+  _globals['_MANIFEST']._serialized_start=468
+  _globals['_MANIFEST']._serialized_end=523
+  _globals['_MANIFESTENTRY']._serialized_start=525
+  _globals['_MANIFESTENTRY']._serialized_end=590
+  _globals['_TICKET']._serialized_start=592
+  _globals['_TICKET']._serialized_end=659
+  _globals['_TICKETRANGE']._serialized_start=662
+  _globals['_TICKETRANGE']._serialized_end=820
+  _globals['_TICKETRANGE_HEADERSENTRY']._serialized_start=774
+  _globals['_TICKETRANGE_HEADERSENTRY']._serialized_end=820
 # @@protoc_insertion_point(module_scope)

@@ -33,28 +33,6 @@ class Digest(google.protobuf.message.Message):
 global___Digest = Digest
 
 @typing.final
-class Chunk(google.protobuf.message.Message):
-    """One piece of a bulk transfer, at most 512 KiB. Pieces arrive in order; `offset` is the position of
-    its first byte in the whole and lets the receiver refuse a gap.
-    """
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    OFFSET_FIELD_NUMBER: builtins.int
-    PAYLOAD_FIELD_NUMBER: builtins.int
-    offset: builtins.int
-    payload: builtins.bytes
-    def __init__(
-        self,
-        *,
-        offset: builtins.int = ...,
-        payload: builtins.bytes = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["offset", b"offset", "payload", b"payload"]) -> None: ...
-
-global___Chunk = Chunk
-
-@typing.final
 class BlobRef(google.protobuf.message.Message):
     """A blob that the receiver may fetch by digest."""
 
@@ -217,7 +195,7 @@ class Ticket(google.protobuf.message.Message):
     """Time for which requests may begin with it."""
     @property
     def ranges(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TicketRange]:
-        """They cover the blob, in order."""
+        """In order. They cover the blob that is fetched, or what is missing of the one that is sent."""
 
     def __init__(
         self,
@@ -261,7 +239,7 @@ class TicketRange(google.protobuf.message.Message):
     end: builtins.int
     @property
     def headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """Sent with each request, beside `Range`."""
+        """Sent with each request, beside `Range` to fetch or `Content-Range` to send some of the range."""
 
     def __init__(
         self,

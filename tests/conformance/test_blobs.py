@@ -1,24 +1,30 @@
-"""Every store of blobs: whole uploads, uploads in stripes, and what is refused."""
+"""Every store of blobs, and uploads until they are blobs: what counts, and what is refused."""
 
 import os
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import StripeUpload, UploadStore
+from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
+from coordinator.shell.blobs.upload_store import (
+    QUARANTINE,
+    OpenUpload,
+    UploadStore,
+    upload_name,
+)
 from coordinator.shell.blobs.writing import Space
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.part_file import PartFile
 from hypergpu.statements import BlobRef
-from hypergpu.streams import Stripe
 from hypergpu.units import Bytes
 
 QUOTA_BYTES = 1000
 CONTENT = bytes(range(200))
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
-KEY = "job/1/node/7"
+NAME = upload_name("job/1/node/7")
 
 
 @pytest.fixture
@@ -184,400 +190,215 @@ def test_many_threads_store_the_same_and_other_blobs(blobs: BlobStore) -> None:
     assert blobs.space.used_bytes == 10 + 2 * 10
 
 
-def test_an_upload_becomes_a_blob(blobs: BlobStore, quarantine: UploadStore) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    assert upload.append(0, CONTENT[:120]) == 120
-    assert upload.append(120, CONTENT[120:]) == 200
-    assert upload.finish() == BLOB
+def bring(tmp_path: Path, upload: OpenUpload, *spans: tuple[int, int]) -> None:
+    """Write ranges as a bulk process does."""
+    part = PartFile(tmp_path / QUARANTINE / upload.name, upload.size_bytes)
+    for start, end in spans:
+        part.write(start, CONTENT[start:end])
+    part.close()
+
+
+def missing(uploads: UploadStore, name: str = NAME) -> list[tuple[int, int]]:
+    return [(start, end) for start, end in uploads.open(name, BLOB).missing]
+
+
+def finish(uploads: UploadStore, name: str = NAME) -> None:
+    uploads.finish(uploads.seal(name, BLOB), BLOB)
+
+
+def test_an_upload_becomes_a_blob(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    seen: list[bytes] = []
+    bring(tmp_path, quarantine.open(NAME, BLOB), (120, 200), (0, 60), (50, 120))
+    quarantine.finish(quarantine.seal(NAME, BLOB), BLOB, observe=seen.append)
+    assert b"".join(seen) == CONTENT
     assert whole(blobs, BLOB) == CONTENT
-    assert quarantine.committed_offset(KEY) == 0
-    assert blobs.space.used_bytes == len(CONTENT)
+    assert missing(quarantine) == [(0, 200)]
 
 
 def test_an_upload_goes_on_after_a_restart(
-    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    quarantine.open(KEY, BLOB).append(0, CONTENT[:120])
-    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
-    assert again.committed_offset(KEY) == 120
-    seen: list[bytes | memoryview] = []
-    upload = again.open(KEY, BLOB, seen.append)
-    upload.append(120, CONTENT[120:])
-    upload.finish()
-    assert b"".join(seen) == CONTENT
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 50), (100, 120))
+    space = Space(tmp_path, QUOTA_BYTES)
+    again = UploadStore(tmp_path, blobs, space)
+    assert space.used_bytes > 0
+    assert missing(again) == [(50, 100), (120, 200)]
+    bring(tmp_path, again.open(NAME, BLOB), (50, 200))
+    finish(again)
     assert whole(blobs, BLOB) == CONTENT
 
 
-@pytest.mark.parametrize("offset", [0, 49, 51])
-def test_a_gap_or_an_overlap_is_refused(quarantine: UploadStore, offset: int) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    upload.append(0, CONTENT[:50])
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_a_sealed_upload_is_whole_after_a_kill(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore, *, is_checked: bool
+) -> None:
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
+    sealed = quarantine.seal(NAME, BLOB)
+    if is_checked:
+        os.truncate(sealed, BLOB.size_bytes)
+    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
+    assert missing(again) == []
+    finish(again)
+    assert whole(blobs, BLOB) == CONTENT
+
+
+def test_an_unfinished_upload_is_no_blob(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 199))
     with refusal(Reason.OFFSET_MISMATCH):
-        upload.append(offset, CONTENT[50:60])
-    assert upload.append(50, CONTENT[50:60]) == 60
-
-
-def test_more_than_was_declared_is_refused(quarantine: UploadStore) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    with refusal(Reason.UPDATE_TOO_LARGE):
-        upload.append(0, CONTENT + b"!")
-    assert upload.committed_offset == 0
-
-
-def test_an_unfinished_upload_is_no_blob(blobs: BlobStore, quarantine: UploadStore) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    upload.append(0, CONTENT[:-1])
-    with refusal(Reason.OFFSET_MISMATCH):
-        upload.finish()
+        quarantine.seal(NAME, BLOB)
     assert blobs.size(BLOB.digest) is None
-    upload.append(199, CONTENT[199:])
-    assert upload.finish() == BLOB
+    bring(tmp_path, quarantine.open(NAME, BLOB), (199, 200))
+    finish(quarantine)
 
 
-def test_wrong_bytes_are_thrown_away(blobs: BlobStore, quarantine: UploadStore) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    upload.append(0, bytes(200))
-    with refusal(Reason.DIGEST_MISMATCH):
-        upload.finish()
-    assert quarantine.committed_offset(KEY) == 0
-    assert blobs.space.used_bytes == 0
-
-
-def test_a_newer_attempt_cuts_the_older_one_off(quarantine: UploadStore) -> None:
-    older = quarantine.open(KEY, BLOB)
-    older.append(0, CONTENT[:10])
-    newer = quarantine.open(KEY, BLOB)
+def test_what_nobody_began_is_not_sealed(quarantine: UploadStore) -> None:
     with refusal(Reason.OFFSET_MISMATCH):
-        older.append(10, CONTENT[10:20])
-    older.close()
-    newer.append(10, CONTENT[10:])
-    assert newer.finish() == BLOB
+        quarantine.seal(NAME, BLOB)
+
+
+def test_a_sealed_upload_is_under_no_name_that_can_be_written(
+    tmp_path: Path, quarantine: UploadStore
+) -> None:
+    upload = quarantine.open(NAME, BLOB)
+    bring(tmp_path, upload, (0, 200))
+    quarantine.seal(NAME, BLOB)
+    with pytest.raises(FileNotFoundError):
+        bring(tmp_path, upload, (0, 1))
+
+
+def test_wrong_bytes_are_thrown_away(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    upload = quarantine.open(NAME, BLOB)
+    part = PartFile(tmp_path / QUARANTINE / upload.name, BLOB.size_bytes)
+    part.write(0, bytes(200))
+    part.close()
+    with refusal(Reason.DIGEST_MISMATCH):
+        finish(quarantine)
+    assert blobs.space.used_bytes == 0
+    assert missing(quarantine) == [(0, 200)]
+
+
+def test_a_flaw_that_the_observer_finds_throws_the_bytes_away(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    def find_flaw(_: bytes) -> None:
+        raise HyperGPUError(Reason.UPDATE_NOT_FINITE, "it is not finite")
+
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
+    with refusal(Reason.UPDATE_NOT_FINITE):
+        quarantine.finish(quarantine.seal(NAME, BLOB), BLOB, observe=find_flaw)
+    assert blobs.space.used_bytes == 0
 
 
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    quarantine.open("first", BlobRef(digest_of(bytes(900)), Bytes(900)))
+    quarantine.open(upload_name("first"), BlobRef(digest_of(bytes(900)), Bytes(900)))
     with refusal(Reason.DISK_FULL):
-        quarantine.open(KEY, BLOB)
+        quarantine.open(NAME, BLOB)
     assert blobs.space.used_bytes == 900
 
 
-def test_an_attempt_that_ended_holds_only_what_it_stored(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    upload.append(0, CONTENT[:50])
-    upload.close()
-    upload.close()
-    assert blobs.space.used_bytes == 50
-
-
 def test_a_full_quota_at_the_end_keeps_the_upload(
-    blobs: BlobStore, quarantine: UploadStore, space: Space
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore, space: Space
 ) -> None:
-    upload = quarantine.open(KEY, BLOB)
-    upload.append(0, CONTENT)
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
+    sealed = quarantine.seal(NAME, BLOB)
     space.count(900)
     with refusal(Reason.DISK_FULL):
-        upload.finish()
+        quarantine.finish(sealed, BLOB)
     space.give(900)
-    assert quarantine.committed_offset(KEY) == 200
-    assert quarantine.open(KEY, BLOB).finish() == BLOB
+    assert missing(quarantine) == []
+    finish(quarantine)
     assert blobs.space.used_bytes == 200
 
 
-def test_abandoned_uploads_expire_and_open_ones_do_not(
-    blobs: BlobStore, quarantine: UploadStore
+def test_abandoned_uploads_expire_and_others_do_not(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    abandoned = quarantine.open("abandoned", BLOB)
-    abandoned.append(0, CONTENT[:50])
-    abandoned.close()
-    os.utime(abandoned.path, (1, 1))
-    in_progress = quarantine.open(KEY, BLOB)
-    os.utime(in_progress.path, (1, 1))
+    abandoned = quarantine.open(upload_name("abandoned"), BLOB)
+    bring(tmp_path, abandoned, (0, 50))
+    os.utime(tmp_path / QUARANTINE / abandoned.name, (1, 1))
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
     assert quarantine.expire() == 1
-    assert quarantine.committed_offset("abandoned") == 0
-    in_progress.append(0, CONTENT)
-    assert in_progress.finish() == BLOB
+    finish(quarantine)
     assert blobs.space.used_bytes == 200
 
 
-def test_an_owner_has_one_upload_at_a_time(blobs: BlobStore, quarantine: UploadStore) -> None:
-    first = quarantine.open("first", BLOB, owner="node")
-    first.append(0, CONTENT[:120])
-    second = quarantine.open(KEY, BLOB, owner="node")
-    other = quarantine.open(KEY, BLOB, owner="other")
-    with refusal(Reason.OFFSET_MISMATCH):
-        first.append(120, CONTENT[120:])
-    second.append(0, CONTENT[:50])
-    second.close()
-    other.append(0, CONTENT)
-    assert quarantine.committed_offset("first", owner="node") == 0
-    assert quarantine.committed_offset(KEY, owner="node") == 50
-    assert blobs.space.used_bytes == 50 + 200
+def test_an_owner_has_one_upload_at_a_time(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    first = upload_name("first", owner="node")
+    bring(tmp_path, quarantine.open(first, BLOB), (0, 120))
+    for owner in ("node", "other"):
+        bring(tmp_path, quarantine.open(upload_name("next", owner=owner), BLOB), (0, 50))
+    assert blobs.space.used_bytes == 2 * 200
+    assert missing(quarantine, upload_name("next", owner="other")) == [(50, 200)]
+    assert missing(quarantine, first) == [(0, 200)]
 
 
 def test_an_owners_upload_is_known_after_a_restart(
-    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    quarantine.open("first", BLOB, owner="node").append(0, CONTENT[:120])
-    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
-    assert again.committed_offset("first", owner="node") == 120
-    again.open(KEY, BLOB, owner="node")
-    assert again.committed_offset("first", owner="node") == 0
+    first = upload_name("first", owner="node")
+    bring(tmp_path, quarantine.open(first, BLOB), (0, 120))
+    space = Space(tmp_path, QUOTA_BYTES)
+    again = UploadStore(tmp_path, blobs, space)
+    again.open(upload_name("next", owner="node"), BLOB)
+    assert space.used_bytes == 200
 
 
 def test_uploads_of_owners_that_are_kept_stay(blobs: BlobStore, quarantine: UploadStore) -> None:
-    kept = quarantine.open(KEY, BLOB, owner="kept")
-    unowned = quarantine.open(KEY, BLOB)
-    quarantine.open(KEY, BLOB, owner="void").append(0, CONTENT[:50])
+    for owner in ("kept", "", "void"):
+        quarantine.open(upload_name("an upload", owner=owner), BLOB)
     owned = quarantine.owned_uploads()
-    later = quarantine.open(KEY, BLOB, owner="later")
+    quarantine.open(upload_name("an upload", owner="later"), BLOB)
     assert quarantine.forget(owned, keeps={"kept"}) == 1
-    for upload in (kept, unowned, later):
-        upload.append(0, CONTENT[:10])
     assert blobs.space.used_bytes == 3 * len(CONTENT)
 
 
-def test_a_forgotten_upload_is_gone_with_its_attempt(
-    blobs: BlobStore, quarantine: UploadStore
+def test_a_writer_sees_that_its_upload_was_forgotten(
+    tmp_path: Path, quarantine: UploadStore
 ) -> None:
-    upload = quarantine.open(KEY, BLOB, owner="node")
-    upload.append(0, CONTENT[:50])
-    assert quarantine.forget(quarantine.owned_uploads(), keeps=()) == 1
-    with refusal(Reason.OFFSET_MISMATCH):
-        upload.append(50, CONTENT[50:])
-    assert blobs.space.used_bytes == 0
+    upload = quarantine.open(upload_name("an upload", owner="node"), BLOB)
+    part = PartFile(tmp_path / QUARANTINE / upload.name, BLOB.size_bytes)
+    assert not part.is_deleted
+    quarantine.forget(quarantine.owned_uploads(), keeps=())
+    assert part.is_deleted
+    part.close()
 
 
-STRIPES = tuple(Stripe(index, 3) for index in range(3))
-COUNTS_BYTES = 3 * 8
-
-
-def open_stripes(quarantine: UploadStore) -> list[StripeUpload]:
-    return [quarantine.open_stripe(KEY, BLOB, stripe, owner="node") for stripe in STRIPES]
-
-
-def bring(upload: StripeUpload, content: bytes = CONTENT) -> None:
-    start, end = upload.committed_offset, upload.stripe.end(BLOB.size_bytes)
-    upload.append(start, content[start:end])
-
-
-def committed_offsets(quarantine: UploadStore) -> list[int]:
-    return [int(quarantine.committed_stripe(KEY, BLOB, stripe, owner="node")) for stripe in STRIPES]
-
-
-def test_stripes_begin_where_the_one_before_ends(quarantine: UploadStore) -> None:
-    assert [(each.start(200), each.end(200)) for each in STRIPES] == [
-        (0, 66),
-        (66, 133),
-        (133, 200),
-    ]
-    assert committed_offsets(quarantine) == [0, 66, 133]
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_an_upload_is_whole_with_its_last_stripe(
-    blobs: BlobStore, quarantine: UploadStore, order: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (b"", [(0, 200)]),
+        (b"short", [(0, 200)]),
+        (CONTENT, [(0, 200)]),
+        (CONTENT + bytes(5), [(0, 200)]),
+        (CONTENT + bytes(99), [(0, 200)]),
+        (CONTENT + struct.pack(">QQQQ", 0, 1 << 40, 7, 9) + b"torn", [(0, 7), (9, 200)]),
+    ],
+)
+def test_only_records_that_hold_count(
+    tmp_path: Path, quarantine: UploadStore, damage: bytes, left: list[tuple[int, int]]
 ) -> None:
-    uploads = open_stripes(quarantine)
-    for number in order[:2]:
-        bring(uploads[number])
-        assert not uploads[number].gather()
-    last = uploads[order[2]]
-    bring(last)
-    assert last.gather()
-    assert last.finish() == BLOB
-    assert whole(blobs, BLOB) == CONTENT
-    assert blobs.space.used_bytes == len(CONTENT)
+    path = tmp_path / QUARANTINE / quarantine.open(NAME, BLOB).name
+    path.write_bytes(damage)
+    assert missing(quarantine) == left
 
 
-def test_of_stripes_that_end_together_one_is_told_to_finish(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    uploads = open_stripes(quarantine)
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(bring, uploads))
-        told = list(pool.map(StripeUpload.gather, uploads))
-    assert sorted(told) == [False, False, True]
-    uploads[told.index(True)].finish()
-    assert whole(blobs, BLOB) == CONTENT
-
-
-def test_the_whole_is_shown_once_and_in_order(quarantine: UploadStore) -> None:
-    seen: list[bytes | memoryview] = []
-    for stripe in reversed(STRIPES):
-        upload = quarantine.open_stripe(KEY, BLOB, stripe, seen.append)
-        bring(upload)
-        upload.gather()
-    assert b"".join(seen) == CONTENT
-
-
-def test_every_stripe_goes_on_where_it_ended_after_a_restart(
-    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
-) -> None:
-    first, second, _ = open_stripes(quarantine)
-    bring(first)
-    second.append(66, CONTENT[66:100])
-    again = UploadStore(tmp_path, blobs, Space(tmp_path, QUOTA_BYTES))
-    assert committed_offsets(again) == [66, 100, 133]
-    uploads = open_stripes(again)
-    for upload in uploads[1:]:
-        bring(upload)
-    assert uploads[0].gather()
-    uploads[0].finish()
-    assert whole(blobs, BLOB) == CONTENT
-    assert committed_offsets(again) == [0, 66, 133]
-
-
-def test_stripes_that_were_left_go_on_without_a_restart(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    for upload in open_stripes(quarantine):
-        bring(upload)
-        upload.close()
-        upload.close()
-    assert committed_offsets(quarantine) == [66, 133, 200]
-    last = open_stripes(quarantine)[2]
-    assert last.gather()
-    last.finish()
-    assert whole(blobs, BLOB) == CONTENT
-
-
-@pytest.mark.parametrize("offset", [0, 65, 67])
-def test_a_gap_or_an_overlap_within_a_stripe_is_refused(
-    quarantine: UploadStore, offset: int
-) -> None:
-    second = open_stripes(quarantine)[1]
-    with refusal(Reason.OFFSET_MISMATCH):
-        second.append(offset, b"x")
-    assert second.append(66, b"x") == 67
-
-
-def test_more_than_the_stripe_is_refused(quarantine: UploadStore) -> None:
-    second = open_stripes(quarantine)[1]
-    with refusal(Reason.UPDATE_TOO_LARGE):
-        second.append(66, CONTENT[66:134])
-    assert committed_offsets(quarantine) == [0, 66, 133]
-
-
-def test_a_newer_attempt_cuts_off_the_older_one_at_its_own_stripe_alone(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    uploads = open_stripes(quarantine)
-    newer = quarantine.open_stripe(KEY, BLOB, STRIPES[1], owner="node")
-    with refusal(Reason.OFFSET_MISMATCH):
-        uploads[1].append(66, CONTENT[66:133])
-    uploads[1].close()
-    for upload in (uploads[0], newer, uploads[2]):
-        bring(upload)
-    assert newer.gather()
-    newer.finish()
-    assert whole(blobs, BLOB) == CONTENT
-
-
-def test_a_stripe_that_was_cut_off_is_not_told_to_finish(quarantine: UploadStore) -> None:
-    uploads = open_stripes(quarantine)
-    for upload in uploads:
-        bring(upload)
-    quarantine.open_stripe(KEY, BLOB, STRIPES[0], owner="node")
-    with refusal(Reason.OFFSET_MISMATCH):
-        uploads[0].gather()
-
-
-def test_wrong_bytes_are_thrown_away_with_every_stripe(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    uploads = open_stripes(quarantine)
-    for upload in uploads:
-        bring(upload, bytes(200))
-    assert uploads[0].gather()
-    with refusal(Reason.DIGEST_MISMATCH):
-        uploads[0].finish()
-    assert committed_offsets(quarantine) == [0, 66, 133]
-    assert blobs.space.used_bytes == 0
-
-
-def test_a_discarded_upload_is_gone_for_its_other_stripes(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    uploads = open_stripes(quarantine)
-    bring(uploads[0])
-    uploads[0].discard()
-    with refusal(Reason.OFFSET_MISMATCH):
-        uploads[1].append(66, b"x")
-    assert blobs.space.used_bytes == 0
-
-
-def test_a_full_quota_at_the_end_keeps_every_stripe(
-    blobs: BlobStore, quarantine: UploadStore, space: Space
-) -> None:
-    uploads = open_stripes(quarantine)
-    for upload in uploads:
-        bring(upload)
-    assert uploads[0].gather()
-    space.count(900)
-    with refusal(Reason.DISK_FULL):
-        uploads[0].finish()
-    space.give(900)
-    assert committed_offsets(quarantine) == [66, 133, 200]
-    again = open_stripes(quarantine)[1]
-    assert again.gather()
-    again.finish()
-    assert whole(blobs, BLOB) == CONTENT
-    assert blobs.space.used_bytes == 200
-
-
-def test_the_space_of_every_stripe_is_counted_before_it_comes(
-    blobs: BlobStore, quarantine: UploadStore, tmp_path: Path
-) -> None:
-    open_stripes(quarantine)[0].append(0, b"x")
-    assert blobs.space.used_bytes == len(CONTENT) + COUNTS_BYTES
-    after_restart = Space(tmp_path, QUOTA_BYTES)
-    UploadStore(tmp_path, blobs, after_restart)
-    assert after_restart.used_bytes == len(CONTENT) + COUNTS_BYTES
-
-
-def test_an_owner_that_cuts_its_upload_otherwise_begins_anew(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    bring(open_stripes(quarantine)[0])
-    quarantine.open_stripe(KEY, BLOB, Stripe(0, 2), owner="node")
-    assert committed_offsets(quarantine) == [0, 66, 133]
-    plain = quarantine.open(KEY, BLOB, owner="node")
-    plain.append(0, CONTENT)
-    plain.finish()
-    assert whole(blobs, BLOB) == CONTENT
-    assert blobs.space.used_bytes == len(CONTENT)
-
-
-def test_abandoned_stripes_expire_and_open_ones_do_not(
-    blobs: BlobStore, quarantine: UploadStore
-) -> None:
-    uploads = open_stripes(quarantine)
-    os.utime(uploads[0].path, (1, 1))
-    assert quarantine.expire() == 0
-    for upload in uploads:
-        upload.close()
-    os.utime(uploads[0].path, (1, 1))
-    assert quarantine.expire() == 1
-    assert blobs.space.used_bytes == 0
-
-
-@pytest.mark.parametrize("damage", [b"", b"short", CONTENT + bytes(5), bytes(200 + 99)])
-def test_a_file_that_is_no_such_upload_begins_anew(
-    blobs: BlobStore, quarantine: UploadStore, damage: bytes
-) -> None:
-    uploads = open_stripes(quarantine)
-    bring(uploads[0])
-    for upload in uploads:
-        upload.close()
-    uploads[0].path.write_bytes(damage)
-    assert committed_offsets(quarantine) == [0, 66, 133]
-    uploads = open_stripes(quarantine)
-    for upload in uploads:
-        bring(upload)
-    assert uploads[2].gather()
-    uploads[2].finish()
-    assert whole(blobs, BLOB) == CONTENT
+def test_a_spare_file_holds_nothing_of_the_upload_that_takes_it(tmp_path: Path) -> None:
+    space = Space(tmp_path, 0)
+    blobs = BlobStore(tmp_path, space)
+    uploads = UploadStore(tmp_path, blobs, space)
+    old = blobs.put(bytes(SPARE_BYTES_MIN), keep_s=-1)
+    blobs.collect(frozenset())
+    assert space.used_bytes == old.size_bytes
+    fresh = BlobRef(digest_of(b"other"), old.size_bytes)
+    assert uploads.open(NAME, fresh).missing == ((0, old.size_bytes),)
+    assert space.used_bytes == old.size_bytes

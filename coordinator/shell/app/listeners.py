@@ -32,7 +32,6 @@ from coordinator.shell.servicers.calls import (
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import JOIN, NodeServicer
 from coordinator.shell.servicers.operator import OperatorServicer
-from coordinator.shell.servicers.transfer import upload_parser
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import USER_METHODS, PaymentsPlugin
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
@@ -100,7 +99,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 _CALLS_MAX = 4_096
 """At a time, of users and of nodes that join; whoever comes then is told to try again."""
 _NODE_CALLS_MAX = 16_384
-"""At a time: a stream a node, beside it uploads and downloads."""
+"""At a time: a stream a node, beside it offers and tickets."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?", re.ASCII)
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -164,14 +163,12 @@ class Listeners:
         users = TokenGate(tokens, guesses, USERS)
         operators = TokenGate(tokens, guesses, OPERATORS)
         others = frozenset(nodes.methods_by_name) - JOIN
-        files = {"UploadData": upload_parser(job_pb2.UploadDataRequest)}
-        updates = {"SubmitUpdate": upload_parser(node_pb2.SubmitUpdateRequest)}
         checks = generic_handler(health, servicers.health, OpenGate(), methods=METHODS)
         self._main.add_generic_rpc_handlers(
             (
                 checks,
                 generic_handler(nodes, servicers.nodes, JoinGate(), methods=JOIN),
-                generic_handler(jobs, servicers.jobs, users, parsers=files),
+                generic_handler(jobs, servicers.jobs, users),
                 generic_handler(operator, servicers.operator, operators),
             )
         )
@@ -182,7 +179,7 @@ class Listeners:
         self._node.add_generic_rpc_handlers(
             (
                 checks,
-                generic_handler(nodes, servicers.nodes, gate, methods=others, parsers=updates),
+                generic_handler(nodes, servicers.nodes, gate, methods=others),
             )
         )
         await self._main.start()

@@ -33,7 +33,7 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.server import Certificates
+from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
@@ -50,11 +50,12 @@ from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes, Readings
 from coordinator.shell.runtime.services import (
     DATASETS,
     BlobCollector,
+    Commits,
     NewJobTerms,
     NodeAllocator,
     Pins,
     Services,
-    UploadNonces,
+    UpdateOffers,
     keep_node_counts,
     store_node_counts,
 )
@@ -416,9 +417,15 @@ def _open_services(settings: Settings) -> Services:
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
-    def count_served(job_id: JobId, size_bytes: Bytes) -> None:
-        if (runtime := driver.runtimes.get(job_id)) is not None:
-            runtime.bytes_down = Bytes(runtime.bytes_down + size_bytes)
+    readings = Readings()
+
+    def count_bytes(moved: BytesServed | BytesReceived) -> None:
+        if isinstance(moved, BytesReceived):
+            if moved.sender is not None:
+                readings.upload_meter(moved.sender).add(moved)
+                failpoint("upload.received")
+        elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
+            runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
 
     return Services(
         settings=settings,
@@ -430,10 +437,11 @@ def _open_services(settings: Settings) -> Services:
         nodes=nodes,
         allocator=NodeAllocator(driver, nodes),
         pins=Pins(),
-        nonces=UploadNonces(),
-        readings=Readings(),
+        offers=UpdateOffers(),
+        commits=Commits(),
+        readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=EmbeddedStore(settings.data_dir, count_served),
+        bulk=EmbeddedStore(settings.data_dir, count_bytes),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

@@ -1,362 +1,154 @@
-"""Uploads before they are believed: files that grow at their committed offset, or in stripes that
-several streams fill, and become blobs. The counts of stripes stand behind the upload's last byte.
-
-An upload that several streams fill at once, each a stripe of one file.
-
-Behind the last byte of the upload stands what is committed of each stripe, 8 bytes big-endian
-each, so that the bytes and what counts of them share one name and survive the process together. A
-file without them is whole. As with any upload the whole digest has the last word: a power cut may
-put these counts ahead of the bytes.
+"""Uploads before they are believed. Bulk processes write their ranges; once all are there an upload
+is sealed, so that nobody can open it, checked, and becomes a blob.
 """
 
-import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
-from coordinator.shell.blobs.writing import (
-    GAUGE,
-    KEEP_S,
-    Attempt,
-    Gauge,
-    Keeper,
-    Observer,
-    Space,
-    WholeUpload,
-    cut_to_gauge,
-    reject_when_full,
-    write_over,
-)
+from coordinator.shell.blobs.writing import KEEP_S, Space, reject_when_full
 from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.part_file import PartFile, Span, make_part, missing_spans
 from hypergpu.statements import BlobRef
-from hypergpu.streams import Stripe
 from hypergpu.units import Bytes
 
-_COUNT_BYTES = 8
-
-
-def striped_bytes(blob: BlobRef, count: int) -> int:
-    """How large the file of an upload of ``count`` stripes is."""
-    return blob.size_bytes + count * _COUNT_BYTES
-
-
-def committed_of(path: Path, blob: BlobRef, stripe: Stripe) -> Bytes:
-    """How far a stripe of a file that nobody has open has come."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return Bytes(stripe.start(blob.size_bytes))
-    try:
-        return _counts(descriptor, blob, stripe.count)[stripe.index]
-    finally:
-        os.close(descriptor)
-
-
-def _counts(descriptor: int, blob: BlobRef, count: int) -> list[Bytes]:
-    stripes = [Stripe(index, count) for index in range(count)]
-    size_bytes = os.fstat(descriptor).st_size
-    if size_bytes == blob.size_bytes:
-        return [Bytes(stripe.end(blob.size_bytes)) for stripe in stripes]
-    raw = b""
-    if size_bytes == striped_bytes(blob, count):
-        raw = os.pread(descriptor, count * _COUNT_BYTES, blob.size_bytes)
-    found = [
-        int.from_bytes(raw[at : at + _COUNT_BYTES], "big")
-        for at in range(0, count * _COUNT_BYTES, _COUNT_BYTES)
-    ]
-    return [
-        Bytes(max(stripe.start(blob.size_bytes), min(stripe.end(blob.size_bytes), each)))
-        for stripe, each in zip(stripes, found, strict=True)
-    ]
-
-
-class StripedFile:
-    """The file behind the stripes of one upload, open as long as one of them is."""
-
-    def __init__(self, keeper: Keeper, path: Path, blob: BlobRef, count: int) -> None:
-        """Go on with what the file holds, or begin it."""
-        self.path = path
-        self.blob = blob
-        self.count = count
-        self.running = RunningDigest()
-        self._keeper = keeper
-        self._lock = threading.Lock()
-        self._attempts: dict[int, StripeUpload] = {}
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._committed = _counts(self._descriptor, blob, count)
-        if os.fstat(self._descriptor).st_size != blob.size_bytes:
-            os.ftruncate(self._descriptor, striped_bytes(blob, count))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an attempt may still append."""
-        return self._descriptor >= 0
-
-    def committed_bytes(self, index: int) -> Bytes:
-        """How far a stripe has come, counted within the whole upload."""
-        return self._committed[index]
-
-    def begin(self, stripe: Stripe, observe: Observer | None) -> "StripeUpload | None":
-        """A new attempt at a stripe, which cuts an older one off; None when the file is closed."""
-        with self._lock:
-            if not self.is_open:
-                return None
-            attempt = StripeUpload(self, stripe, observe)
-            self._attempts[stripe.index] = attempt
-            return attempt
-
-    def is_current(self, attempt: "StripeUpload") -> bool:
-        """Whether no newer attempt at the stripe took this one's place."""
-        return self.is_open and self._attempts.get(attempt.stripe.index) is attempt
-
-    def append(self, attempt: "StripeUpload", offset: int, piece: bytes | memoryview) -> Bytes:
-        """Store the next piece of a stripe; see `WholeUpload.append`."""
-        index, end = attempt.stripe.index, attempt.stripe.end(self.blob.size_bytes)
-        with self._lock:
-            self._check(attempt)
-            if offset != self._committed[index]:
-                detail = f"{offset} came, {self._committed[index]} is next"
-                raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
-            if offset + len(piece) > end:
-                detail = f"byte {offset + len(piece)} came, the stripe ends at {end}"
-                raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
-            with reject_when_full("the upload stopped"):
-                write_over(self._descriptor, piece, offset)
-                count = (offset + len(piece)).to_bytes(_COUNT_BYTES, "big")
-                write_over(self._descriptor, count, self.blob.size_bytes + index * _COUNT_BYTES)
-            self._committed[index] = Bytes(offset + len(piece))
-            return self._committed[index]
-
-    def gather(self, attempt: "StripeUpload") -> bool:
-        """Read the whole, once every stripe is there; see `StripeUpload.gather`."""
-        with self._lock:
-            if not self.is_open and self._attempts.get(attempt.stripe.index) is attempt:
-                return False
-            self._check(attempt)
-            if not self._is_whole():
-                return False
-            descriptor, self._descriptor = self._descriptor, -1
-        try:
-            for piece in _pieces(descriptor, self.blob.size_bytes):
-                self.running.update(piece)
-                if attempt.observe is not None:
-                    attempt.observe(piece)
-            os.ftruncate(descriptor, self.blob.size_bytes)
-        finally:
-            os.close(descriptor)
-        return True
-
-    def finish(self, keep_s: int) -> None:
-        """Make what was gathered a durable blob."""
-        if self.running.digest() != self.blob.digest:
-            self.discard()
-            raise HyperGPUError(
-                Reason.DIGEST_MISMATCH, "the bytes are not those that were declared"
-            )
-        self._keeper.release(self, keep_s)
-
-    def leave(self, attempt: "StripeUpload") -> None:
-        """End an attempt; what is stored stays."""
-        with self._lock:
-            if self.is_current(attempt):
-                del self._attempts[attempt.stripe.index]
-                if not self._attempts:
-                    self._close()
-
-    def cut_off(self) -> None:
-        """End every attempt."""
-        with self._lock:
-            self._attempts.clear()
-            self._close()
-
-    def discard(self) -> None:
-        """End every attempt and throw away what is stored."""
-        self.cut_off()
-        self._keeper.discard(self)
-
-    def _is_whole(self) -> bool:
-        ends = (Stripe(index, self.count).end(self.blob.size_bytes) for index in range(self.count))
-        return all(held == end for held, end in zip(self._committed, ends, strict=True))
-
-    def _check(self, attempt: "StripeUpload") -> None:
-        if not self.is_current(attempt):
-            raise HyperGPUError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
-
-    def _close(self) -> None:
-        if self.is_open:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-class StripeUpload:
-    """One attempt to go on with a stripe, like a `WholeUpload`. Offsets count within the whole."""
-
-    def __init__(self, file: StripedFile, stripe: Stripe, observe: Observer | None) -> None:
-        self.stripe = stripe
-        self.observe = observe
-        self._file = file
-
-    @property
-    def path(self) -> Path:
-        """The file of all the stripes."""
-        return self._file.path
-
-    @property
-    def committed_offset(self) -> Bytes:
-        """Up to where the stripe is stored."""
-        return self._file.committed_bytes(self.stripe.index)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this attempt may still append."""
-        return self._file.is_current(self)
-
-    def append(self, offset: int, piece: bytes | memoryview) -> Bytes:
-        """Store the next piece; see `WholeUpload.append`."""
-        return self._file.append(self, offset, piece)
-
-    def gather(self) -> bool:
-        """Show the whole to the observer, once every stripe is there.
-
-        Returns:
-            False when stripes are missing, or when another stripe's attempt has it in hand: of all
-            the attempts one is told to `finish`.
-
-        Raises:
-            HyperGPUError: OFFSET_MISMATCH, a newer attempt took over.
-        """
-        return self._file.gather(self)
-
-    def finish(self, *, keep_s: int = KEEP_S) -> BlobRef:
-        """Make what was gathered a durable blob. Raises what `WholeUpload.finish` raises."""
-        self._file.finish(keep_s)
-        return self._file.blob
-
-    def close(self) -> None:
-        """End the attempt; what is stored stays for the next one. Safe to call twice."""
-        self._file.leave(self)
-
-    def discard(self) -> None:
-        """End every stripe's attempt and throw away what is stored: the bytes proved wrong."""
-        self._file.discard()
-
-
-def _pieces(descriptor: int, size_bytes: int) -> Iterator[bytes]:
-    for at in range(0, size_bytes, FILE_STEP_BYTES):
-        yield os.pread(descriptor, min(FILE_STEP_BYTES, size_bytes - at), at)
-
-
 EXPIRY_S = 24 * 3600
-_FINISHED = ".finished"
+QUARANTINE = "quarantine"
+"""Folder of the uploads in a coordinator's folder."""
+_SEALED = ".sealed"
 _OF_OWNER = "-"
 """Between the owner and the upload in a file's name."""
+
+
+def upload_name(key: str, *, owner: str = "") -> str:
+    """Name of an upload.
+
+    Args:
+        key: What makes it one: the same key later goes on where this one ends.
+        owner: Whose it is; empty: nobody's.
+    """
+    return f"{_digest(owner)}{_OF_OWNER}{_digest(key)}" if owner else _digest(key)
+
+
+class OpenUpload(NamedTuple):
+    """An upload that may be written to."""
+
+    name: str
+    """Name of its file in the quarantine."""
+    size_bytes: Bytes
+    missing: tuple[Span, ...]
+    """What has not come yet, in order."""
 
 
 class UploadStore:
     """The uploads under one folder. Their declared sizes count against the space."""
 
     def __init__(self, folder: Path, blobs: BlobStore, space: Space) -> None:
-        self._folder = folder / "quarantine"
+        self._folder = folder / QUARANTINE
         self._blobs = blobs
         self._space = space
         self._lock = threading.Lock()
-        self._uploads: dict[Path, WholeUpload | StripedFile] = {}
         self._reserved: dict[Path, int] = {}
         self._owned: dict[str, Path] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
-        for path in self._folder.glob("*" + GAUGE):
-            cut_to_gauge(path)
-        for path in self._folder.glob("*" + _FINISHED):
-            self._take_back(path)
+        for sealed in self._folder.glob("*" + _SEALED):
+            _unseal(sealed)
         for path in self._folder.iterdir():
-            if path not in self._reserved:
-                self._count(path)
+            self._count(path)
 
-    def open(
-        self, key: str, blob: BlobRef, observe: Observer | None = None, *, owner: str = ""
-    ) -> WholeUpload:
-        """Begin an upload or go on with it. An older attempt at the same key is cut off.
+    def open(self, name: str, blob: BlobRef) -> OpenUpload:
+        """Begin an upload or go on with it.
 
         Args:
-            key: What makes the upload one: the same key later goes on where this one ends.
+            name: From `upload_name`. Its owner has one upload at a time: any other one of its is
+                thrown away.
             blob: What was declared.
-            observe: Sees every byte once, what is stored already before this returns. What it
-                raises passes through, the bytes it saw being stored: discard them.
-            owner: Has one upload at a time: any other one of its is thrown away.
 
         Raises:
             HyperGPUError: DISK_FULL, the declared size does not fit.
         """
-        path = self._path(key, owner)
+        path = self._folder / name
         with self._lock:
-            self._drop_other(path)
-            if older := self._uploads.pop(path, None):
-                older.cut_off()
+            if (other := self._owned.get(_owner(path), path)) != path:
+                self._drop(other)
+            is_new = path not in self._reserved
             self._reserve(path, blob.size_bytes)
-            with reject_when_full("the upload cannot begin"):
-                upload = WholeUpload(self, path, blob, gauge=self._written_over(path, blob))
-            self._uploads[path] = upload
-        upload.rebuild(observe)
-        return upload
-
-    def open_stripe(
-        self,
-        key: str,
-        blob: BlobRef,
-        stripe: Stripe,
-        observe: Observer | None = None,
-        *,
-        owner: str = "",
-    ) -> StripeUpload:
-        """Begin or go on with a stripe; see `open`. An older attempt at this stripe is cut off.
-
-        The whole declared size counts against the space as long as there is any stripe. Stripes of
-        another count are another upload.
-        """
-        path = self._path(_striped_key(key, stripe), owner)
-        with self._lock:
-            self._drop_other(path)
-            file = self._uploads.get(path)
-            begun = file.begin(stripe, observe) if isinstance(file, StripedFile) else None
-            while begun is None:
-                self._reserve(path, striped_bytes(blob, stripe.count))
+            try:
                 with reject_when_full("the upload cannot begin"):
-                    file = StripedFile(self, path, blob, stripe.count)
-                self._uploads[path] = file
-                begun = file.begin(stripe, observe)
-        return begun
+                    self._make(path, blob)
+                    return OpenUpload(
+                        path.name, blob.size_bytes, missing_spans(path, blob.size_bytes)
+                    )
+            except BaseException:
+                if is_new:
+                    self._drop(path)
+                raise
 
-    def committed_stripe(
-        self, key: str, blob: BlobRef, stripe: Stripe, *, owner: str = ""
-    ) -> Bytes:
-        """Up to where a stripe is stored, counted within the whole; its start if it is unknown."""
-        path = self._path(_striped_key(key, stripe), owner)
-        with self._lock:
-            file = self._uploads.get(path)
-            if isinstance(file, StripedFile) and file.is_open:
-                return file.committed_bytes(stripe.index)
-        return committed_of(path, blob, stripe)
+    def seal(self, name: str, blob: BlobRef) -> Path:
+        """Give a whole upload a name under which nobody opens it for writing.
 
-    def committed_offset(self, key: str, *, owner: str = "") -> Bytes:
-        """How much of an upload is stored; 0 for an unknown one."""
-        path = self._path(key, owner)
+        Whoever has it open already must be made to close it before it is checked.
+
+        Raises:
+            HyperGPUError: OFFSET_MISMATCH, bytes are missing or nobody began it.
+        """
+        path = self._folder / name
         with self._lock:
-            upload = self._uploads.get(path)
-            if isinstance(upload, WholeUpload) and upload.is_open:
-                return upload.committed_offset
+            if path not in self._reserved:
+                raise HyperGPUError(Reason.OFFSET_MISMATCH, "nothing of it is here: offer it first")
+            left_bytes = sum(end - start for start, end in missing_spans(path, blob.size_bytes))
+            if left_bytes:
+                detail = f"{left_bytes} of {blob.size_bytes} bytes are missing: offer it again"
+                raise HyperGPUError(Reason.OFFSET_MISMATCH, detail)
+            sealed = path.with_name(f"{name}.{blob.size_bytes}{_SEALED}")
+            path.rename(sealed)
+            self._reserved[sealed] = self._reserved.pop(path)
+            if self._owned.get(_owner(path)) == path:
+                del self._owned[_owner(path)]
+            return sealed
+
+    def finish(
+        self,
+        sealed: Path,
+        blob: BlobRef,
+        *,
+        observe: Callable[[bytes], None] = lambda _: None,
+        keep_s: int = KEEP_S,
+    ) -> None:
+        """Read a sealed upload and make it a durable blob. Blocks.
+
+        Args:
+            sealed: Its file, which nobody else has open for writing.
+            blob: What was declared.
+            observe: Sees every byte once and in order. What it raises passes through.
+            keep_s: How long the fresh blob outlives every collection.
+
+        Raises:
+            HyperGPUError: DIGEST_MISMATCH, it is not what was declared; DISK_FULL, the upload can
+                be sealed again later.
+        """
         try:
-            return Bytes(path.stat().st_size)
-        except FileNotFoundError:
-            return Bytes(0)
+            _check(sealed, blob, observe)
+        except BaseException:
+            self._forget_sealed(sealed)
+            sealed.unlink(missing_ok=True)
+            raise
+        self._forget_sealed(sealed)
+        try:
+            self._blobs.adopt(sealed, blob, keep_s=keep_s)
+        except BaseException:
+            self._take_back(sealed)
+            raise
 
     def expire(self, older_than_s: int = EXPIRY_S) -> int:
-        """Throw away uploads that are not open and have not grown for that long; says how many."""
+        """Throw away uploads that have not grown for that long; says how many."""
         oldest_s = time.time() - older_than_s
         with self._lock:
-            abandoned = [path for path in self._reserved if self._is_abandoned(path, oldest_s)]
+            abandoned = [path for path in self._reserved if _is_abandoned(path, oldest_s)]
             for path in abandoned:
                 self._drop(path)
         return len(abandoned)
@@ -367,7 +159,7 @@ class UploadStore:
             return frozenset(self._owned.values())
 
     def forget(self, uploads: Collection[Path], *, keeps: Collection[str]) -> int:
-        """Throw away those of ``uploads`` whose owner is not in ``keeps``, open or not.
+        """Throw away those of ``uploads`` whose owner is not in ``keeps``.
 
         Returns:
             How many.
@@ -379,56 +171,23 @@ class UploadStore:
                 self._drop(path)
         return len(void)
 
-    def discard(self, attempt: Attempt) -> None:
-        """Throw an attempt's file away, unless a newer attempt has taken it over."""
-        with self._lock:
-            if self._uploads.get(attempt.path) is attempt:
-                self._drop(attempt.path)
+    def _make(self, path: Path, blob: BlobRef) -> None:
+        """Make the file. Over an older blob's of the same size, if there is one."""
+        if not path.exists() and blob.size_bytes >= SPARE_BYTES_MIN:
+            self._blobs.reuse(path, blob.size_bytes)
+        make_part(path, blob.size_bytes)
 
-    def shrink(self, attempt: Attempt, stored_bytes: Bytes) -> None:
-        """Reserve for an attempt that ended no more than what it stored."""
+    def _forget_sealed(self, sealed: Path) -> None:
         with self._lock:
-            if self._uploads.get(attempt.path) is attempt:
-                self._reserve(attempt.path, stored_bytes)
+            self._space.give(self._reserved.pop(sealed))
 
-    def release(self, attempt: Attempt, keep_s: int) -> None:
-        """Hand a checked file to the blobs."""
-        finished = attempt.path.with_name(attempt.path.name + _FINISHED)
+    def _take_back(self, sealed: Path) -> None:
+        """Let a sealed upload, which is whole, be opened again."""
         with self._lock:
-            if self._uploads.get(attempt.path) is not attempt:
-                raise HyperGPUError(Reason.OFFSET_MISMATCH, "a newer upload took this one's place")
-            # Under a name of its own nobody can write to it, while others go on during the sync.
-            attempt.path.rename(finished)
-            self._let_go(attempt.path)
-        try:
-            self._blobs.adopt(finished, attempt.blob, keep_s=keep_s)
-        except BaseException:
-            self._take_back(finished)
-            raise
-
-    def _take_back(self, finished: Path) -> None:
-        path = finished.with_name(finished.name.removesuffix(_FINISHED))
-        with self._lock:
-            if path in self._reserved:
-                finished.unlink()
+            if sealed.with_name(_sealed_name(sealed)) in self._reserved:
+                sealed.unlink()
                 return
-            finished.rename(path)
-            self._count(path)
-
-    def _written_over(self, path: Path, blob: BlobRef) -> Gauge | None:
-        """Begin a new upload on the file of an older blob, if there is one of its size."""
-        if path.exists() or blob.size_bytes < SPARE_BYTES_MIN:
-            return None
-        # Before the file has its name: without it the older blob's bytes would count.
-        gauge = Gauge(path)
-        if self._blobs.reuse(path, blob.size_bytes):
-            return gauge
-        gauge.remove()
-        return None
-
-    def _path(self, key: str, owner: str) -> Path:
-        name = _digest(key)
-        return self._folder / (f"{_digest(owner)}{_OF_OWNER}{name}" if owner else name)
+            self._count(_unseal(sealed))
 
     def _count(self, path: Path) -> None:
         """Take account of a file that is there already."""
@@ -447,32 +206,49 @@ class UploadStore:
         if owner := _owner(path):
             self._owned[owner] = path
 
-    def _is_abandoned(self, path: Path, oldest_s: float) -> bool:
-        upload = self._uploads.get(path)
-        if upload is not None and upload.is_open:
-            return False
-        return not path.exists() or path.stat().st_mtime <= oldest_s
-
-    def _drop_other(self, path: Path) -> None:
-        """Throw away any other upload of the owner of this one."""
-        if (other := self._owned.get(_owner(path), path)) != path:
-            self._drop(other)
-
     def _drop(self, path: Path) -> None:
-        if upload := self._uploads.get(path):
-            upload.cut_off()
-        self._let_go(path)
-        path.unlink(missing_ok=True)
-
-    def _let_go(self, path: Path) -> None:
-        self._uploads.pop(path, None)
         self._space.give(self._reserved.pop(path))
         if self._owned.get(_owner(path)) == path:
             del self._owned[_owner(path)]
+        path.unlink(missing_ok=True)
 
 
-def _striped_key(key: str, stripe: Stripe) -> str:
-    return f"{key}/{stripe.count}"
+def _check(sealed: Path, blob: BlobRef, observe: Callable[[bytes], None]) -> None:
+    """Read a sealed upload whole; if it is what was declared, cut off all behind it."""
+    running = RunningDigest()
+    with sealed.open("r+b", buffering=0) as file:
+        while left := blob.size_bytes - running.size_bytes:
+            piece = file.read(min(FILE_STEP_BYTES, left))
+            if not piece:
+                raise HyperGPUError(Reason.DIGEST_MISMATCH, "its file was cut")
+            running.update(piece)
+            observe(piece)
+        if running.digest() != blob.digest:
+            detail = "the bytes are not those that were declared"
+            raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
+        file.truncate(blob.size_bytes)
+
+
+def _sealed_name(sealed: Path) -> str:
+    """Name of an upload before it was sealed."""
+    return sealed.name.partition(".")[0]
+
+
+def _unseal(sealed: Path) -> Path:
+    """Give a sealed upload, which is whole, its name back."""
+    size_bytes = int(sealed.name.split(".")[1])
+    if sealed.stat().st_size == size_bytes:
+        # It was checked already, and lost its records.
+        part = PartFile(sealed, Bytes(size_bytes))
+        part.record(Span(0, size_bytes))
+        part.close()
+    path = sealed.with_name(_sealed_name(sealed))
+    sealed.rename(path)
+    return path
+
+
+def _is_abandoned(path: Path, oldest_s: float) -> bool:
+    return not path.exists() or path.stat().st_mtime <= oldest_s
 
 
 def _digest(text: str) -> str:

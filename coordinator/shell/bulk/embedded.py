@@ -3,25 +3,37 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from coordinator.shell.blobs.store import BLOBS
-from coordinator.shell.bulk.server import BulkStart, BytesServed, Certificates
+from coordinator.shell.blobs.upload_store import QUARANTINE, OpenUpload
+from coordinator.shell.bulk.messages import (
+    BulkStart,
+    BytesReceived,
+    BytesServed,
+    Certificates,
+    CloseUpload,
+    FromProcess,
+    ToProcess,
+    UploadClosed,
+)
 from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId, NodeId
+from hypergpu.ids import NodeId
+from hypergpu.part_file import Span
 from hypergpu.statements import BlobRef
 from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
-from hypergpu.units import Bytes, Milliseconds
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME
 
@@ -40,17 +52,20 @@ _UNACKNOWLEDGED_MS = 40_000
 class EmbeddedStore:
     """Bulk processes beside the coordinator. A request that comes while none runs waits."""
 
-    def __init__(self, folder: Path, on_served: Callable[[JobId, Bytes], None]) -> None:
-        """Serve the blobs under a folder, and hear of a job's models how much was served."""
-        self._blobs = folder / BLOBS
-        self._on_served = on_served
+    def __init__(
+        self, folder: Path, on_bytes: Callable[[BytesServed | BytesReceived], None]
+    ) -> None:
+        """Serve the coordinator's folder, and hear of bytes that were sent and received."""
+        self._folder = folder
+        self._on_bytes = on_bytes
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket: socket.socket | None = None
         self._certificates: Certificates | None = None
         self.port = 0
         """0 before `bind`."""
-        self.processes: set[Process] = set()
-        """Those that run."""
+        self.processes: dict[Process, dict[int, asyncio.Future[None]]] = {}
+        """Those that run, and what is asked of each by its number."""
+        self._numbers = itertools.count()
 
     async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
         """Take a port. Processes of a coordinator that was killed let go of it within moments.
@@ -71,31 +86,50 @@ class EmbeddedStore:
                 await asyncio.sleep(_PORT_AGAIN_S)
         self.port = int(self._socket.getsockname()[1])
 
-    def ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> tensor_pb2.Ticket:
+    def ticket(self, node: NodeId | None, blob: BlobRef, purpose: str = "") -> tensor_pb2.Ticket:
         """A ticket to fetch a blob.
 
         Args:
-            node: Its bearer.
+            node: Its bearer; None: a user.
             blob: The blob, which is stored and checked.
-            purpose: Job whose model it is; empty for other blobs.
+            purpose: Job whose model a node fetches; empty for other blobs.
         """
-        claims = Claims(
-            method="GET",
-            blob=blob.digest,
-            size_bytes=blob.size_bytes,
-            start=0,
-            end=blob.size_bytes,
-            node=node,
-            purpose=purpose,
-            expires_ms=Milliseconds(monotonic_ms() + LIFE_MS),
-        )
+        claims = Claims("GET", blob.digest, blob.size_bytes, node, purpose, self._expiry_ms())
+        return self._ticket(claims, [Span(0, blob.size_bytes)])
+
+    def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
+        """A ticket to send what is missing of an upload.
+
+        Args:
+            node: Its bearer; None: a user.
+            upload: The upload.
+        """
+        claims = Claims("PUT", upload.name, upload.size_bytes, node, "", self._expiry_ms())
+        return self._ticket(claims, upload.missing)
+
+    async def close_upload(self, name: str) -> None:
+        """Have no process write to an upload any more, whose file has another name already."""
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        answers = []
+        for process, asked in self.processes.items():
+            asked[number] = loop.create_future()
+            answers.append(asked[number])
+            _say(process, CloseUpload(number, name))
+        await asyncio.gather(*answers)
+
+    def _ticket(self, claims: Claims, spans: Iterable[Span]) -> tensor_pb2.Ticket:
         scheme = "http" if self._certificates is None else "https"
-        whole = tensor_pb2.TicketRange(
-            url=f"{scheme}://{TLS_NAME}:{self.port}/{blob.digest}",
-            end=blob.size_bytes,
-            headers={"Authorization": authorization(claims, self._secret)},
-        )
-        return tensor_pb2.Ticket(ranges=[whole], life_ms=LIFE_MS)
+        url = f"{scheme}://{TLS_NAME}:{self.port}/{claims.name}"
+        headers = {"Authorization": authorization(claims, self._secret)}
+        ranges = [
+            tensor_pb2.TicketRange(url=url, start=start, end=end, headers=headers)
+            for start, end in spans
+        ]
+        return tensor_pb2.Ticket(ranges=ranges, life_ms=LIFE_MS)
+
+    def _expiry_ms(self) -> Milliseconds:
+        return Milliseconds(monotonic_ms() + LIFE_MS)
 
     async def run(self) -> None:
         """Keep the processes running until cancelled."""
@@ -112,24 +146,42 @@ class EmbeddedStore:
             process = await asyncio.create_subprocess_exec(
                 *_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,)
             )
-            self.processes.add(process)
+            self.processes[process] = {}
             try:
                 await self._listen(process, listener)
             finally:
-                self.processes.discard(process)
+                # A process that ended writes no more.
+                for answer in self.processes.pop(process).values():
+                    _answer(answer)
                 await _end(process)
             log.error("a bulk process ended and is started again", status=process.returncode)
             await asyncio.sleep(max(0.0, began_s + _RESTART_S - loop.time()))
 
     async def _listen(self, process: Process, listener: int) -> None:
-        """Tell the process what to serve and hear what it served, until it ends."""
-        assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - pipes
-        start = BulkStart(listener, str(self._blobs), self._secret, self._certificates)
-        process.stdin.write(frame(msgspec.msgpack.encode(start)))
+        """Tell the process what to serve and hear what it says, until it ends."""
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        blobs, uploads = self._folder / BLOBS, self._folder / QUARANTINE
+        _say(
+            process,
+            BulkStart(listener, str(blobs), str(uploads), self._secret, self._certificates),
+        )
         with contextlib.suppress(FrameError, ConnectionError):
             while (payload := await next_frame(process.stdout)) is not None:
-                served = msgspec.msgpack.decode(payload, type=BytesServed)
-                self._on_served(served.purpose, served.size_bytes)
+                said = msgspec.msgpack.decode(payload, type=FromProcess)
+                if not isinstance(said, UploadClosed):
+                    self._on_bytes(said)
+                elif (answer := self.processes[process].pop(said.number, None)) is not None:
+                    _answer(answer)
+
+
+def _answer(asked: "asyncio.Future[None]") -> None:
+    if not asked.cancelled():
+        asked.set_result(None)
+
+
+def _say(process: Process, message: ToProcess) -> None:
+    assert process.stdin is not None  # noqa: S101 - a pipe
+    process.stdin.write(frame(msgspec.msgpack.encode(message)))
 
 
 def _listening(host: str, port: int) -> socket.socket:

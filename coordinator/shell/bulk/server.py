@@ -1,4 +1,4 @@
-"""A bulk process: serves ranges of blobs to whoever holds a ticket, until its stdin is closed."""
+"""A bulk process: takes and serves ranges for whoever holds a ticket, until its stdin is closed."""
 
 import asyncio
 import os
@@ -15,8 +15,18 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler
 
 from coordinator.shell.blobs.store import blob_path, open_locked
+from coordinator.shell.bulk.messages import (
+    BulkStart,
+    BytesServed,
+    Certificates,
+    CloseUpload,
+    FromProcess,
+    ToProcess,
+    UploadClosed,
+)
+from coordinator.shell.bulk.receiving import UploadReceiver
 from coordinator.shell.bulk.tickets import Claims, claims_in
-from hypergpu.ids import JobId
+from hypergpu.ids import Digest, JobId
 from hypergpu.streams import frame, monotonic_ms, next_frame
 from hypergpu.units import Bytes
 
@@ -26,33 +36,8 @@ _FIRST_REQUEST_S = 10.0
 """A connection without a request that has a good ticket is closed after so long."""
 _IDLE_S = 120.0
 """A round is seldom further from the next: connections are kept for so long between requests."""
-
-
-class Certificates(msgspec.Struct, frozen=True):
-    """Certificates and key for mutual TLS, as PEM."""
-
-    chain: bytes
-    key: bytes
-    client_authority: bytes
-
-
-class BulkStart(msgspec.Struct, frozen=True):
-    """First and only message to a bulk process."""
-
-    listener: int
-    """Descriptor of the listening socket, which all bulk processes share."""
-    blobs: str
-    """Folder of the blobs."""
-    secret: bytes
-    certificates: Certificates | None = None
-    """None: plaintext."""
-
-
-class BytesServed(msgspec.Struct, frozen=True):
-    """Message of a bulk process: bytes that went to a node for a purpose."""
-
-    purpose: JobId
-    size_bytes: Bytes
+_BUFFER_BYTES = 256 << 10
+"""Most bytes of a connection that wait in memory, twice."""
 
 
 class BulkServer:
@@ -61,10 +46,13 @@ class BulkServer:
     def __init__(self, start: BulkStart) -> None:
         self._secret = start.secret
         self._folder = Path(start.blobs)
+        self._uploads = UploadReceiver(Path(start.uploads), say)
         self._is_plaintext = start.certificates is None
         self._context = None if start.certificates is None else tls_context(start.certificates)
         self._socket = socket.socket(fileno=start.listener)
-        self._server = web.Server(self._answer, access_log=None, keepalive_timeout=_IDLE_S)
+        self._server = web.Server(
+            self._answer, access_log=None, keepalive_timeout=_IDLE_S, read_bufsize=_BUFFER_BYTES
+        )
         self._admitted: set[asyncio.BaseTransport] = set()
         """Connections that showed a good ticket."""
 
@@ -79,6 +67,11 @@ class BulkServer:
             ssl_handshake_timeout=handshake_s,
             backlog=socket.SOMAXCONN,
         )
+
+    def close_upload(self, message: CloseUpload) -> None:
+        """End what is sent to an upload."""
+        self._uploads.close(message.name)
+        say(UploadClosed(message.number))
 
     def _begin_connection(self) -> RequestHandler:
         handler = self._server()
@@ -95,20 +88,24 @@ class BulkServer:
         if claims is None or not self._is_bearer(request, claims):
             return web.Response(status=403, text="no ticket for this, or not any more")
         self._admit(request)
+        if claims.method == "PUT":
+            return await self._uploads.receive(request, claims)
         try:
             span = request.http_range
-            is_within = claims.start <= span.start < span.stop <= claims.end
+            is_within = 0 <= span.start < span.stop <= claims.size_bytes
         except (ValueError, TypeError):
             is_within = False
         if not is_within:
-            text = f"name a range within bytes {claims.start} to {claims.end}"
+            text = f"name a range within bytes 0 to {claims.size_bytes}"
             return web.Response(status=416, text=text)
         return self._response(claims)
 
     def _is_bearer(self, request: web.BaseRequest, claims: Claims) -> bool:
-        if (request.method, request.path) != (claims.method, f"/{claims.blob}"):
+        if (request.method, request.path) != (claims.method, f"/{claims.name}"):
             return False
-        return self._is_plaintext or _certificate_name(request) == claims.node
+        if self._is_plaintext or claims.bearer is None:
+            return True
+        return _certificate_name(request) == claims.bearer
 
     def _admit(self, request: web.BaseRequest) -> None:
         transport = request.transport
@@ -117,7 +114,7 @@ class BulkServer:
             self._admitted.add(transport)
 
     def _response(self, claims: Claims) -> web.StreamResponse:
-        path = blob_path(self._folder, claims.blob)
+        path = blob_path(self._folder, Digest(claims.name))
         file = open_locked(path)
         if file is None:
             return web.Response(status=404, text="it was just collected")
@@ -140,7 +137,7 @@ class _BlobResponse(web.FileResponse):
             except TimeoutError as gone:
                 raise ConnectionAbortedError("the node takes nothing") from gone
         if self._purpose and self.content_length:
-            _report(BytesServed(JobId(self._purpose), Bytes(self.content_length)))
+            say(BytesServed(JobId(self._purpose), Bytes(self.content_length)))
         return writer
 
 
@@ -150,16 +147,17 @@ def _certificate_name(request: web.BaseRequest) -> str:
     return next((value for part in found for key, value in part if key == "commonName"), "")
 
 
-def _report(message: BytesServed) -> None:
+def say(message: FromProcess) -> None:
+    """Tell the coordinator."""
     sys.stdout.buffer.write(frame(msgspec.msgpack.encode(message)))
     sys.stdout.buffer.flush()
 
 
 def tls_context(certificates: Certificates) -> ssl.SSLContext:
-    """A server's context that asks clients for a certificate."""
+    """A server's context that asks clients for a certificate; users have none."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL
     context.load_verify_locations(cadata=certificates.client_authority.decode())
     # The library reads keys from files only; this one is never on a disk.
     with os.fdopen(os.memfd_create("identity"), "wb") as file:
@@ -175,7 +173,11 @@ async def serve() -> None:
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
     )
-    payload = await next_frame(reader)
-    if payload is not None:
-        await BulkServer(msgspec.msgpack.decode(payload, type=BulkStart)).open()
-        await next_frame(reader)
+    server: BulkServer | None = None
+    while (payload := await next_frame(reader)) is not None:
+        message = msgspec.msgpack.decode(payload, type=ToProcess)
+        if isinstance(message, BulkStart):
+            server = BulkServer(message)
+            await server.open()
+        elif server is not None:
+            server.close_upload(message)

@@ -6,7 +6,7 @@ import hmac
 
 import msgspec
 
-from hypergpu.ids import Digest, NodeId
+from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Milliseconds
 
 LIFE_MS = 60_000
@@ -21,11 +21,11 @@ class Claims(msgspec.Struct, frozen=True, array_like=True):
     """What the bearer of a ticket may do."""
 
     method: str
-    blob: Digest
+    name: str
+    """Digest of the blob to fetch, or name of the upload to send."""
     size_bytes: Bytes
-    start: int
-    end: int
-    node: NodeId
+    bearer: NodeId | None
+    """Node that shows it; None: a user, who has no certificate."""
     purpose: str
     """Job whose model the blob is; empty for other blobs."""
     expires_ms: Milliseconds

@@ -3,10 +3,8 @@ speeds. Readings steer plans and tables; neither weight nor pay rests on them.
 """
 
 import asyncio
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -22,13 +20,14 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
+from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.journal.journal import Registry
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.translate import Capabilities, NodeProgress, observations
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import GoodputMeter, monotonic_ms, monotonic_us
+from hypergpu.streams import GoodputMeter, monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.network import congestion_control_on
@@ -253,45 +252,37 @@ class ConnectedNodes:
 
 _PAUSE_US = 15_000_000
 """Silence after which the rest is an upload of its own: a line that only stalls is slow."""
-AddBytes = Callable[[int], None]
-"""Counts so many bytes that arrived."""
 
 
 class UploadMeter:
-    """Meter of one node. Streams that overlap are stripes of one upload."""
+    """Meter of one node. Requests that overlap bring one upload."""
 
-    def __init__(
-        self, report: Callable[[TransferTime], None], clock_us: Callable[[], int] = monotonic_us
-    ) -> None:
+    def __init__(self, report: Callable[[TransferTime], None]) -> None:
         self._report = report
-        self._clock_us = clock_us
-        self._numbers = itertools.count()
-        self._open_streams = 0
-        self._most_streams = 0
+        self._requests: set[int] = set()
+        """Those under way."""
+        self._most_requests = 0
         self._arrivals = GoodputMeter()
 
-    @contextmanager
-    def stream(self) -> Iterator[AddBytes]:
-        """One stream of the upload; the last that ends reports the transfer."""
-        number = next(self._numbers)
-        self._open_streams += 1
-        self._most_streams = max(self._most_streams, self._open_streams)
-        try:
-            yield lambda size_bytes: self._add_piece(number, size_bytes)
-        finally:
-            self._open_streams -= 1
-            if self._open_streams == 0:
+    def add(self, received: BytesReceived) -> None:
+        """Count bytes; with the last of the last request the transfer is reported."""
+        last_us = self._arrivals.last_us
+        if last_us is not None and received.at_us - last_us > _PAUSE_US:
+            # The end of requests whose process was killed is told by nobody.
+            self._requests.clear()
+            self._report_transfer()
+        self._requests.add(received.request)
+        self._most_requests = max(self._most_requests, len(self._requests))
+        if received.size_bytes:
+            self._arrivals.add_piece(received.request, received.size_bytes, received.at_us)
+        if received.is_last:
+            self._requests.discard(received.request)
+            if not self._requests:
                 self._report_transfer()
 
-    def _add_piece(self, stream: int, size_bytes: int) -> None:
-        now_us, last_us = self._clock_us(), self._arrivals.last_us
-        if last_us is not None and now_us - last_us > _PAUSE_US:
-            self._report_transfer()
-        self._arrivals.add_piece(stream, size_bytes, now_us)
-
     def _report_transfer(self) -> None:
-        found, connections = self._arrivals.transfer(), max(1, self._most_streams)
-        self._arrivals, self._most_streams = GoodputMeter(), self._open_streams
+        found, connections = self._arrivals.transfer(), max(1, self._most_requests)
+        self._arrivals, self._most_requests = GoodputMeter(), len(self._requests)
         if found is None:
             return
         self._report(
@@ -427,7 +418,7 @@ class Readings:
         self._absent.pop(node, None)
 
     def upload_meter(self, node: NodeId) -> UploadMeter:
-        """Meter of the node's upload; stripes of one update share it."""
+        """Meter of the node's upload; requests that bring one update share it."""
         known = self._node(node)
         if known.uploads is None:
             known.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))

@@ -1,12 +1,12 @@
 """What commands and servicers get instead of anything global: the services of a coordinator, who
-works for whom, used nonces, terms of new jobs, and periodic work.
+works for whom, offered updates, terms of new jobs, and periodic work.
 """
 
 import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,13 @@ from coordinator.core.allocation import (
     Withdraw,
     plan_allocation,
 )
-from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
+from coordinator.core.job.events import (
+    NodeDraining,
+    NodeJoined,
+    NodeLost,
+    NodePaused,
+    UpdateReceived,
+)
 from coordinator.core.job.state import ENDED, Funding, Job, Phase, live_blobs
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.blobs.store import BlobStore
@@ -33,14 +39,13 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
-from coordinator.shell.translate import UpdateOffer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements import Domain, Terms, terms_of
-from hypergpu.streams import Stripe
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.v1 import node_pb2
 
 log = structlog.get_logger()
 
@@ -175,26 +180,28 @@ def _is_present(job: Job, node: NodeId) -> bool:
     return member is not None and member.is_present
 
 
-class UploadAttempt(NamedTuple):
-    """The upload under a node's newest nonce."""
+class OfferedUpdate(NamedTuple):
+    """An update that its node may send, under the node's newest nonce."""
 
-    offer: UpdateOffer
-    stripes: int
-    begun_stripes: set[int]
+    received: UpdateReceived
+    """The event once it is whole."""
+    upload: str
+    """Its name in the quarantine."""
     is_fresh: "asyncio.Future[bool]"
     """Once the nonce is used up durably: whether it was above all before."""
+    offered_ms: Milliseconds
+    phases: node_pb2.PhaseDurations | None
+    """What the node said then of its work so far."""
 
 
-class UploadNonces:
-    """Journalled high-water marks of nodes that were heard since the start.
-
-    A nonce at its mark is good only while this process remembers its upload: the same offer in as
-    many stripes, and a stripe that has not begun under it.
+class UpdateOffers:
+    """The newest offer of each node, and the journalled marks of nonces of those that were heard
+    since the start. A nonce must be above its node's mark.
     """
 
     def __init__(self) -> None:
         self._marks: dict[NodeId, int] = {}
-        self._attempts: dict[NodeId, UploadAttempt] = {}
+        self._offers: dict[NodeId, OfferedUpdate] = {}
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node's mark was read from the journal."""
@@ -204,27 +211,55 @@ class UploadNonces:
         """The mark in the journal, which may have been passed meanwhile."""
         self._marks[node] = max(mark, self._marks.get(node, 0))
 
-    def sibling(self, offer: UpdateOffer, stripe: Stripe) -> UploadAttempt | None:
-        """The attempt that this stripe belongs to; None when its nonce is a fresh one.
+    def check_nonce(self, node: NodeId, nonce: int) -> None:
+        """Reject a nonce that is not above all that were used.
 
         Raises:
             HyperGPUError: NONCE_REPLAYED.
         """
-        mark = self._marks[offer.node]
-        if offer.nonce > mark:
-            return None
-        attempt = self._attempts.get(offer.node)
-        if attempt is not None and attempt.offer == offer and attempt.stripes == stripe.count:
-            if stripe.index not in attempt.begun_stripes:
-                return attempt
-            detail = f"stripe {stripe.index} was sent under nonce {offer.nonce} before"
+        if nonce <= self._marks[node]:
+            detail = f"nonce {nonce} is not above {self._marks[node]}"
             raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
-        raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {offer.nonce} is not above {mark}")
 
-    def begin(self, offer: UpdateOffer, stripe: Stripe, is_fresh: "asyncio.Future[bool]") -> None:
-        """Use a fresh nonce up."""
-        self._marks[offer.node] = max(offer.nonce, self._marks[offer.node])
-        self._attempts[offer.node] = UploadAttempt(offer, stripe.count, {stripe.index}, is_fresh)
+    def put(self, offered: OfferedUpdate) -> None:
+        """Take the place of the node's former offer, and use the nonce up."""
+        node, nonce = offered.received.node, offered.received.update.nonce
+        self._marks[node] = max(nonce, self._marks[node])
+        self._offers[node] = offered
+
+    def of(self, node: NodeId, lease: int, digest: Digest) -> OfferedUpdate | None:
+        """The node's newest offer, if it is of this update under this lease."""
+        offered = self._offers.get(node)
+        if offered is None:
+            return None
+        received = offered.received
+        is_this = (received.lease, received.update.blob.digest) == (lease, digest)
+        return offered if is_this else None
+
+
+class Commits:
+    """Uploads that are being checked: a caller that goes away ends none, and another one waits."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, upload: str, commit: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Commit an upload, or wait for whoever does. Raises what the commit raises."""
+        task = self._tasks.get(upload)
+        if task is None:
+            task = self._tasks[upload] = asyncio.create_task(commit(), name="commit")
+            task.add_done_callback(lambda done: self._end(upload, done))
+        await asyncio.shield(task)
+
+    async def wait(self, upload: str) -> None:
+        """Wait until the upload is not being committed, whatever comes of it."""
+        if (task := self._tasks.get(upload)) is not None:
+            await asyncio.wait([task])
+
+    def _end(self, upload: str, done: "asyncio.Task[None]") -> None:
+        del self._tasks[upload]
+        if not done.cancelled():
+            done.exception()
 
 
 UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
@@ -298,7 +333,8 @@ class Services(NamedTuple):
     nodes: ConnectedNodes
     allocator: NodeAllocator
     pins: Pins
-    nonces: UploadNonces
+    offers: UpdateOffers
+    commits: Commits
     readings: Readings
     """Readings of every node's line and speed, made anew after a restart."""
     echo: ProbeEcho

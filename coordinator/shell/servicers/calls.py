@@ -4,7 +4,7 @@ role and rate, and turns a refusal into a status with its numbered reason.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -42,7 +42,6 @@ async def abort(
     raise AssertionError("abort always raises")
 
 
-ADMITTED_KEY = "hypergpu-admitted"
 log = structlog.get_logger()
 
 Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between stub versions
@@ -125,22 +124,6 @@ class Requests:
             raise HyperGPUError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
         return None if raw is grpc.aio.EOF else self._parse(raw)
 
-    async def admit(self) -> None:
-        """Tell the client to go on after its header, by initial metadata.
-
-        A client that waits for it sends no bulk in vain and loses no refusal to a failed write.
-        """
-        await self._context.send_initial_metadata(((ADMITTED_KEY, "1"),))
-
-    async def drain(self, timeout_ms: int) -> None:
-        """Read what the client still sends, so that it gets to see the refusal that follows."""
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while await self._context.read() is not grpc.aio.EOF:
-                    pass
-        except TimeoutError:
-            return
-
 
 def generic_handler(
     service: ServiceDescriptor,
@@ -148,24 +131,21 @@ def generic_handler(
     gate: Gate,
     *,
     methods: frozenset[str] | None = None,
-    parsers: Mapping[str, Parser] | None = None,
 ) -> grpc.GenericRpcHandler:
     """Serve a service's methods by the servicer's methods of the same name in snake case.
 
     Args:
         service: Descriptor from the generated module.
         servicer: Has ``async def name(request, caller)``; the first argument is `Requests` when the
-            client streams; an async generator when the server streams, of messages or of their
-            bytes.
+            client streams; an async generator when the server streams.
         gate: Asked before each call.
         methods: Only these of the service; all when None.
-        parsers: Instead of protobuf's, by method.
     """
     handlers = {}
     for method in service.methods:
         if methods is not None and method.name not in methods:
             continue
-        parse = (parsers or {}).get(method.name) or parser(GetMessageClass(method.input_type))
+        parse = parser(GetMessageClass(method.input_type))
         handlers[method.name] = _handler(
             method, getattr(servicer, _snake(method.name)), parse, gate
         )
@@ -229,7 +209,7 @@ def answering(
 
 
 def streaming(
-    name: str, act: Callable[..., AsyncIterator[Message | bytes]], gate: Gate, argument: Argument
+    name: str, act: Callable[..., AsyncIterator[Message]], gate: Gate, argument: Argument
 ) -> Callable[[Any, Context], AsyncIterator[bytes]]:
     """Serve a stream of answers a call, for callers whom the gate admits."""
 
@@ -240,8 +220,8 @@ def streaming(
             answers = CurrentAnswers(act(argument(raw, context), caller), caller)
             with contextlib.closing(answers):
                 async for answer in answers:
-                    yield answer if isinstance(answer, bytes) else answer.SerializeToString()
-                    failpoint("serve.chunk")
+                    yield answer.SerializeToString()
+                    failpoint("serve.answer")
         except HyperGPUError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001  as above
@@ -253,7 +233,7 @@ def streaming(
 class CurrentAnswers:
     """A stream's answers, while the caller's token is good: an idle stream ends with its token."""
 
-    def __init__(self, answers: AsyncIterator[Message | bytes], caller: Caller) -> None:
+    def __init__(self, answers: AsyncIterator[Message], caller: Caller) -> None:
         self._answers = answers
         self._caller = caller
         self._waiting: asyncio.Timeout | None = None
@@ -263,7 +243,7 @@ class CurrentAnswers:
     def __aiter__(self) -> "CurrentAnswers":
         return self
 
-    async def __anext__(self) -> Message | bytes:
+    async def __anext__(self) -> Message:
         """The next answer.
 
         Raises:
@@ -337,8 +317,8 @@ _ROLES = {
     "OperatorService.ResumeNode": _NODE_OWNERS,
 }
 """Who may call a method where its service's gate does not decide."""
-_HEADERS = Rate(burst=100, interval_ms=Milliseconds(50))
-"""Update headers of one node: each may cost a row in the journal."""
+_OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
+"""Offers of one node: each may cost a row in the journal."""
 
 
 class OpenGate:
@@ -383,15 +363,15 @@ class NodeGate:
     def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
         self._nodes = nodes
         self._is_plaintext = is_plaintext
-        self._headers = RateLimiter(_HEADERS)
+        self._offers = RateLimiter(_OFFERS)
 
     async def admit(self, caller: Caller) -> None:
         node = self.node(caller)
         self.check(node)
         reject_other_caller(caller)
-        brings_header = caller.method == "NodeService.SubmitUpdate"
-        if brings_header and not self._headers.take(node, monotonic_ms()):
-            raise HyperGPUError(Reason.RATE_LIMITED, f"too many update headers from {node}")
+        is_offer = caller.method == "NodeService.OfferUpdate"
+        if is_offer and not self._offers.take(node, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
 
     def node(self, caller: Caller) -> NodeId:
         """The caller's id.

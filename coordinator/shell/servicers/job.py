@@ -32,7 +32,7 @@ from coordinator.shell.journal.records import Entry, RequestClaim
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
-from coordinator.shell.servicers.calls import Caller, Requests, page_of
+from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.job_view import (
     OwnNodes,
     may_see,
@@ -40,7 +40,6 @@ from coordinator.shell.servicers.job_view import (
     participants,
     require_visible,
 )
-from coordinator.shell.servicers.transfer import blob_chunks
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
@@ -50,7 +49,6 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.chunks import encode_chunk
 from hypergpu.wire.messages import blob_message, blob_value, digest_value, model_message
 
 _PAGE_ENTRIES = 500
@@ -123,24 +121,20 @@ async def _wait(change: asyncio.Event, timeout_s: float) -> None:
         return
 
 
-async def export_model(
-    services: Services, runtime: JobRuntime, request: job_pb2.ExportModelRequest
-) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
-    """Header, then chunks from the offset that the caller holds of this very model."""
-    model = _choose_model(runtime.job, request.which or "latest")
+async def resolve_model(
+    services: Services, runtime: JobRuntime, which: str
+) -> job_pb2.ResolveModelResponse:
+    """A ticket for a job's model, with what turns it into named tensors."""
+    model = _choose_model(runtime.job, which or "latest")
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
-    header = job_pb2.ExportHeader(
-        blob=blob_message(model.blob),
+    blob = await asyncio.to_thread(services.blobs.find, model.blob.digest)
+    return job_pb2.ResolveModelResponse(
+        blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
         model_card=model_card(runtime.job, model),
+        ticket=services.bulk.ticket(None, blob),
     )
-    yield job_pb2.ExportModelResponse(header=header)
-    offset = 0
-    if request.HasField("digest") and digest_value(request.digest) == model.blob.digest:
-        offset = min(request.offset, model.blob.size_bytes)
-    async for start, payload in blob_chunks(services, model.blob.digest, offset):
-        yield encode_chunk(job_pb2.ExportModelResponse.CHUNK_FIELD_NUMBER, start, payload)
 
 
 def _choose_model(job: Job, which: str) -> Model:
@@ -399,21 +393,21 @@ class JobServicer:
             if digest not in needed:
                 remove_layout(self._services.datasets_dir, digest)
 
-    async def upload_data(self, requests: Requests, caller: Caller) -> job_pb2.UploadDataResponse:
-        return await transfer.receive_data(self._services, requests)
+    async def offer_data(
+        self, request: job_pb2.OfferDataRequest, caller: Caller
+    ) -> job_pb2.OfferDataResponse:
+        return await transfer.offer_data(self._services, blob_value(request.blob))
 
-    async def query_data(
-        self, request: job_pb2.QueryDataRequest, caller: Caller
-    ) -> job_pb2.QueryDataResponse:
-        blob = blob_value(request.blob)
-        offset = await asyncio.to_thread(transfer.stored_bytes, self._services, blob)
-        return job_pb2.QueryDataResponse(committed_offset=offset)
+    async def commit_data(
+        self, request: job_pb2.CommitDataRequest, caller: Caller
+    ) -> job_pb2.CommitDataResponse:
+        return await transfer.commit_data(self._services, blob_value(request.blob))
 
-    def export_model(
-        self, request: job_pb2.ExportModelRequest, caller: Caller
-    ) -> AsyncIterator[job_pb2.ExportModelResponse | bytes]:
+    async def resolve_model(
+        self, request: job_pb2.ResolveModelRequest, caller: Caller
+    ) -> job_pb2.ResolveModelResponse:
         runtime = self._changeable(caller, request.job_id)
-        return export_model(self._services, runtime, request)
+        return await resolve_model(self._services, runtime, request.which)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller

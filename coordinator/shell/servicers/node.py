@@ -1,13 +1,7 @@
-"""NodeService and its updates. Checks before the first byte is stored, cheap ones first: size,
-nonce, already accepted, lease, signature; then the nonce's mark is raised, which becomes durable
-while the bytes come and before they are accepted.
-
-`SubmitUpdate` and `QueryUpload`: checks before the first byte is stored, cheap ones first.
-
-Order: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. TLS
-identity, revocation and rate were checked by the gate. The mark becomes durable while the bytes
-come and before they are accepted: until then they lie in quarantine, where a repeated header can
-only go on with the very same upload. Stripes of one update come under one nonce, each once.
+"""NodeService and its updates. An offer is checked before a byte of the update is taken, cheap
+checks first: size, nonce, already accepted, lease, signature; then the nonce's mark is raised. It
+becomes durable while the bytes come and before they are accepted: until then they lie in
+quarantine. TLS identity, revocation and rate were checked by the gate.
 """
 
 import asyncio
@@ -21,31 +15,25 @@ from coordinator.core.job.state import AcceptedUpdate, Job, Participant, Phase, 
 from coordinator.core.quality import offered_contribution
 from coordinator.core.round.transition import rejection
 from coordinator.shell import translate
-from coordinator.shell.blobs.upload_store import StripeUpload
-from coordinator.shell.blobs.writing import WholeUpload
+from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime, upload_owner
-from coordinator.shell.runtime.nodes import AddBytes, FinishedUpdate
-from coordinator.shell.runtime.services import Services, UploadAttempt
+from coordinator.shell.runtime.nodes import FinishedUpdate
+from coordinator.shell.runtime.services import OfferedUpdate, Services
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
-    UploadStream,
-    end_attempt,
-    reject_other_offset,
     resolve_blob,
-    store_stream,
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.statements import BlobRef, is_signed_by, separator_of
-from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms, stripe_from_wire
+from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.chunks import CHUNK_BYTES
 from hypergpu.wire.messages import digest_value, phases_value
 
 log = structlog.get_logger()
@@ -59,44 +47,34 @@ _WRONG_CONTENT = frozenset(
 )
 
 
-async def submit_update(
-    services: Services, node: NodeId, requests: Requests
-) -> node_pb2.SubmitUpdateResponse:
-    """Take in one update, or go on with one, and time its bytes.
-
-    Returns:
-        How far the update or its stripe is stored, and whether the update is accepted and durable:
-        of the stripes of one update the call that completes it says so.
+async def offer_update(
+    services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
+) -> node_pb2.OfferUpdateResponse:
+    """Give a node a ticket for what is missing of an update.
 
     Raises:
-        HyperGPUError: it is not accepted, with the reason.
+        HyperGPUError: It would not be accepted, with the reason; DISK_FULL, it does not fit.
     """
-    with services.readings.upload_meter(node).stream() as add_bytes:
-        header = await requests.next(services.settings.read_timeout_ms)
-        if not isinstance(header, node_pb2.UpdateHeader):
-            raise HyperGPUError(Reason.REQUEST_INVALID, "the stream begins with a header")
-        return await _UpdateCall(services, node, header).take_in(requests, add_bytes)
+    return await _Offer(services, node, request).take()
 
 
-async def query_upload(
-    services: Services, node: NodeId, request: node_pb2.QueryUploadRequest
-) -> node_pb2.QueryUploadResponse:
-    """How much of an update is stored, or that nothing is left to send."""
+async def commit_update(
+    services: Services, node: NodeId, request: node_pb2.CommitUpdateRequest
+) -> node_pb2.CommitUpdateResponse:
+    """Check an update whose bytes have come; it is accepted and durable when this returns.
+
+    Raises:
+        HyperGPUError: OFFSET_MISMATCH, bytes are missing, or this process was not offered it; or
+            it is not accepted, with the reason.
+    """
     runtime = _runtime(services, JobId(request.lease.job_id))
-    job, lease, digest = runtime.job, request.lease.number, digest_value(request.digest)
-    if is_accepted(job, node, lease, digest):
-        return node_pb2.QueryUploadResponse(is_accepted=True)
-    key = _key(job.job_id, request.lease.round, node, lease, digest)
-    owner = upload_owner(job.job_id, node)
-    if request.stripes <= 1 and request.stripe == 0:
-        committed = await asyncio.to_thread(services.uploads.committed_offset, key, owner=owner)
-        return node_pb2.QueryUploadResponse(committed_offset=committed)
-    codec = _assigned_codec(job, node, lease) or job.spec.codec.up
-    blob = BlobRef(digest, update_bytes(_layout(runtime), codec))
-    stripe = stripe_from_wire(request.stripe, request.stripes, blob.size_bytes)
-    ask = services.uploads.committed_stripe
-    committed = await asyncio.to_thread(ask, key, blob, stripe, owner=owner)
-    return node_pb2.QueryUploadResponse(committed_offset=committed)
+    lease, digest = request.lease.number, digest_value(request.digest)
+    if not is_accepted(runtime.job, node, lease, digest):
+        offered = services.offers.of(node, lease, digest)
+        if offered is None:
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
+        await services.commits.run(offered.upload, _Commit(services, runtime, offered).run)
+    return node_pb2.CommitUpdateResponse()
 
 
 def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
@@ -112,224 +90,200 @@ def is_accepted(job: Job, node: NodeId, lease: int, digest: Digest) -> bool:
     return member is not None and (member.accepted_lease, member.last_accepted) == (lease, digest)
 
 
-class _UpdateCall:
-    """One call that brings an update, or a stripe of it."""
+class _Offer:
+    """One offer of an update."""
 
-    def __init__(self, services: Services, node: NodeId, header: node_pb2.UpdateHeader) -> None:
-        """Read the header.
+    def __init__(
+        self, services: Services, node: NodeId, request: node_pb2.OfferUpdateRequest
+    ) -> None:
+        """Read the offer.
 
         Raises:
             HyperGPUError: JOB_UNKNOWN; NOT_READY; UPDATE_TOO_LARGE, no update of the job has this
-                size; REQUEST_INVALID, there is no such stripe.
+                size.
         """
         self._services = services
-        offer = self._offer = translate.offer_value(header, node)
-        self._runtime = _runtime(services, offer.job_id)
-        self._blob = BlobRef(offer.digest, offer.size_bytes)
-        codec = _assigned_codec(self._runtime.job, node, offer.lease)
-        self._reject_other_size(codec)
-        self._stripe = stripe_from_wire(header.stripe, header.stripes, offer.size_bytes)
-        self._offset = header.offset
-        self._report, self._began_ms = header.report, monotonic_ms()
+        job_id, lease = JobId(request.lease.job_id), request.lease.number
+        self._runtime = _runtime(services, job_id)
+        codec = _assigned_codec(self._runtime.job, node, lease)
+        _reject_other_size(self._runtime, request.size_bytes, codec)
+        self._report = request.report
         self._received = UpdateReceived(
             at_ms=_NOW,
             node=node,
-            round=offer.round,
-            lease=offer.lease,
+            round=request.lease.round,
+            lease=lease,
             update=AcceptedUpdate(
-                blob=self._blob,
-                samples=Samples(header.report.samples),
-                inner_steps=header.report.inner_steps,
-                compute_ms=Milliseconds(header.report.compute_ms),
-                loss_last=translate.finite(header.report.loss_last),
+                blob=BlobRef(digest_value(request.digest), Bytes(request.size_bytes)),
+                samples=Samples(request.report.samples),
+                inner_steps=request.report.inner_steps,
+                compute_ms=Milliseconds(request.report.compute_ms),
+                loss_last=translate.finite(request.report.loss_last),
                 codec=codec,
-                nonce=offer.nonce,
-                signature=offer.signature,
+                nonce=request.nonce,
+                signature=request.signature,
             ),
         )
 
-    async def take_in(
-        self, requests: Requests, add_bytes: AddBytes
-    ) -> node_pb2.SubmitUpdateResponse:
-        """Check the offer, store its bytes and have the update accepted once it is whole."""
-        attempt = await self._attempt()
-        if not self._is_accepted():
-            await self._reject_void_lease()
-            self._reject_unsigned()
-            marking = self._use_nonce(attempt)
-            failpoint("upload.admitted")
-            self._services.pins.add([self._blob.digest])
-            try:
-                committed = await self._store(requests, add_bytes)
-                # The journal has the last word. Shielded: other stripes wait for it too.
-                if not await asyncio.shield(marking):
-                    detail = f"nonce {self._offer.nonce} was used meanwhile"
-                    raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
-                if committed is not None:
-                    return node_pb2.SubmitUpdateResponse(committed_offset=committed)
-                await self._accept()
-            finally:
-                self._services.pins.drop([self._blob.digest])
-        self._record_work()
-        return node_pb2.SubmitUpdateResponse(
-            committed_offset=self._blob.size_bytes, is_accepted=True
-        )
+    async def take(self) -> node_pb2.OfferUpdateResponse:
+        """Check the offer, and give the ticket."""
+        services, received = self._services, self._received
+        node, blob = received.node, received.update.blob
+        job_id = self._runtime.job.job_id
+        key = f"update/{job_id}/{received.round}/{node}/{received.lease}/{blob.digest}"
+        name = upload_name(key, owner=upload_owner(job_id, node))
+        await services.commits.wait(name)
+        if not services.offers.knows(node):
+            services.offers.learn(node, await asyncio.to_thread(services.journal.nonce, node))
+        services.offers.check_nonce(node, received.update.nonce)
+        if is_accepted(self._runtime.job, node, received.lease, blob.digest):
+            return node_pb2.OfferUpdateResponse(is_accepted=True)
+        await _reject_void_lease(services, self._runtime, received)
+        self._reject_unsigned()
+        services.offers.put(self._update(name))
+        failpoint("upload.admitted")
+        upload = await asyncio.to_thread(services.uploads.open, name, blob)
+        return node_pb2.OfferUpdateResponse(ticket=services.bulk.upload_ticket(node, upload))
 
-    def _reject_other_size(self, codec: str) -> None:
-        """Reject a size that no update under the lease has, or under a void one, no update."""
-        layout, offer = _layout(self._runtime), self._offer
-        expected = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
-        if offer.size_bytes not in expected:
-            sizes = " or ".join(map(str, expected))
-            detail = f"an update of {offer.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
-            detail += f" not {offer.size_bytes}"
-            raise HyperGPUError(Reason.UPDATE_TOO_LARGE, detail)
-
-    async def _attempt(self) -> UploadAttempt | None:
-        """The attempt that a stripe belongs to; None for the first one, whose nonce is fresh.
-
-        Raises:
-            HyperGPUError: NONCE_REPLAYED.
-        """
-        nonces, node = self._services.nonces, self._offer.node
-        if not nonces.knows(node):
-            nonces.learn(node, await asyncio.to_thread(self._services.journal.nonce, node))
-        return nonces.sibling(self._offer, self._stripe)
-
-    def _use_nonce(self, attempt: UploadAttempt | None) -> "asyncio.Future[bool]":
-        """Raise the mark here at once, and durably by the time that the future is done."""
-        if attempt is not None:
-            attempt.begun_stripes.add(self._stripe.index)
-            return attempt.is_fresh
-        offer, driver = self._offer, self._services.driver
+    def _update(self, name: str) -> OfferedUpdate:
+        """The offer, whose nonce is being used up durably."""
+        services, received = self._services, self._received
         marking = asyncio.ensure_future(
-            driver.in_writer(self._services.journal.advance_nonce, offer.node, offer.nonce)
+            services.driver.in_writer(
+                services.journal.advance_nonce, received.node, received.update.nonce
+            )
         )
-        # An upload that is rejected meanwhile asks no more.
+        # An update that never comes asks no more.
         marking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._services.nonces.begin(offer, self._stripe, marking)
-        return marking
-
-    def _is_accepted(self) -> bool:
-        offer = self._offer
-        return is_accepted(self._runtime.job, offer.node, offer.lease, offer.digest)
+        phases = self._report.phases if self._report.HasField("phases") else None
+        return OfferedUpdate(received, name, marking, monotonic_ms(), phases)
 
     def _reject_unsigned(self) -> None:
         """Reject an update that its node did not sign: receipts rest on that signature."""
-        job, node, update = self._runtime.job, self._offer.node, self._received.update
+        job, node, update = self._runtime.job, self._received.node, self._received.update
         offered = offered_contribution(job, node, update)
         if not is_signed_by(node, separator_of(job.terms.domain), offered, update.signature):
             detail = "the signature does not cover this update of this work: sign what was assigned"
             raise HyperGPUError(Reason.SIGNATURE_INVALID, detail)
 
-    async def _reject_void_lease(self) -> None:
-        if not (why := rejection(self._runtime.job, self._received)):
-            return
-        reason = self._void_reason()
-        if reason is Reason.UPDATE_LATE:
-            await self._record_rejection(why)
-        raise HyperGPUError(reason, why)
 
-    def _void_reason(self) -> Reason:
-        job = self._runtime.job
-        is_open = job.phase in {Phase.TRAINING, Phase.PAUSED} and job.round is not None
-        if is_open and job.round is not None and self._offer.round == job.round.number:
-            return Reason.LEASE_STALE
-        return Reason.UPDATE_LATE
+class _Commit:
+    """The end of an upload: checked, made a blob, and accepted by the machine."""
 
-    async def _record_rejection(self, why: str) -> None:
-        job, node = self._runtime.job, self._offer.node
-        if node not in job.members:
-            return
-        event = UpdateRejected(at_ms=_NOW, node=node, round=self._offer.round, reason=why)
-        # Counted first: the node may end this call meanwhile; the event is written all the same.
-        self._services.nodes.count(node, rejected=1)
-        await self._services.driver.submit(job.job_id, event)
-        log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
+    def __init__(self, services: Services, runtime: JobRuntime, offered: OfferedUpdate) -> None:
+        self._services = services
+        self._runtime = runtime
+        self._offered = offered
+        self._received = offered.received
 
-    async def _store(self, requests: Requests, add_bytes: AddBytes) -> Bytes | None:
-        """Bytes into quarantine, and a checked and durable blob once all are there.
+    async def run(self) -> None:
+        """Have the update accepted.
 
-        Returns:
-            How far the upload is stored; None: the update is a blob, and it is this call's to have
-            it accepted.
+        Raises:
+            HyperGPUError: It is not, with the reason.
         """
-        check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
-        upload = await asyncio.to_thread(self._open_upload, check)
+        blob = self._received.update.blob
+        await _reject_void_lease(self._services, self._runtime, self._received)
+        if not await self._offered.is_fresh:
+            detail = f"nonce {self._received.update.nonce} was used meanwhile"
+            raise HyperGPUError(Reason.NONCE_REPLAYED, detail)
+        self._services.pins.add([blob.digest])
         try:
-            reject_other_offset(upload, self._offset)
-            await requests.admit()
-            stream = UploadStream(upload, requests, self._stall_timeout(), add_bytes)
-            committed = await store_stream(stream)
-            if committed != self._stripe.end(self._blob.size_bytes):
-                return committed
-            failpoint("upload.complete")
-            is_whole = await asyncio.to_thread(_finish_upload, upload, check)
-            return None if is_whole else committed
+            await self._store()
+            await self._accept()
         except HyperGPUError as error:
             if error.reason in _WRONG_CONTENT:
-                await asyncio.to_thread(upload.discard)
-                await self._record_rejection(error.detail)
-                await requests.drain(_DRAIN_MS)
-            elif not upload.is_open:
-                await self._reject_void_lease()  # What cut it off, most likely.
+                await _record_rejection(self._services, self._runtime, self._received, error.detail)
             raise
         finally:
-            end_attempt(upload)
+            self._services.pins.drop([blob.digest])
+        self._record_work()
 
-    def _stall_timeout(self) -> StallTimeout:
-        count = self._stripe.count
-        left_bytes = self._stripe.end(self._blob.size_bytes) - self._offset
-        largest = PIECE_BYTES if count > 1 else CHUNK_BYTES
-        timeout_ms = Milliseconds(self._services.settings.read_timeout_ms)
-        return StallTimeout(min(largest, left_bytes), timeout_ms, connections=count)
-
-    def _open_upload(self, check: IncrementalCheck) -> WholeUpload | StripeUpload:
-        """The upload that the header begins or goes on with.
-
-        The check sees its bytes as they come, or all at the end where they come as stripes.
-        """
-        offer, quarantine, blob = self._offer, self._services.uploads, self._blob
-        key = _key(offer.job_id, offer.round, offer.node, offer.lease, offer.digest)
-        owner = upload_owner(offer.job_id, offer.node)
-        if self._stripe.count == 1:
-            return quarantine.open(key, blob, check.feed, owner=owner)
-        return quarantine.open_stripe(key, blob, self._stripe, check.feed, owner=owner)
+    async def _store(self) -> None:
+        """Make a checked and durable blob of the upload."""
+        services, name, blob = self._services, self._offered.upload, self._received.update.blob
+        check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
+        sealed = await asyncio.to_thread(services.uploads.seal, name, blob)
+        await services.bulk.close_upload(name)
+        failpoint("upload.complete")
+        finish = services.uploads.finish
+        await asyncio.to_thread(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S)
+        failpoint("upload.stored")
 
     async def _accept(self) -> None:
-        why = await self._services.driver.submit(self._offer.job_id, self._final_event())
-        if why and self._is_accepted():
-            return  # Two streams brought the same bytes; the other was first.
-        if why:
-            await self._record_rejection(why)
-            raise HyperGPUError(self._void_reason(), why)
+        job_id, node = self._runtime.job.job_id, self._received.node
+        if why := await self._services.driver.submit(job_id, self._final_event()):
+            await _record_rejection(self._services, self._runtime, self._received, why)
+            raise HyperGPUError(_void_reason(self._runtime.job, self._received), why)
         failpoint("upload.accepted")
-        self._services.nodes.count(self._offer.node, accepted=1)
+        self._services.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:
         """The event with what the node reports of its phases; the upload lasted until now."""
-        if not self._report.HasField("phases"):
+        offered = self._offered
+        if offered.phases is None:
             return self._received
-        phases = phases_value(self._report.phases, monotonic_ms() - self._began_ms)
+        phases = phases_value(offered.phases, monotonic_ms() - offered.offered_ms)
         update = msgspec.structs.replace(self._received.update, phases=phases)
         return msgspec.structs.replace(self._received, update=update)
 
     def _record_work(self) -> None:
         """Add an accepted update's timings to the node's readings."""
-        offer, round_ = self._offer, self._runtime.job.round
-        participant = round_.participants.get(offer.node) if round_ else None
-        if round_ is None or participant is None or not self._is_accepted():
+        received, round_ = self._received, self._runtime.job.round
+        participant = round_.participants.get(received.node) if round_ else None
+        if round_ is None or participant is None or participant.lease != received.lease:
             return
-        stated, update = round_.spec.training.batch_size, self._received.update
+        stated, update = round_.spec.training.batch_size, received.update
         work = FinishedUpdate(
-            job_id=offer.job_id,
-            lease=offer.lease,
+            job_id=self._runtime.job.job_id,
+            lease=received.lease,
             inner_steps=update.inner_steps * participant.plan.batch(stated) / stated,
             compute_ms=update.compute_ms,
             forecast_ms=participant.plan.forecast_ms,
             took_ms=participant.took_ms,
         )
-        self._services.readings.record_accepted(offer.node, work)
+        self._services.readings.record_accepted(received.node, work)
+
+
+def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:
+    """Reject a size that no update under the lease has, or under a void one, no update."""
+    layout = _layout(runtime)
+    expected = [update_bytes(layout, each) for each in ((codec,) if codec else CODECS)]
+    if size_bytes not in expected:
+        sizes = " or ".join(map(str, expected))
+        detail = f"an update of {runtime.job.job_id} ({codec or 'any codec'}) has {sizes} bytes,"
+        raise HyperGPUError(Reason.UPDATE_TOO_LARGE, f"{detail} not {size_bytes}")
+
+
+async def _reject_void_lease(
+    services: Services, runtime: JobRuntime, received: UpdateReceived
+) -> None:
+    if not (why := rejection(runtime.job, received)):
+        return
+    reason = _void_reason(runtime.job, received)
+    if reason is Reason.UPDATE_LATE:
+        await _record_rejection(services, runtime, received, why)
+    raise HyperGPUError(reason, why)
+
+
+def _void_reason(job: Job, received: UpdateReceived) -> Reason:
+    is_open = job.phase in {Phase.TRAINING, Phase.PAUSED} and job.round is not None
+    if is_open and job.round is not None and received.round == job.round.number:
+        return Reason.LEASE_STALE
+    return Reason.UPDATE_LATE
+
+
+async def _record_rejection(
+    services: Services, runtime: JobRuntime, received: UpdateReceived, why: str
+) -> None:
+    job, node = runtime.job, received.node
+    if node not in job.members:
+        return
+    event = UpdateRejected(at_ms=_NOW, node=node, round=received.round, reason=why)
+    # Counted first: the node may end this call meanwhile; the event is written all the same.
+    services.nodes.count(node, rejected=1)
+    await services.driver.submit(job.job_id, event)
+    log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
 
 
 def _runtime(services: Services, job_id: JobId) -> JobRuntime:
@@ -355,20 +309,6 @@ def _assigned_codec(job: Job, node: NodeId, lease: int) -> str:
     """Codec of the update under a lease; empty when the lease is void."""
     participant = _lease_holder(job, node, lease)
     return participant.codec if participant else ""
-
-
-def _key(job_id: JobId, round_number: int, node: NodeId, lease: int, digest: Digest) -> str:
-    return f"update/{job_id}/{round_number}/{node}/{lease}/{digest}"
-
-
-def _finish_upload(upload: WholeUpload | StripeUpload, check: IncrementalCheck) -> bool:
-    """Make a durable blob of an upload whose bytes are all there; False: other stripes miss."""
-    if isinstance(upload, StripeUpload) and not upload.gather():
-        return False
-    check.finish()
-    upload.finish(keep_s=_KEEP_S)
-    failpoint("upload.stored")
-    return True
 
 
 JOIN = frozenset({"Join"})
@@ -402,13 +342,12 @@ class NodeServicer:
         digest = digest_value(request.digest)
         return await resolve_blob(self._services, self._gate.node(caller), digest)
 
-    async def query_upload(
-        self, request: node_pb2.QueryUploadRequest, caller: Caller
-    ) -> node_pb2.QueryUploadResponse:
-        return await query_upload(self._services, self._gate.node(caller), request)
+    async def offer_update(
+        self, request: node_pb2.OfferUpdateRequest, caller: Caller
+    ) -> node_pb2.OfferUpdateResponse:
+        return await offer_update(self._services, self._gate.node(caller), request)
 
-    async def submit_update(
-        self, requests: Requests, caller: Caller
-    ) -> node_pb2.SubmitUpdateResponse:
-        node = self._gate.node(caller)
-        return await submit_update(self._services, node, requests)
+    async def commit_update(
+        self, request: node_pb2.CommitUpdateRequest, caller: Caller
+    ) -> node_pb2.CommitUpdateResponse:
+        return await commit_update(self._services, self._gate.node(caller), request)

@@ -261,9 +261,9 @@ def test_bytes_that_are_no_message_are_refused_and_leave_no_traceback(cluster: C
 
 async def test_a_node_that_never_joined_is_refused(cluster: Cluster) -> None:
     stranger = WireNode(cluster.coordinator.address, cluster.coordinator.node_address)
-    request = node_pb2.QueryUploadRequest()
+    request = node_pb2.CommitUpdateRequest()
     with pytest.raises(grpc.aio.AioRpcError) as broken:
-        await stranger.stub.QueryUpload(request, metadata=stranger.metadata, timeout=240)
+        await stranger.stub.CommitUpdate(request, metadata=stranger.metadata, timeout=240)
     await stranger.close()
     assert reason_of(broken.value) == "NODE_UNKNOWN"
 
@@ -300,7 +300,7 @@ async def test_a_revoked_node_is_shut_out_at_once_until_it_is_admitted_again(
         assert [message async for message in stream if message.HasField("assignment")] == []
         node.hang_up()
         with pytest.raises(grpc.aio.AioRpcError) as broken:
-            await node.query(node_pb2.UpdateHeader())
+            await node.commit(node_pb2.OfferUpdateRequest())
         assert reason_of(broken.value) == "NODE_REVOKED"
 
         operator.readmit_node(node.node_id)

@@ -1,7 +1,7 @@
 """The embedded store: real bulk processes over a folder of blobs."""
 
 import asyncio
-import ssl
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,26 +9,32 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
+from yarl import URL
 
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_store import UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.bulk.server import Certificates
+from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.identity.authority import Authority
-from gpu_node.shell.bulk import BulkBrokenError, BulkClient, TlsFiles
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.crypto import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.statements import BlobRef
 from hypergpu.streams import unix_s
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
-from tests.node_client import get_range
+from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
+from tests.node_client import get_range, put_range
 
 NODE = NodeId("0x" + "a1" * 20)
 OTHER = NodeId("0x" + "b2" * 20)
 CONTENT = bytes(range(256)) * 4096
 SECRET = bytes(32)
+UPDATE = CONTENT[::-1]
+FRESH = BlobRef(digest_of(UPDATE), Bytes(len(UPDATE)))
+NAME = upload_name("an update", owner="a node")
 
 
 class StoreKit:
@@ -38,7 +44,22 @@ class StoreKit:
         self.blobs = BlobStore(folder, Space(folder, 0))
         self.blob = self.blobs.put(CONTENT)
         self.served: asyncio.Queue[tuple[JobId, Bytes]] = asyncio.Queue()
-        self.store = EmbeddedStore(folder, lambda *served: self.served.put_nowait(served))
+        self.received: asyncio.Queue[BytesReceived] = asyncio.Queue()
+        self.uploads = UploadStore(folder, self.blobs, self.blobs.space)
+        self.store = EmbeddedStore(folder, self._hear)
+
+    def _hear(self, moved: BytesServed | BytesReceived) -> None:
+        if isinstance(moved, BytesServed):
+            self.served.put_nowait((moved.purpose, moved.size_bytes))
+        else:
+            self.received.put_nowait(moved)
+
+    def upload(self, node: NodeId | None = NODE) -> tensor_pb2.TicketRange:
+        """A good ticket for what is missing of the upload."""
+        return self.store.upload_ticket(node, self.uploads.open(NAME, FRESH)).ranges[0]
+
+    def missing(self) -> list[tuple[int, int]]:
+        return [(start, end) for start, end in self.uploads.open(NAME, FRESH).missing]
 
     def ticket(self) -> tensor_pb2.TicketRange:
         """A good ticket's only range."""
@@ -105,11 +126,9 @@ async def test_a_ticket_is_for_one_blob_and_one_method(kit: StoreKit) -> None:
 def test_a_ticket_that_is_altered_forged_or_too_old_says_nothing() -> None:
     claims = Claims(
         method="GET",
-        blob=digest_of(CONTENT),
+        name=digest_of(CONTENT),
         size_bytes=Bytes(9),
-        start=0,
-        end=9,
-        node=NODE,
+        bearer=NODE,
         purpose="",
         expires_ms=Milliseconds(1000),
     )
@@ -117,7 +136,7 @@ def test_a_ticket_that_is_altered_forged_or_too_old_says_nothing() -> None:
     assert claims_in(good, SECRET, Milliseconds(999)) == claims
     assert claims_in(good, SECRET, Milliseconds(1000)) is None
     assert claims_in(good, b"x" * 32, Milliseconds(0)) is None
-    altered = authorization(msgspec.structs.replace(claims, node=OTHER), b"x" * 32)
+    altered = authorization(msgspec.structs.replace(claims, bearer=OTHER), b"x" * 32)
     for bad in (altered, good[:-4], good + "A" * 2000, good.replace("Ticket ", "Ticket é"), ""):
         assert claims_in(bad, SECRET, Milliseconds(0)) is None
 
@@ -172,7 +191,7 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
     certificates = Certificates(identity.chain_pem, identity.private_key_pem, authority.pem)
     async with serve_store(tmp_path, certificates) as kit:
         for node, is_served in ((NODE, True), (OTHER, False)):
-            client = BulkClient("127.0.0.1", _files(tmp_path / node, authority, node))
+            client = _client(tmp_path / node, authority, node)
             opening = client.open(kit.ticket(), 0, len(CONTENT))
             if is_served:
                 async with opening as incoming:
@@ -181,25 +200,103 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
                 with pytest.raises(BulkBrokenError, match="403"):
                     await opening.__aenter__()
             await client.close()
-        await _expect_no_handshake(kit, tmp_path / NODE)
+        user = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
+        with pytest.raises(BulkBrokenError, match="403"):
+            await user.open(kit.ticket(), 0, 1).__aenter__()
+        async with user.open(kit.store.ticket(None, kit.blob).ranges[0], 0, 5) as incoming:
+            assert await incoming.readexactly(5) == CONTENT[:5]
+        await user.close()
 
 
-async def _expect_no_handshake(kit: StoreKit, folder: Path) -> None:
-    """Without a certificate nobody gets as far as a request."""
-    context = ssl.create_default_context(cadata=StatePaths(folder).authority.read_text("ascii"))
-    context.check_hostname = False
-    url = kit.ticket().url.replace("hypergpu-coordinator", "127.0.0.1")
-    async with aiohttp.ClientSession() as session:
-        with pytest.raises(aiohttp.ClientError):
-            async with session.get(url, ssl=context) as response:
-                await response.read()
-
-
-def _files(folder: Path, authority: Authority, node: NodeId) -> TlsFiles:
+def _client(folder: Path, authority: Authority, node: NodeId) -> BulkClient:
+    """A node's client with a certificate of its own."""
     paths = StatePaths(folder)
     paths.authority.parent.mkdir(parents=True, exist_ok=True)
     tls_key_pem(paths)
     issued = authority.issue(node, certificate_request_pem(paths, node), unix_s())
-    paths.authority.write_bytes(authority.pem)
     paths.certificate.write_bytes(issued.pem)
-    return TlsFiles(paths.authority, paths.tls_key, paths.certificate)
+    client = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
+    client.take_certificate(paths.certificate, paths.tls_key)
+    return client
+
+
+async def test_ranges_are_received_in_any_order_and_counted(kit: StoreKit) -> None:
+    ticket = kit.upload()
+    spans = [(700_000, len(UPDATE)), (0, 10), (10, 700_001)]
+    for start, end in spans:
+        assert await put_range(ticket, start, UPDATE[start:end]) == (204, "")
+    assert kit.missing() == []
+    sizes: dict[int, int] = {}
+    while not kit.received.empty():
+        each = kit.received.get_nowait()
+        sizes[each.request] = sizes.get(each.request, 0) + each.size_bytes
+        assert each.sender == NODE
+    assert sorted(sizes.values()) == sorted(end - start for start, end in spans)
+    sealed = kit.uploads.seal(NAME, FRESH)
+    await kit.store.close_upload(NAME)
+    kit.uploads.finish(sealed, FRESH)
+    assert kit.blobs.find(FRESH.digest) == FRESH
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Range": "bytes 0-9"},
+        {"Content-Range": f"bytes 0-{len(UPDATE)}/*"},
+        {"Content-Range": "bytes 9-0/*"},
+        {"Content-Range": "bytes 0-10/*"},
+        {"Content-Range": "bytes -1-8/*"},
+        {"Content-Range": f"bytes {1 << 70}-{1 << 71}/*"},
+    ],
+)
+async def test_a_range_that_is_not_sent_as_it_is_named_is_refused(
+    kit: StoreKit, headers: dict[str, str]
+) -> None:
+    ticket = kit.upload()
+    url = URL(ticket.url).with_host("127.0.0.1")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(url, data=bytes(10), headers={**ticket.headers, **headers}) as response,
+    ):
+        assert response.status == 416
+    assert kit.missing() == [(0, len(UPDATE))]
+
+
+async def test_what_came_before_a_break_need_not_come_again(kit: StoreKit) -> None:
+    ticket = kit.upload()
+    reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
+    head = f"PUT {URL(ticket.url).path} HTTP/1.1\r\nHost: x\r\n"
+    said = f"Authorization: {ticket.headers['Authorization']}\r\n"
+    span = f"Content-Range: bytes 5-{len(UPDATE) - 1}/*\r\nContent-Length: {len(UPDATE) - 5}\r\n"
+    writer.write(f"{head}{said}{span}\r\n".encode() + UPDATE[5:300_000])
+    counted = int((await kit.received.get()).size_bytes)
+    assert counted > 0
+    writer.close()
+    while not (message := await kit.received.get()).is_last:
+        counted += message.size_bytes
+    counted += message.size_bytes
+    assert kit.missing() == [(0, 5), (5 + counted, len(UPDATE))]
+    await reader.read()
+
+
+async def test_an_upload_that_is_sealed_or_forgotten_is_written_by_nobody(kit: StoreKit) -> None:
+    ticket = kit.upload()
+    kit.uploads.forget(kit.uploads.owned_uploads(), keeps=())
+    assert (await put_range(ticket, 0, UPDATE))[0] == 404
+    ticket = kit.upload()
+    assert (await put_range(ticket, 0, UPDATE))[0] == 204
+    kit.uploads.seal(NAME, FRESH)
+    await kit.store.close_upload(NAME)
+    assert (await put_range(ticket, 0, bytes(len(UPDATE))))[0] == 404
+
+
+async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None:
+    assert (await put_range(kit.upload(), 0, UPDATE))[0] == 204
+    for process in tuple(kit.store.processes):
+        process.send_signal(signal.SIGSTOP)
+    closing = asyncio.create_task(kit.store.close_upload(NAME))
+    for process in tuple(kit.store.processes):
+        process.kill()
+    await closing
+    assert kit.missing() == []

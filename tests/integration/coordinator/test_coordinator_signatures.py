@@ -65,8 +65,9 @@ async def test_an_assignment_names_all_that_is_signed(signer: Signer) -> None:
 
 
 async def test_an_update_signed_as_assigned_is_accepted(signer: Signer) -> None:
-    header = signer.node.header(signer.assignment, UPDATE)
-    assert (await signer.node.submit(header, UPDATE)).is_accepted
+    offer = signer.node.offer(signer.assignment, UPDATE)
+    await signer.node.submit(offer, UPDATE)
+    assert (await signer.node.send_offer(signer.node.offer(signer.assignment, UPDATE))).is_accepted
 
 
 @pytest.mark.parametrize(
@@ -86,20 +87,21 @@ async def test_an_update_signed_as_assigned_is_accepted(signer: Signer) -> None:
 async def test_an_update_signed_as_other_work_is_refused_before_a_byte_is_stored(
     signer: Signer, field: str, value: int | str
 ) -> None:
-    header = signer.node.header(signer.assignment, UPDATE)
-    made = contribution(signer.node.key, signer.assignment, UPDATE, header.nonce)
+    offer = signer.node.offer(signer.assignment, UPDATE)
+    made = contribution(signer.node.key, signer.assignment, UPDATE, offer.nonce)
     altered = replace(made, **{field: value})
-    header.signature = sign(signer.node.key, signer.terms.domain.separator(), altered)
+    offer.signature = sign(signer.node.key, signer.terms.domain.separator(), altered)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await signer.node.submit(header, UPDATE)
+        await signer.node.submit(offer, UPDATE)
     assert reason_of(refused.value) == "SIGNATURE_INVALID"
-    held = await signer.node.query(header)
-    assert held.committed_offset == 0
+    with pytest.raises(grpc.aio.AioRpcError) as missing:
+        await signer.node.commit(offer)
+    assert reason_of(missing.value) == "OFFSET_MISMATCH"
 
 
 async def test_an_unsigned_update_is_refused(signer: Signer) -> None:
-    header = signer.node.header(signer.assignment, UPDATE)
-    header.ClearField("signature")
+    offer = signer.node.offer(signer.assignment, UPDATE)
+    offer.ClearField("signature")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await signer.node.submit(header, UPDATE)
+        await signer.node.submit(offer, UPDATE)
     assert reason_of(refused.value) == "SIGNATURE_INVALID"

@@ -1,27 +1,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import grpc
 import numpy as np
 import pytest
+from yarl import URL
 
 from hypergpu.ids import JobId
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2, tensor_pb2
-from netsim.proxy.proxies import Proxies
-from tests.integration.netsim.proxied import link, plan
-from tests.node_client import (
-    CHUNK_BYTES,
-    NOBODY_LOST,
-    WireNode,
-    async_stub,
-    next_assignment,
-    reason_of,
-)
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range, reason_of
 from tests.processes import Cluster
 
 PARAMETERS = 1 << 20
 UPDATE_BYTES = 4 * PARAMETERS
+PART = UPDATE_BYTES // 4
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
@@ -48,25 +42,42 @@ class UpdateSubmission:
         self.update = np.full(PARAMETERS, 0.25, np.float32).tobytes()
 
     async def expect_rejection(
-        self, header: node_pb2.UpdateHeader, update: bytes | None = None
+        self, offer: node_pb2.OfferUpdateRequest, update: bytes | None = None
     ) -> str:
-        """Why a submission is refused."""
+        """Why an update is refused."""
         with pytest.raises(grpc.aio.AioRpcError) as broken:
-            await self.node.submit(header, self.update if update is None else update)
+            await self.node.submit(offer, self.update if update is None else update)
         return reason_of(broken.value)
 
-    def header(self, **changes: object) -> node_pb2.UpdateHeader:
-        """A right header with some fields changed after it was signed."""
-        header = self.node.header(self.assignment, self.update)
+    def offer(self, **changes: object) -> node_pb2.OfferUpdateRequest:
+        """A right offer with some fields changed after it was signed."""
+        offer = self.node.offer(self.assignment, self.update)
         for name, value in changes.items():
-            setattr(header, name, value)
-        return header
+            setattr(offer, name, value)
+        return offer
+
+    async def missing(self) -> list[tuple[int, int]]:
+        """The ranges that a fresh offer is told to send."""
+        answer = await self.node.send_offer(self.offer())
+        return [(each.start, each.end) for each in answer.ticket.ranges]
+
+    async def bring(self, start: int, end: int) -> None:
+        """Send some of the update under a fresh offer."""
+        answer = await self.node.send_offer(self.offer())
+        ranged = answer.ticket.ranges[0]
+        assert await put_range(ranged, start, self.update[start:end]) == (204, "")
+
+    async def restart(self) -> None:
+        """Kill the coordinator and start it again."""
+        self.cluster.coordinator.kill()
+        self.cluster.coordinator.start()
+        await self.node.channel.channel_ready()
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("admission")
-    with Cluster(folder, "--read-timeout-ms", "4000", *NOBODY_LOST) as cluster:
+    with Cluster(folder, *NOBODY_LOST) as cluster:
         yield cluster
 
 
@@ -85,9 +96,8 @@ async def submission(cluster: Cluster) -> AsyncIterator[UpdateSubmission]:
 async def test_a_right_update_is_accepted_and_its_round_closes(
     submission: UpdateSubmission,
 ) -> None:
-    answer = await submission.node.submit(submission.header(), submission.update)
+    await submission.node.submit(submission.offer(), submission.update)
 
-    assert answer.committed_offset == UPDATE_BYTES
     recorded = submission.cluster.wait_for(
         submission.job_id, lambda happening: happening.kind == "RoundRecorded"
     )
@@ -107,42 +117,101 @@ async def test_an_update_under_another_lease_is_refused(
 ) -> None:
     for name, value in changes.items():
         setattr(submission.assignment.lease, name, value)
-    assert await submission.expect_rejection(submission.header()) == reason
+    assert await submission.expect_rejection(submission.offer()) == reason
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"size_bytes": 10}, "UPDATE_TOO_LARGE"),
-        ({"offset": CHUNK_BYTES}, "OFFSET_MISMATCH"),
-    ],
-)
-async def test_a_header_that_does_not_fit_is_refused(
-    submission: UpdateSubmission, changes: dict[str, object], reason: str
-) -> None:
-    assert await submission.expect_rejection(submission.header(**changes)) == reason
+async def test_a_size_that_no_update_has_is_refused(submission: UpdateSubmission) -> None:
+    offer = submission.offer(size_bytes=10)
+    assert await submission.expect_rejection(offer) == "UPDATE_TOO_LARGE"
 
 
 async def test_a_signature_over_something_else_is_refused(submission: UpdateSubmission) -> None:
-    other = submission.header()
-    assert await submission.expect_rejection(submission.header(signature=other.signature)) == (
+    other = submission.offer()
+    assert await submission.expect_rejection(submission.offer(signature=other.signature)) == (
         "SIGNATURE_INVALID"
     )
 
 
-async def test_after_a_kill_a_nonce_stays_used_and_a_broken_upload_goes_on(
+async def test_after_a_kill_nonces_stay_used_and_only_what_is_missing_is_sent(
     submission: UpdateSubmission,
 ) -> None:
-    node, header = submission.node, submission.header()
-    await node.submit(header, submission.update, stop_at=5 * CHUNK_BYTES)
+    offer = submission.offer()
+    await submission.node.send_offer(offer)
+    assert await submission.expect_rejection(offer) == "NONCE_REPLAYED"
+    await submission.bring(0, 2 * PART)
+    await submission.bring(3 * PART, 3 * PART + 17)
+    await submission.restart()
 
-    assert await submission.expect_rejection(header) == "NONCE_REPLAYED"
-    submission.cluster.coordinator.kill()
-    submission.cluster.coordinator.start()
-    await node.channel.channel_ready()
-    assert await submission.expect_rejection(header) == "NONCE_REPLAYED"
-    again = submission.header(offset=5 * CHUNK_BYTES)
-    assert (await node.submit(again, submission.update)).committed_offset == UPDATE_BYTES
+    assert await submission.expect_rejection(offer) == "NONCE_REPLAYED"
+    gaps = [(2 * PART, 3 * PART), (3 * PART + 17, UPDATE_BYTES)]
+    assert await submission.missing() == gaps
+    await submission.node.submit(submission.offer(), submission.update)
+
+
+async def test_what_was_whole_before_a_kill_is_accepted_for_an_offer_alone(
+    submission: UpdateSubmission,
+) -> None:
+    await submission.bring(0, UPDATE_BYTES)
+    await submission.restart()
+
+    assert await submission.missing() == []
+    await submission.node.commit(submission.offer())
+
+
+async def test_ranges_come_in_any_order_and_may_overlap(submission: UpdateSubmission) -> None:
+    answer = await submission.node.send_offer(offer := submission.offer())
+    spans = [(PART, UPDATE_BYTES), (2, 2 * PART), (0, 5), (1, UPDATE_BYTES - 1)]
+    (ranged,) = answer.ticket.ranges
+    sending = [put_range(ranged, start, submission.update[start:end]) for start, end in spans]
+    assert await asyncio.gather(*sending) == [(204, "")] * 4
+    assert await submission.missing() == []
+    await asyncio.gather(*(submission.node.commit(offer) for _ in range(3)))
+    assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
+
+
+async def test_an_update_with_a_gap_is_not_committed(submission: UpdateSubmission) -> None:
+    await submission.bring(1, UPDATE_BYTES)
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await submission.node.commit(submission.offer())
+    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    assert await submission.missing() == [(0, 1)]
+
+
+async def test_bytes_come_after_the_commit_to_nobody(submission: UpdateSubmission) -> None:
+    answer = await submission.node.send_offer(offer := submission.offer())
+    (ranged,) = answer.ticket.ranges
+    assert await put_range(ranged, 0, submission.update) == (204, "")
+    await submission.node.commit(offer)
+    status, _ = await put_range(ranged, 0, bytes(UPDATE_BYTES))
+    assert status == 404
+    ended = submission.cluster.wait_for(
+        submission.job_id, lambda happening: happening.kind == "RoundRecorded"
+    )
+    assert ended.fields["bytes_up"] == UPDATE_BYTES
+
+
+async def test_a_request_under_way_is_cut_off_by_the_commit(submission: UpdateSubmission) -> None:
+    answer = await submission.node.send_offer(submission.offer())
+    (ranged,) = answer.ticket.ranges
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield bytes(PART)
+        await asyncio.Event().wait()
+
+    url = URL(ranged.url).with_host("127.0.0.1")
+    headers = {
+        **ranged.headers,
+        "Content-Range": f"bytes 0-{UPDATE_BYTES - 1}/*",
+        "Content-Length": str(UPDATE_BYTES),
+    }
+    async with aiohttp.ClientSession() as session:
+        writing = asyncio.create_task(session.put(url, data=slow(), headers=headers).__aenter__())
+        while (await submission.missing())[0][0] == 0:
+            pass
+        assert await put_range(ranged, 0, submission.update) == (204, "")
+        await submission.node.commit(submission.offer())
+        with pytest.raises(aiohttp.ClientError):
+            await writing
 
 
 async def test_a_value_that_is_not_finite_is_refused(submission: UpdateSubmission) -> None:
@@ -150,7 +219,7 @@ async def test_a_value_that_is_not_finite_is_refused(submission: UpdateSubmissio
     values[PARAMETERS // 2] = np.inf
     submission.update = values.tobytes()
 
-    assert await submission.expect_rejection(submission.header()) == "UPDATE_NOT_FINITE"
+    assert await submission.expect_rejection(submission.offer()) == "UPDATE_NOT_FINITE"
     assert submission.cluster.job(submission.job_id).job.updates_rejected == 1
 
 
@@ -158,72 +227,27 @@ async def test_bytes_that_are_not_the_declared_ones_are_refused(
     submission: UpdateSubmission,
 ) -> None:
     other = bytes(UPDATE_BYTES)
-    assert await submission.expect_rejection(submission.header(), other) == "DIGEST_MISMATCH"
-
-
-async def test_a_broken_upload_goes_on_at_its_committed_offset(
-    submission: UpdateSubmission,
-) -> None:
-    node, update = submission.node, submission.update
-    header = submission.header()
-    partial = await node.submit(header, update, stop_at=3 * CHUNK_BYTES)
-
-    assert partial.committed_offset == 3 * CHUNK_BYTES
-    assert (await node.query(header)).committed_offset == 3 * CHUNK_BYTES
-    again = submission.header(offset=3 * CHUNK_BYTES)
-    assert (await node.submit(again, update)).committed_offset == UPDATE_BYTES
+    assert await submission.expect_rejection(submission.offer(), other) == "DIGEST_MISMATCH"
 
 
 async def test_an_accepted_update_sent_again_is_accepted_and_counted_once(
     submission: UpdateSubmission,
 ) -> None:
-    await submission.node.submit(submission.header(), submission.update)
-    again = submission.header()
+    await submission.node.submit(submission.offer(), submission.update)
+    again = submission.offer()
 
-    assert (await submission.node.query(again)).is_accepted
-    answer = await submission.node.submit(again, submission.update)
-    assert answer.committed_offset == UPDATE_BYTES
+    assert (await submission.node.send_offer(again)).is_accepted
+    await submission.node.commit(again)
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 1
 
 
 async def test_the_same_bytes_count_again_under_the_lease_of_the_next_round(
     submission: UpdateSubmission,
 ) -> None:
-    await submission.node.submit(submission.header(), submission.update)
+    await submission.node.submit(submission.offer(), submission.update)
     submission.assignment = await next_assignment(submission.stream)
-    again = submission.header()
-
-    assert not (await submission.node.query(again)).is_accepted
-    await submission.node.submit(again, submission.update)
+    await submission.node.submit(submission.offer(), submission.update)
     assert submission.cluster.job(submission.job_id).job.updates_accepted == 2
-
-
-async def test_a_silent_upload_is_closed(submission: UpdateSubmission) -> None:
-    async def half() -> AsyncIterator[node_pb2.SubmitUpdateRequest]:
-        yield node_pb2.SubmitUpdateRequest(header=submission.header())
-        chunk = tensor_pb2.Chunk(payload=submission.update[:CHUNK_BYTES])
-        yield node_pb2.SubmitUpdateRequest(chunk=chunk)
-        await asyncio.Event().wait()
-
-    call = submission.node.stub.SubmitUpdate(half(), metadata=submission.node.metadata, timeout=240)
-    with pytest.raises(grpc.aio.AioRpcError) as broken:
-        await call
-    assert reason_of(broken.value) == "STREAM_SILENT"
-
-
-async def test_a_chunk_over_a_slow_line_may_take_longer_than_a_call(
-    submission: UpdateSubmission,
-) -> None:
-    update = submission.update
-    await submission.node.submit(submission.header(), update, stop_at=7 * CHUNK_BYTES)
-    node_port = int(submission.cluster.coordinator.node_address.rpartition(":")[2])
-    async with Proxies(plan(node_port, node=link(1, 0.8))) as proxies:
-        host, port = proxies.address("node")
-        async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
-            submission.node.stub = async_stub(channel)
-            again = submission.header(offset=7 * CHUNK_BYTES)
-            answer = await submission.node.submit(again, update)
-    assert answer.is_accepted
 
 
 async def test_a_model_is_served_from_an_offset(submission: UpdateSubmission) -> None:
@@ -231,7 +255,7 @@ async def test_a_model_is_served_from_an_offset(submission: UpdateSubmission) ->
     whole = await submission.node.fetch(model.digest)
 
     assert len(whole) == model.size_bytes
-    offset = CHUNK_BYTES + 17
+    offset = PART + 17
     assert await submission.node.fetch(model.digest, offset) == whole[offset:]
 
 

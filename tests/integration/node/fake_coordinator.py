@@ -9,20 +9,21 @@ from typing import Any, NamedTuple
 import grpc
 from aiohttp import web
 
-from coordinator.shell.bulk.server import Certificates, tls_context
+from coordinator.shell.bulk.messages import Certificates
+from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
 from gpu_node.core.state import Leave
 from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.bulk import BulkClient
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.part_file import Span
 from hypergpu.statements import (
     Assignment,
     Contribution,
@@ -36,6 +37,7 @@ from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY, unix_ms
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
 from hypergpu.wire.messages import terms_message
 from hypergpu.workloads.workload import build, find, numpy_layout
@@ -83,10 +85,9 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         self.asked_bytes = 0
         """Bytes of blobs that were asked for so far."""
         self.nonces: list[int] = []
-        self.headers: list[node_pb2.UpdateHeader] = []
-        self.stored = bytearray()
-        self.striped: dict[int, dict[int, bytes]] = {}
-        """Pieces of each stripe by where they end."""
+        self.offers: list[node_pb2.OfferUpdateRequest] = []
+        self.offered, self.stored, self.held = b"", bytearray(), list[Span]()
+        """Digest of the newest update, its bytes, and its ranges that came."""
         self.arrived: asyncio.Queue[Digest] = asyncio.Queue()
         self.accepted: set[Digest] = set()
         self.authority: Authority | None = None
@@ -123,7 +124,10 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         return node_pb2.ResolveBlobResponse(size_bytes=len(content), ticket=ticket)
 
     async def serve_range(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a GET of the bulk port."""
+        """Answer a request at the bulk port."""
+        return await (self._take(request) if request.method == "PUT" else self._give(request))
+
+    async def _give(self, request: web.BaseRequest) -> web.StreamResponse:
         content = self.blobs[Digest(request.path.removeprefix("/"))]
         span = request.http_range
         self.offsets.append(span.start)
@@ -142,69 +146,57 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
             request.transport.close()
         return response
 
-    async def QueryUpload(
-        self, request: node_pb2.QueryUploadRequest, context: Context
-    ) -> node_pb2.QueryUploadResponse:
-        is_accepted = digest_from_wire(request.digest.value) in self.accepted
-        committed = len(self.stored)
-        if request.stripes > 1:
-            committed = max(self.striped.get(request.stripe) or [0])
-        return node_pb2.QueryUploadResponse(committed_offset=committed, is_accepted=is_accepted)
+    async def _take(self, request: web.BaseRequest) -> web.StreamResponse:
+        start, last = map(int, request.headers["Content-Range"][6:-2].split("-"))
+        self.offsets.append(start)
+        stop_at, self.break_after_bytes = self.break_after_bytes, None
+        at = start
+        async for piece in request.content.iter_chunked(CHUNK_BYTES):
+            self.stored[at : at + len(piece)] = piece
+            at += len(piece)
+            self.held.append(Span(start, at))
+            if self.kill_after_bytes is not None and at >= self.kill_after_bytes:
+                self.kill_after_bytes = None
+                self.kill()
+            if stop_at is not None and at - start >= stop_at:
+                assert request.transport is not None
+                request.transport.close()
+                break
+        return web.Response(status=204 if at == last + 1 else 400)
 
-    async def SubmitUpdate(
-        self, requests: AsyncIterator[node_pb2.SubmitUpdateRequest], context: Context
-    ) -> node_pb2.SubmitUpdateResponse:
-        header = (await anext(requests)).header
-        self.offsets.append(header.offset)
-        self.nonces.append(header.nonce)
-        self.headers.append(header)
+    async def OfferUpdate(
+        self, request: node_pb2.OfferUpdateRequest, context: Context
+    ) -> node_pb2.OfferUpdateResponse:
+        self.nonces.append(request.nonce)
+        self.offers.append(request)
         rejection, self.rejection = self.rejection, None
         if rejection is not None:
             await abort(context, rejection)
-        await context.send_initial_metadata((("hypergpu-admitted", "1"),))
-        if header.stripes > 1:
-            return await self._stripe(header, requests, context)
-        del self.stored[header.offset :]
-        stop_at, self.break_after_bytes = self.break_after_bytes, None
-        async for request in requests:
-            assert request.chunk.offset == len(self.stored)
-            self.stored += request.chunk.payload
-            if self.kill_after_bytes is not None and len(self.stored) >= self.kill_after_bytes:
-                self.kill_after_bytes = None
-                self.kill()
-            if stop_at is not None and len(self.stored) - header.offset >= stop_at:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
-        if digest_of(self.stored) == digest_from_wire(header.digest.value):
-            self.accepted.add(digest_of(self.stored))
-            self.arrived.put_nowait(digest_of(self.stored))
-        is_accepted = digest_of(self.stored) in self.accepted
-        return node_pb2.SubmitUpdateResponse(
-            committed_offset=len(self.stored), is_accepted=is_accepted
-        )
+        if (digest := digest_from_wire(request.digest.value)) in self.accepted:
+            self.arrived.put_nowait(digest)
+            return node_pb2.OfferUpdateResponse(is_accepted=True)
+        if self.offered != request.digest.value:
+            self.offered = request.digest.value
+            self.stored, self.held = bytearray(request.size_bytes), []
+        scheme = "http" if self.authority is None else "https"
+        url = f"{scheme}://{TLS_NAME}:{self.bulk_port}/upload"
+        ranges = [
+            tensor_pb2.TicketRange(url=url, start=start, end=end)
+            for start, end in missing(self.held, request.size_bytes)
+        ]
+        ticket = tensor_pb2.Ticket(ranges=ranges, life_ms=self.ticket_life_ms)
+        self.tickets += 1
+        return node_pb2.OfferUpdateResponse(ticket=ticket)
 
-    async def _stripe(
-        self,
-        header: node_pb2.UpdateHeader,
-        requests: AsyncIterator[node_pb2.SubmitUpdateRequest],
-        context: Context,
-    ) -> node_pb2.SubmitUpdateResponse:
-        stop_at, self.break_after_bytes = self.break_after_bytes, None
-        held, at = self.striped.setdefault(header.stripe, {}), header.offset
-        async for request in requests:
-            assert request.chunk.offset == at
-            if stop_at is not None and at - header.offset >= stop_at:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
-            at += len(request.chunk.payload)
-            held[at] = request.chunk.payload
-        whole = b"".join(
-            piece
-            for _, pieces in sorted(self.striped.items())
-            for _, piece in sorted(pieces.items())
-        )
-        is_accepted = digest_of(whole) == digest_from_wire(header.digest.value)
-        if is_accepted:
-            self.accepted.add(digest_of(whole))
-        return node_pb2.SubmitUpdateResponse(committed_offset=at, is_accepted=is_accepted)
+    async def CommitUpdate(
+        self, request: node_pb2.CommitUpdateRequest, context: Context
+    ) -> node_pb2.CommitUpdateResponse:
+        digest = digest_of(self.stored)
+        if digest != digest_from_wire(request.digest.value):
+            await abort(context, HyperGPUError(Reason.OFFSET_MISMATCH, "not all is here"))
+        self.accepted.add(digest)
+        self.arrived.put_nowait(digest)
+        return node_pb2.CommitUpdateResponse()
 
     async def Join(self, request: node_pb2.JoinRequest, context: Context) -> node_pb2.JoinResponse:
         self.joins.append(request)
@@ -269,8 +261,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
 
     def begin(self) -> None:
         """Hold no update and no messages of earlier rounds."""
-        self.stored.clear()
-        self.headers.clear()
+        self.offered = b""
+        self.offers.clear()
         self.forget_said()
 
     def forget_said(self) -> None:
@@ -357,26 +349,26 @@ def state_paths_in(folder: Path) -> Iterator[StatePaths]:
         yield paths
 
 
-def is_signed(node: NodeId, header: node_pb2.UpdateHeader, work: Assignment) -> bool:
-    """Whether the node signed this header as its contribution to the work."""
+def is_signed(node: NodeId, offer: node_pb2.OfferUpdateRequest, work: Assignment) -> bool:
+    """Whether the node signed this offer as its contribution to the work."""
     ranges = [(run.start, run.count) for run in work.task.ranges]
     signed = Contribution(
         job=work.terms.job,
         epoch=work.epoch,
-        round=header.lease.round,
+        round=offer.lease.round,
         node=node,
         shard=shard_digest(work.task.partition, ranges),
         model=work.task.model.digest,
-        update=digest_from_wire(header.digest.value),
+        update=digest_from_wire(offer.digest.value),
         samples=Samples(sum(count for _, count in ranges)),
         inner_steps=work.task.inner_steps,
-        compute_ms=Milliseconds(header.report.compute_ms),
-        update_bytes=Bytes(header.size_bytes),
-        lease=header.lease.number,
-        nonce=header.nonce,
+        compute_ms=Milliseconds(offer.report.compute_ms),
+        update_bytes=Bytes(offer.size_bytes),
+        lease=offer.lease.number,
+        nonce=offer.nonce,
     )
     separator = work.terms.domain.separator()
-    return is_signed_by(node, separator, signed, header.signature)
+    return is_signed_by(node, separator, signed, offer.signature)
 
 
 JOB = JobId("job-000000000001")
@@ -388,6 +380,16 @@ CAPABILITIES = WorkerCapabilities(
     kind="numpy",
     workloads={"digits-softmax": 1},
 )
+
+
+def missing(held: list[Span], size_bytes: int) -> list[Span]:
+    """What no range holds."""
+    gaps, at = [], 0
+    for start, end in sorted(held):
+        if start > at:
+            gaps.append(Span(at, start))
+        at = max(at, end)
+    return [*gaps, Span(at, size_bytes)] if at < size_bytes else gaps
 
 
 def message_of(digest: Digest) -> tensor_pb2.Digest:

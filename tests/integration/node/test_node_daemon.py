@@ -55,7 +55,7 @@ async def test_a_daemon_joins_trains_and_sends_its_signed_update(kit: DaemonKit)
     with state_paths_in(kit.folder) as paths:
         node = identity_key(paths).node_id
         (end,) = load_memory(paths).rounds(JOB)
-    assert is_signed(node, kit.service.headers[-1], assignment_value(work))
+    assert is_signed(node, kit.service.offers[-1], assignment_value(work))
     assert end.update.digest == digest
 
 
@@ -81,7 +81,7 @@ async def test_work_done_once_is_only_sent_again_under_another_lease(kit: Daemon
         kit.assign(0, 1)
         first = await kit.update()
         kit.service.accepted.clear()
-        kit.service.stored.clear()
+        kit.service.offered = b""
         kit.assign(0, 2)
         assert await kit.update() == first
 
@@ -104,7 +104,7 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
         kit.assign(0, 2, job=OTHER_JOB)
         await kit.update()
     assert back.reason == "the worker died 4 times: it was ended by SIGKILL"
-    assert kit.service.headers[-1].lease.job_id == OTHER_JOB
+    assert kit.service.offers[-1].lease.job_id == OTHER_JOB
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

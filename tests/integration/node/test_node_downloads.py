@@ -7,22 +7,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpu_node.shell.bulk import BulkBrokenError
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
-from gpu_node.shell.part_file import PartFile, Span
 from gpu_node.shell.state import StatePaths
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.part_file import DigestingPartFile, Span, missing_spans
 from hypergpu.statements import Assignment, BlobRef, Delta
-from hypergpu.streams import STRIPE_BYTES_MIN
+from hypergpu.streams import RANGE_BYTES_MIN
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat, TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.bulk import BulkBrokenError
 from hypergpu.wire.messages import blob_value
 from netsim.proxy.proxies import Proxies
 from tests.integration.netsim.proxied import link, plan
@@ -59,9 +59,7 @@ class DownloadKit:
 
     def missing(self) -> list[Span]:
         """Ranges of the blob that are not on disk."""
-        part = PartFile(self.cache.part(BLOB.digest), BLOB.size_bytes)
-        part.close()
-        return part.missing()
+        return list(missing_spans(self.cache.part(BLOB.digest), BLOB.size_bytes))
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ async def test_a_broken_download_goes_on_where_it_broke_off(kit: DownloadKit) ->
 
 
 async def test_a_damaged_partial_download_is_started_over(kit: DownloadKit) -> None:
-    part = PartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
+    part = DigestingPartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
     part.write(0, b"x" * CHUNK_BYTES)
     part.close()
     assert await kit.fetch() == CONTENT
@@ -342,7 +340,7 @@ async def test_a_range_that_hangs_is_asked_for_again_by_an_idle_connection(
 
 
 async def test_a_kill_costs_only_what_was_not_written(kit: DownloadKit) -> None:
-    part = PartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
+    part = DigestingPartFile(kit.cache.part(BLOB.digest), BLOB.size_bytes)
     middle = Span(7 * CHUNK_BYTES, 9 * CHUNK_BYTES)
     part.write(middle.start, CONTENT[middle.start : middle.end])
     del part  # as after a kill: nothing was closed in good order
@@ -357,7 +355,7 @@ async def test_a_ticket_that_grows_old_is_renewed(kit: DownloadKit) -> None:
 
 
 async def test_a_small_blob_comes_over_one_connection(kit: DownloadKit) -> None:
-    small = blob_value(kit.service.put(CONTENT[: 2 * STRIPE_BYTES_MIN - 1]))
+    small = blob_value(kit.service.put(CONTENT[: 2 * RANGE_BYTES_MIN - 1]))
     await kit.fetch(small, connections=8)
     assert kit.service.offsets == [0]
 

@@ -9,20 +9,18 @@ from msgspec.structs import replace
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.access import rejection_in
 from gpu_node.shell.calls import Calls
-from gpu_node.shell.control import BulkConnections
 from gpu_node.shell.state import NonceCounter, StatePaths
 from gpu_node.shell.transfers import Uploader
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import PIECE_BYTES
+from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Samples
-from hypergpu.v1 import node_pb2
-from hypergpu.wire.chunks import CHUNK_BYTES, encode_chunk
+from hypergpu.wire.bulk import BulkBrokenError
 from tests.integration.node.fake_coordinator import (
+    CHUNK_BYTES,
     Served,
     calls_to,
     is_signed,
-    open_calls,
     serve,
     state_paths_in,
     terms_for,
@@ -48,10 +46,16 @@ class UploadKit:
         self.path.parent.mkdir()
         self.path.write_bytes(CONTENT)
         self.uploader = Uploader(paths, self.identity)
-        self.uploader.note_finished(LEASE)
 
-    async def send(self) -> None:
-        await self.uploader.send(self.calls, WORK, UPDATE)
+    async def send(self, connections: int = 1) -> None:
+        work = replace(WORK, connections=connections)
+        await self.uploader.send(self.calls, work, UPDATE)
+
+    async def expect_break(self, after_bytes: int, connections: int = 1) -> None:
+        """Let a request end early, and the attempt with it."""
+        self.service.break_after_bytes = after_bytes
+        with pytest.raises(BulkBrokenError):
+            await self.send(connections)
 
 
 @pytest.fixture
@@ -67,20 +71,17 @@ async def test_a_fresh_update_is_sent_from_its_start(kit: UploadKit) -> None:
     assert kit.service.offsets == [0]
 
 
-async def test_a_broken_upload_goes_on_at_the_committed_offset(kit: UploadKit) -> None:
-    kit.service.break_after_bytes = 3 * CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
-        await kit.send()
+async def test_a_broken_upload_sends_only_what_is_missing(kit: UploadKit) -> None:
+    await kit.expect_break(3 * CHUNK_BYTES)
+    held = sum(end - start for start, end in kit.service.held[-1:])
     await kit.send()
-    assert kit.service.offsets == [0, 3 * CHUNK_BYTES]
+    assert held >= 3 * CHUNK_BYTES
+    assert kit.service.offsets == [0, held]
     assert bytes(kit.service.stored) == CONTENT
 
 
 async def test_every_attempt_has_a_nonce_above_all_before_it(kit: UploadKit) -> None:
-    kit.service.break_after_bytes = CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
-        await kit.send()
-    kit.service.accepted.clear()
+    await kit.expect_break(CHUNK_BYTES)
     kit.uploader = Uploader(kit.paths, kit.identity)  # the daemon was started again
     await kit.send()
     first, second = kit.service.nonces
@@ -108,13 +109,28 @@ async def test_an_update_damaged_on_disk_is_known_by_its_digest(kit: UploadKit) 
 
 async def test_an_attempt_that_stored_more_than_the_last_has_progressed(kit: UploadKit) -> None:
     assert not kit.uploader.has_progressed
-    kit.service.break_after_bytes = 2 * CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
-        await kit.send()
-    kit.service.break_after_bytes = 2 * CHUNK_BYTES
-    with pytest.raises(grpc.aio.AioRpcError):
-        await kit.send()
+    await kit.expect_break(2 * CHUNK_BYTES)
+    await kit.expect_break(2 * CHUNK_BYTES)
     assert kit.uploader.has_progressed
+
+
+async def test_a_ticket_is_renewed_by_a_fresh_offer(kit: UploadKit) -> None:
+    kit.service.ticket_life_ms = 0
+    await kit.send(connections=4)
+    assert len(kit.service.offers) > 1
+    assert kit.service.nonces == sorted(set(kit.service.nonces))
+    assert bytes(kit.service.stored) == CONTENT
+
+
+async def test_bytes_that_are_missing_at_the_commit_are_asked_for_again(kit: UploadKit) -> None:
+    kit.service.offered = digest_to_wire(UPDATE.digest)
+    kit.service.held = [Span(0, CHUNK_BYTES)]
+    kit.service.stored = bytearray(len(CONTENT))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await kit.send()
+    rejection = rejection_in(refused.value)
+    assert rejection is not None
+    assert rejection.reason is Reason.OFFSET_MISMATCH
 
 
 def test_nonces_only_grow_also_when_the_clock_goes_back(tmp_path: Path) -> None:
@@ -130,60 +146,16 @@ def test_nonces_only_grow_also_when_the_clock_goes_back(tmp_path: Path) -> None:
     assert second[0] > first[1]
 
 
-async def _over_four(kit: UploadKit) -> None:
-    bulk = BulkConnections(lambda: open_calls(kit.address))
-    async with bulk.open(kit.calls, 4) as calls:
-        try:
-            await kit.uploader.send(calls, WORK, UPDATE)
-        finally:
-            await bulk.close()
-
-
-async def test_an_update_goes_in_stripes_under_one_nonce_over_several_connections(
-    kit: UploadKit,
-) -> None:
-    await _over_four(kit)
+async def test_an_update_goes_over_several_connections_under_one_offer(kit: UploadKit) -> None:
+    await kit.send(connections=4)
     assert UPDATE.digest in kit.service.accepted
-    assert sorted(header.stripe for header in kit.service.headers) == [0, 1, 2, 3]
-    assert {header.stripes for header in kit.service.headers} == {4}
-    assert len(set(kit.service.nonces)) == 1
-    assert all(is_signed(kit.identity.node_id, header, WORK) for header in kit.service.headers)
-    starts = [header.offset for header in sorted(kit.service.headers, key=lambda h: h.stripe)]
-    assert starts == [number * len(CONTENT) // 4 for number in range(4)]
+    (offer,) = kit.service.offers
+    assert is_signed(kit.identity.node_id, offer, WORK)
+    assert len(kit.service.offsets) >= 4
 
 
-async def test_each_stripe_goes_on_where_it_broke_off_under_a_fresh_nonce(kit: UploadKit) -> None:
-    kit.service.break_after_bytes = 2 * PIECE_BYTES  # of one stripe; the others may end or not
-    with pytest.raises(grpc.aio.AioRpcError):
-        await _over_four(kit)
-    before = kit.service.headers[0].nonce
-    await _over_four(kit)
+async def test_what_breaks_on_one_connection_is_sent_again_by_another(kit: UploadKit) -> None:
+    await kit.expect_break(2 * CHUNK_BYTES, connections=4)
+    await kit.send(connections=4)
     assert UPDATE.digest in kit.service.accepted
-    again = [header for header in kit.service.headers if header.nonce != before]
-    assert len(again) == 4
-    assert min(header.nonce for header in again) > before
-    # Two pieces of some stripe had come, and nothing of it comes twice.
-    starts = [header.stripe * len(CONTENT) // 4 for header in again]
-    assert any(
-        header.offset >= start + 2 * PIECE_BYTES
-        for header, start in zip(again, starts, strict=True)
-    )
-
-
-@pytest.mark.parametrize(("bulk_bytes", "sends_bulk_unasked"), [(8 << 10, True), (64 << 10, False)])
-async def test_what_one_window_carries_goes_unasked_and_still_meets_its_refusal(
-    kit: UploadKit, bulk_bytes: int, *, sends_bulk_unasked: bool
-) -> None:
-    kit.service.rejection = HyperGPUError(Reason.LEASE_STALE, "another round is open")
-    taken: list[str] = []
-
-    async def messages() -> AsyncIterator[bytes]:
-        taken.append("header")
-        yield node_pb2.SubmitUpdateRequest(header=node_pb2.UpdateHeader()).SerializeToString()
-        taken.append("bulk")
-        yield encode_chunk(2, 0, memoryview(bytes(bulk_bytes)))
-
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await kit.calls.submit(messages(), 240.0, bulk_bytes)
-    assert rejection_in(refused.value) is not None
-    assert ("bulk" in taken) == sends_bulk_unasked
+    assert bytes(kit.service.stored) == CONTENT

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from hypergpu.ids import Digest, TokenId
 from hypergpu.streams import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
 from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
-from hypergpu.wire.credentials import Role, Token, token_text
+from hypergpu.wire.credentials import TLS_NAME, Role, Token, token_text
 
 Context = grpc.ServicerContext
 SECRET = "s" * 32
@@ -91,8 +92,9 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.manifests: list[tensor_pb2.Manifest] = []
         self.token_id = "1" * 12
         """Id of the only token."""
+        self.bulk_port = 0
         self.breaks_left = 0
-        """Transfers break off after their first chunk this often."""
+        """Transfers break off after their first bytes this often."""
         self.is_away = False
         """Jobs are not told of."""
         self.offsets: list[int] = []
@@ -165,40 +167,38 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self._note(f"RemoveJob {request.job_id}", context)
         return job_pb2.RemoveJobResponse(freed_bytes=5000)
 
-    def QueryData(self, request: Any, context: Context) -> job_pb2.QueryDataResponse:
-        self._note("QueryData", context)
-        held = self.blobs.get(request.blob.digest.value, b"")
-        return job_pb2.QueryDataResponse(committed_offset=len(held))
+    def OfferData(self, request: Any, context: Context) -> job_pb2.OfferDataResponse:
+        self._note("OfferData", context)
+        digest, size_bytes = request.blob.digest.value, request.blob.size_bytes
+        held = len(self.blobs.setdefault(digest, bytearray()))
+        if held == size_bytes:
+            return job_pb2.OfferDataResponse(is_stored=True)
+        ranges = [self._range(f"upload/{digest.hex()}", held, size_bytes)]
+        return job_pb2.OfferDataResponse(ticket=tensor_pb2.Ticket(ranges=ranges, life_ms=60_000))
 
-    def UploadData(
-        self, requests: Iterator[job_pb2.UploadDataRequest], context: Context
-    ) -> job_pb2.UploadDataResponse:
-        self._note("UploadData", context)
-        header = next(requests).header
-        held = self.blobs.setdefault(header.blob.digest.value, bytearray())
-        assert header.offset == len(held)
-        self.offsets.append(header.offset)
-        for request in requests:
-            assert request.chunk.offset == len(held)
-            held += request.chunk.payload
-            self._break(context)
-        return job_pb2.UploadDataResponse(committed_offset=len(held))
+    def CommitData(self, request: Any, context: Context) -> job_pb2.CommitDataResponse:
+        self._note("CommitData", context)
+        assert len(self.blobs[request.blob.digest.value]) == request.blob.size_bytes
+        return job_pb2.CommitDataResponse()
 
-    def ExportModel(self, request: Any, context: Context) -> Iterator[job_pb2.ExportModelResponse]:
-        self._note(f"ExportModel {request.which}", context)
-        self.offsets.append(request.offset)
-        model = self.jobs[0].model
-        header = job_pb2.ExportHeader(
-            blob=tensor_pb2.BlobRef(digest=model, size_bytes=len(MODEL)),
+    def ResolveModel(self, request: Any, context: Context) -> job_pb2.ResolveModelResponse:
+        self._note(f"ResolveModel {request.which}", context)
+        ticket = tensor_pb2.Ticket(ranges=[self._range("model", 0, len(MODEL))], life_ms=60_000)
+        return job_pb2.ResolveModelResponse(
+            blob=tensor_pb2.BlobRef(digest=self.jobs[0].model, size_bytes=len(MODEL)),
             layout_json=LAYOUT.to_json().decode(),
             model_card="# first\n",
+            ticket=ticket,
         )
-        yield job_pb2.ExportModelResponse(header=header)
-        start = request.offset if request.digest == model else 0
-        for at in range(start, len(MODEL), CHUNK):
-            chunk = tensor_pb2.Chunk(offset=at, payload=MODEL[at : at + CHUNK])
-            yield job_pb2.ExportModelResponse(chunk=chunk)
-            self._break(context)
+
+    def _range(self, name: str, start: int, end: int) -> tensor_pb2.TicketRange:
+        url = f"http://{TLS_NAME}:{self.bulk_port}/{name}"
+        return tensor_pb2.TicketRange(url=url, start=start, end=end)
+
+    def breaks(self) -> bool:
+        """Whether the transfer that has begun breaks off."""
+        self.breaks_left -= 1
+        return self.breaks_left >= 0
 
     def WatchJob(self, request: Any, context: Context) -> Iterator[job_pb2.WatchJobResponse]:
         self._note("WatchJob", context)
@@ -290,6 +290,39 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         return job_pb2.RevokeTokenResponse()
 
 
+class _BulkRequest(BaseHTTPRequestHandler):
+    """One request at the bulk port."""
+
+    protocol_version = "HTTP/1.1"
+    service: FakeService
+
+    def give(self) -> None:
+        start, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        self.service.offsets.append(start)
+        self.send_response(206)
+        self.send_header("Content-Length", str(last + 1 - start))
+        self.end_headers()
+        if self.service.breaks():
+            last, self.close_connection = start + CHUNK - 1, True
+        self.wfile.write(MODEL[start : last + 1])
+
+    def take(self) -> None:
+        start, last = map(int, self.headers["Content-Range"][6:-2].split("-"))
+        self.service.offsets.append(start)
+        held = self.service.blobs[bytes.fromhex(self.path.removeprefix("/upload/"))]
+        assert start == len(held)
+        if self.service.breaks():
+            held += self.rfile.read(CHUNK)
+            self.close_connection = True
+            return
+        held += self.rfile.read(last + 1 - start)
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
 EVENTS: list[tuple[str, dict[str, object]]] = [
     ("JobCreated", {"job_id": JOB}),
     ("NodeJoined", {"node": NODE}),
@@ -324,8 +357,17 @@ def serving(
     job_pb2_grpc.add_OperatorServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    answers = {"service": service, "do_GET": _BulkRequest.give, "do_PUT": _BulkRequest.take}
+    handler = type("BulkRequest", (_BulkRequest,), answers)
+    bulk = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    service.bulk_port = bulk.server_port
+    answering = threading.Thread(target=bulk.serve_forever, kwargs={"poll_interval": 0.01})
+    answering.start()
     try:
         yield port
     finally:
+        bulk.shutdown()
+        answering.join()
+        bulk.server_close()
         stopped: threading.Event = server.stop(None)
         stopped.wait(5)

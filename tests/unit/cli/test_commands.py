@@ -11,8 +11,10 @@ from safetensors.numpy import load_file
 from hypergpu.client import ConnectionTarget, Coordinator, JobEvent
 from hypergpu.client.settings import ResolvedSetting, chain_meant, resolve_settings, timeout_s
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.part_file import DigestingPartFile
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.terminal.watch import JobProgress, PlainView, Watched, follow
+from hypergpu.units import Bytes
 from hypergpu.wire.credentials import parse_token
 from tests.unit.cli import fake_service
 from tests.unit.cli.conftest import Hypergpu
@@ -139,7 +141,7 @@ def test_data_is_uploaded_once_and_from_where_it_broke(
     ended = hypergpu("job", "submit", str(file))
     assert ended.exit_code == 0, ended.stderr
     assert [bytes(blob) for blob in service.blobs.values()] == [b"b" * 700_000]
-    assert service.offsets == [0, 524_288]
+    assert service.offsets == [0, fake_service.CHUNK]
     assert [entry.path for entry in service.manifests[0].entries] == ["a.txt", "b.txt"]
 
 
@@ -399,11 +401,18 @@ def test_broken_transfer_goes_on_where_it_was(
     assert service.offsets == [0, fake_service.CHUNK, 2 * fake_service.CHUNK]
 
 
+def keep_part(folder: Path, content: bytes) -> None:
+    """Leave what an export that was broken off had of the model."""
+    part = DigestingPartFile(folder / f".{JOB}-latest.part", Bytes(len(MODEL)))
+    part.write(0, content)
+    part.close()
+
+
 def test_part_of_an_earlier_command_is_used(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     digest = service.jobs[0].model.value.hex()
-    (tmp_path / f".{JOB}-latest.part").write_bytes(MODEL[:300])
+    keep_part(tmp_path, MODEL[:300])
     (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
     ended = hypergpu("job", "export", "--out", str(tmp_path))
     assert ended.exit_code == 0, ended.stderr
@@ -414,7 +423,7 @@ def test_damaged_model_is_refused_and_not_written(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     digest = service.jobs[0].model.value.hex()
-    (tmp_path / f".{JOB}-latest.part").write_bytes(b"x" * 300)
+    keep_part(tmp_path, b"x" * 300)
     (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
     ended = hypergpu("job", "export", "--out", str(tmp_path))
     assert ended.exit_code == Reason.DIGEST_MISMATCH.exit_code
@@ -427,7 +436,7 @@ def test_which_model_is_the_callers_choice(
     flags: list[str], which: str, service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     hypergpu("job", "export", "--out", str(tmp_path), *flags)
-    assert f"ExportModel {which}" in service.called
+    assert f"ResolveModel {which}" in service.called
 
 
 def test_export_again_replaces_what_the_former_one_left(hypergpu: Hypergpu, tmp_path: Path) -> None:

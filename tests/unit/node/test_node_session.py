@@ -33,7 +33,6 @@ from hypergpu.streams import (
 )
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.chunks import CHUNK_BYTES
 from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from tests.unit.node.node_states import all_events, states
 
@@ -218,6 +217,7 @@ def test_a_node_that_is_given_no_port_for_probes_is_as_good_as_blocked() -> None
 
 
 TIMEOUT_MS = Milliseconds(10_000)
+CHUNK_BYTES = 512 << 10
 SLOW_BYTES_PER_S = 100_000 / 8
 """A line of 100 kbit/s."""
 

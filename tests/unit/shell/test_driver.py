@@ -18,7 +18,7 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import Phase
 from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.evaluation import packed_manifest
 from coordinator.shell.commands.perform import take_up
@@ -321,14 +321,14 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
     async with driving(services), asyncio.timeout(240):
         await prepared_job(services)
         assert not await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
-        uploads.open("update", BLOB, owner=OWNER).append(0, CONTENT[:120])
+        upload = uploads.open(upload_name("update", owner=OWNER), BLOB)
         collector.request()
         assert await uploads.forgotten.get() == 0
 
         assert not await services.driver.submit(JOB, NodeLost(at_ms=NOW, node=NODE, reason="cable"))
         collector.request()
         assert await uploads.forgotten.get() == 1
-    assert uploads.committed_offset("update", owner=OWNER) == 0
+    assert not (tmp_path / QUARANTINE / upload.name).exists()
     collecting.cancel()
 
 

@@ -1,13 +1,10 @@
-"""What nodes' calls do and read: enrolment, control, assignments, chunks, blobs."""
+"""What nodes' calls do and read: enrolment, control, assignments, blobs."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import AssignShard
@@ -19,7 +16,6 @@ from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.runtime.nodes import KnownNodes
-from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
 from coordinator.shell.servicers.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
@@ -29,8 +25,7 @@ from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.streams import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
-from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
-from hypergpu.wire.chunks import BlobPiece, encode_chunk
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import assignment_message, assignment_value
 from tests.journals import FolderJournal
@@ -286,52 +281,3 @@ def test_a_model_that_cannot_be_drawn_is_not_said_to_be() -> None:
     message = wire_round_trip(assignment_of())
     message.model.ClearField("initial")
     assert assignment_value(message).initial is None
-
-
-OFFSETS = st.integers(0, 2**63)
-PAYLOADS = st.binary(max_size=300)
-
-
-@given(OFFSETS, PAYLOADS)
-def test_a_chunk_built_by_hand_is_protobufs_own_encoding(offset: int, payload: bytes) -> None:
-    chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
-    view = memoryview(payload)
-
-    for message in (
-        node_pb2.SubmitUpdateRequest,
-        job_pb2.ExportModelResponse,
-    ):
-        raw = encode_chunk(message.CHUNK_FIELD_NUMBER, offset, view)
-        assert message.FromString(raw).chunk == chunk
-
-
-@given(OFFSETS, PAYLOADS)
-def test_a_chunk_taken_apart_by_hand_is_what_protobuf_reads(offset: int, payload: bytes) -> None:
-    chunk = tensor_pb2.Chunk(offset=offset, payload=payload)
-    raw = node_pb2.SubmitUpdateRequest(chunk=chunk).SerializeToString()
-
-    piece = transfer.upload_parser(node_pb2.SubmitUpdateRequest)(raw)
-    assert (piece.offset, bytes(piece.payload)) == (offset, payload)
-
-
-@given(st.binary(max_size=64))
-def test_no_bytes_at_all_break_the_parser(raw: bytes) -> None:
-    parse = transfer.upload_parser(node_pb2.SubmitUpdateRequest)
-    try:
-        parsed = parse(raw)
-    except HyperGPUError:
-        with pytest.raises(DecodeError):
-            node_pb2.SubmitUpdateRequest.FromString(raw)
-        return
-    if isinstance(parsed, BlobPiece):
-        message = node_pb2.SubmitUpdateRequest.FromString(raw)
-        assert (message.chunk.offset, message.chunk.payload) == (
-            parsed.offset,
-            bytes(parsed.payload),
-        )
-
-
-def test_a_header_is_given_as_its_own_message() -> None:
-    header = node_pb2.UpdateHeader(nonce=7)
-    raw = node_pb2.SubmitUpdateRequest(header=header).SerializeToString()
-    assert transfer.upload_parser(node_pb2.SubmitUpdateRequest)(raw) == header

@@ -2,12 +2,12 @@
 
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.__main__ import main
 from coordinator.config import Settings
@@ -19,6 +19,7 @@ from coordinator.core.measure.reading import (
     TransferTime,
 )
 from coordinator.core.plan.decision import PlanRequest
+from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.commands.perform import with_line
 from coordinator.shell.probe_echo import LIFE_MS, RENEWAL_MS, ProbeTokens
 from coordinator.shell.runtime.nodes import (
@@ -130,29 +131,32 @@ def test_what_was_measured_here_of_an_upload_goes_before_what_the_node_says() ->
     assert readings.reading(OTHER).up_bits_per_s.count == 1
 
 
-def measure_upload(stripes: int, at_us: Sequence[int]) -> list[TransferTime]:
-    """Transfers that the meter reports where every stripe brings a piece at each of these times."""
+def bytes_message(request: int, size_bytes: int, at_us: int) -> BytesReceived:
+    """Bytes that a bulk process tells of."""
+    return BytesReceived(NODE, request, Bytes(size_bytes), Microseconds(at_us), is_last=False)
+
+
+def measure_upload(requests: int, at_us: Sequence[int]) -> list[TransferTime]:
+    """Transfers that the meter reports where every request brings a piece at these times."""
     found: list[TransferTime] = []
-    clock_us = [0]
-    meter = UploadMeter(found.append, lambda: clock_us[0])
-    with ExitStack() as open_streams:
-        streams = [open_streams.enter_context(meter.stream()) for _ in range(stripes)]
-        for now_us in at_us:
-            clock_us[0] = now_us
-            for add_bytes in streams:
-                add_bytes(64 << 10)
+    meter = UploadMeter(found.append)
+    for now_us in at_us:
+        for request in range(requests):
+            meter.add(bytes_message(request, 64 << 10, now_us))
+    for request in range(requests):
+        meter.add(replace(bytes_message(request, 0, at_us[-1]), is_last=True))
     return found
 
 
-def test_an_upload_is_timed_over_all_its_stripes() -> None:
-    """Four stripes of a line of 8 Mbit/s: what they brought first had begun before the clock."""
+def test_an_upload_is_timed_over_all_its_requests() -> None:
+    """Four requests over a line of 8 Mbit/s: what they brought first had begun before the clock."""
     (transfer,) = measure_upload(4, range(0, 5 * 262_144, 262_144))
     assert (transfer.size_bytes, transfer.connections) == (1 << 20, 4)
     assert transfer.size_bytes * 8e6 / transfer.took_us == 8e6
 
 
 @pytest.mark.parametrize(
-    ("stripes", "at_us"),
+    ("requests", "at_us"),
     [
         (1, [0]),
         (8, [0]),
@@ -162,9 +166,9 @@ def test_an_upload_is_timed_over_all_its_stripes() -> None:
     ],
 )
 def test_an_upload_that_was_small_or_there_all_at_once_says_nothing_of_a_rate(
-    stripes: int, at_us: list[int]
+    requests: int, at_us: list[int]
 ) -> None:
-    assert measure_upload(stripes, at_us) == []
+    assert measure_upload(requests, at_us) == []
 
 
 def test_a_stall_of_the_line_is_part_of_its_upload() -> None:

@@ -27,11 +27,12 @@ from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
 from coordinator.shell.runtime.services import (
+    Commits,
     NewJobTerms,
     NodeAllocator,
     Pins,
     Services,
-    UploadNonces,
+    UpdateOffers,
 )
 from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import IdentityKey, digest_of
@@ -67,10 +68,11 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         nodes=nodes,
         allocator=NodeAllocator(driver, nodes),
         pins=Pins(),
-        nonces=UploadNonces(),
+        offers=UpdateOffers(),
+        commits=Commits(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=EmbeddedStore(folder, lambda *_: None),
+        bulk=EmbeddedStore(folder, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

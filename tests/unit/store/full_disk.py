@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
+from hypergpu.part_file import PartFile
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
@@ -74,14 +75,16 @@ def fill_upload(folder: Path) -> None:
     space = Space(folder)
     blobs = BlobStore(folder, space)
     blob = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
-    upload = UploadStore(folder, blobs, space).open("key", blob)
+    uploads, name = UploadStore(folder, blobs, space), upload_name("an upload")
     limit(LIMIT_BYTES)
-    upload.append(0, CONTENT[:100_000])
-    expect_disk_full(lambda: upload.append(100_000, CONTENT[100_000:]))
-    say(f"{upload.committed_offset} {upload.path.stat().st_size}")
+    expect_disk_full(lambda: uploads.open(name, blob))
+    say("empty" if space.used_bytes == 0 else "left over")
     limit(resource.RLIM_INFINITY)
-    upload.append(100_000, CONTENT[100_000:])
-    say("whole" if upload.finish() == blob else "damaged")
+    part = PartFile(folder / QUARANTINE / uploads.open(name, blob).name, blob.size_bytes)
+    part.write(0, CONTENT)
+    part.close()
+    uploads.finish(uploads.seal(name, blob), blob)
+    say("whole" if blobs.find(blob.digest) == blob else "damaged")
 
 
 if __name__ == "__main__":

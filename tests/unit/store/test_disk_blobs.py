@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.house.tree import ROOT, handwritten_files
 from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
-from coordinator.shell.blobs.upload_store import UploadStore
+from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from hypergpu.crypto import (
     RunningDigest,
@@ -23,6 +23,7 @@ from hypergpu.crypto import (
     running_digest_of_file,
 )
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.part_file import PartFile
 from hypergpu.statements import BlobRef
 from hypergpu.streams import SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
@@ -104,18 +105,6 @@ def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -
         blobs.open(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
 
 
-def test_a_crash_while_an_upload_becomes_a_blob_loses_nothing(tmp_path: Path) -> None:
-    space = Space(tmp_path)
-    blobs = BlobStore(tmp_path, space)
-    upload = UploadStore(tmp_path, blobs, space).open("key", BLOB)
-    upload.append(0, CONTENT)
-    # The name that a finished upload has between the quarantine and the blobs.
-    upload.path.rename(upload.path.with_name(upload.path.name + ".finished"))
-    again = UploadStore(tmp_path, blobs, Space(tmp_path))
-    assert again.committed_offset("key") == len(CONTENT)
-    assert again.open("key", BLOB).finish() == BLOB
-
-
 def test_a_collection_can_spare_what_an_earlier_process_stored(tmp_path: Path) -> None:
     reopen(tmp_path).put(CONTENT, keep_s=-1)
     blobs = reopen(tmp_path)
@@ -141,11 +130,6 @@ class SpareBench:
         self.quarantine = UploadStore(folder, self.blobs, self.space)
         self.blobs.put(OLD, keep_s=-1)
         self.blobs.collect(frozenset())
-
-    def reopen(self) -> UploadStore:
-        """The quarantine of a process that follows one that was killed."""
-        space = Space(self.folder)
-        return UploadStore(self.folder, BlobStore(self.folder, space), space)
 
     def store_blob(self) -> bytes:
         """The new blob."""
@@ -184,53 +168,16 @@ def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
 
 
 def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareBench) -> None:
-    upload = store.quarantine.open("key", SPARE_BLOB)
-    upload.append(0, NEW[:HALF])
-    assert store.quarantine.committed_offset("key") == HALF
-    upload.append(HALF, NEW[HALF:])
-    upload.finish()
+    name = upload_name("an upload")
+    for start in (HALF, 0):
+        upload = store.quarantine.open(name, SPARE_BLOB)
+        part = PartFile(store.folder / QUARANTINE / upload.name, upload.size_bytes)
+        part.write(start, NEW[start : start + HALF])
+        part.close()
+    store.quarantine.finish(store.quarantine.seal(name, SPARE_BLOB), SPARE_BLOB)
     assert store.store_blob() == NEW
     assert store.space.used_bytes == SIZE_BYTES
-    assert not list((store.folder / "quarantine").iterdir())
-
-
-def test_an_attempt_that_ends_leaves_only_its_own_bytes(store: SpareBench) -> None:
-    upload = store.quarantine.open("key", SPARE_BLOB)
-    upload.append(0, NEW[:HALF])
-    upload.close()
-    assert store.quarantine.committed_offset("key") == HALF
-    again = store.quarantine.open("key", SPARE_BLOB)
-    assert again.committed_offset == HALF
-    again.append(HALF, NEW[HALF:])
-    again.finish()
-    assert store.store_blob() == NEW
-
-
-def test_after_a_kill_only_the_uploads_own_bytes_count(store: SpareBench) -> None:
-    store.quarantine.open("key", SPARE_BLOB).append(0, NEW[:HALF])
-    quarantine = store.reopen()
-    assert quarantine.committed_offset("key") == HALF
-    again = quarantine.open("key", SPARE_BLOB)
-    again.append(HALF, NEW[HALF:])
-    again.finish()
-    assert store.store_blob() == NEW
-
-
-def test_a_kill_before_the_first_byte_leaves_an_empty_upload(store: SpareBench) -> None:
-    store.quarantine.open("key", SPARE_BLOB)
-    assert store.reopen().committed_offset("key") == 0
-
-
-def test_a_newer_attempt_takes_over_what_an_older_one_stored(store: SpareBench) -> None:
-    older = store.quarantine.open("key", SPARE_BLOB)
-    older.append(0, NEW[:HALF])
-    newer = store.quarantine.open("key", SPARE_BLOB)
-    assert newer.committed_offset == HALF
-    with pytest.raises(HyperGPUError):
-        older.append(HALF, NEW[HALF:])
-    newer.append(HALF, NEW[HALF:])
-    newer.finish()
-    assert store.store_blob() == NEW
+    assert not list((store.folder / QUARANTINE).iterdir())
 
 
 HOME = Path("hypergpu/streams.py")
@@ -355,8 +302,8 @@ def test_a_blob_that_does_not_fit_leaves_nothing_and_fits_later(tmp_path: Path) 
     assert fill_disk("blobs", tmp_path) == ["DISK_FULL", "empty", "whole"]
 
 
-def test_an_upload_that_hits_the_end_of_the_disk_goes_on_where_it_was(tmp_path: Path) -> None:
-    assert fill_disk("upload", tmp_path) == ["DISK_FULL", "100000", "100000", "whole"]
+def test_an_upload_that_does_not_fit_on_the_disk_is_refused_before_a_byte(tmp_path: Path) -> None:
+    assert fill_disk("upload", tmp_path) == ["DISK_FULL", "empty", "whole"]
 
 
 def test_the_last_free_bytes_are_left_to_the_journal(tmp_path: Path) -> None:

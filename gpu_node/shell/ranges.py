@@ -1,0 +1,116 @@
+"""The missing ranges of one blob, handed to several connections, and the last ones twice: a loss
+holds back the connection that it meets, not the blob.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from gpu_node.shell.control import gather_or_cancel
+from hypergpu.part_file import Span
+from hypergpu.streams import RANGE_BYTES_MIN, transfer_timeout_s
+from hypergpu.units import Milliseconds
+from hypergpu.wire.bulk import BulkBrokenError
+
+RANGE_BYTES_MAX = 4 << 20
+"""Over several connections; one moves all that is missing in a row at once."""
+
+
+class RangeUnderWay:
+    """A range, and how far the connection that is farthest has come."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.offset = span.start
+        self.connections = 0
+        """Connections that were ever told to move it."""
+        self.handed_bytes = 0
+        """Bytes of a range that is sent, as the transport took them; they may still be lost."""
+        self._attempts: list[asyncio.Timeout] = []
+        """Time limits of those that still do."""
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that were not moved yet."""
+        return self.span.end - self.offset
+
+    @asynccontextmanager
+    async def attempt(self, timeout_s: float) -> AsyncIterator[None]:
+        """One connection's time with the range, which ends when another one has moved it.
+
+        Raises:
+            TimeoutError: The time is over, or another one was first.
+        """
+        async with asyncio.timeout(timeout_s) as limit:
+            self._attempts.append(limit)
+            try:
+                yield
+            finally:
+                self._attempts.remove(limit)
+        for other in self._attempts:
+            if not other.expired():
+                other.reschedule(asyncio.get_running_loop().time())
+
+
+Move = Callable[[RangeUnderWay, int], Awaitable[None]]
+"""Moves what is left of a range over a connection, which is a number."""
+
+
+class RangeQueue:
+    """Hands ranges to connections."""
+
+    def __init__(self, missing: Iterable[Span], connections: int, timeout_ms: Milliseconds) -> None:
+        """Cut what is missing for as many connections as it is worth, at most so many."""
+        spans = list(missing)
+        self.left_bytes = sum(span.end - span.start for span in spans)
+        """Bytes of all ranges at the start."""
+        self.connections = max(1, min(connections, self.left_bytes // RANGE_BYTES_MIN))
+        self._timeout_ms = timeout_ms
+        self._ranges = [RangeUnderWay(span) for span in self._cut(spans)]
+        self._next = 0
+
+    def _cut(self, spans: list[Span]) -> list[Span]:
+        if self.connections == 1:
+            return spans
+        each = -(-self.left_bytes // self.connections)
+        step = min(RANGE_BYTES_MAX, max(RANGE_BYTES_MIN, each))
+        return [
+            Span(start, min(start + step, span.end))
+            for span in spans
+            for start in range(span.start, span.end, step)
+        ]
+
+    async def run(self, move: Move) -> None:
+        """Move all of them. A connection that breaks ends the others too.
+
+        Raises:
+            TimeoutError: A range took too long.
+            BulkBrokenError: A connection broke.
+        """
+        if self._ranges:
+            lanes = range(self.connections)
+            await gather_or_cancel([self._serve(move, lane) for lane in lanes])
+
+    async def _serve(self, move: Move, lane: int) -> None:
+        """Move range after range over one connection."""
+        while (chosen := self._take()) is not None:
+            left_bytes, is_first = chosen.left_bytes, chosen.connections == 0
+            chosen.connections += 1
+            timeout_s = transfer_timeout_s(
+                left_bytes, self._timeout_ms, connections=self.connections
+            )
+            try:
+                async with chosen.attempt(timeout_s):
+                    await move(chosen, lane)
+            except (TimeoutError, BulkBrokenError):
+                # The other connection of the two may have been first, or may yet be.
+                if chosen.left_bytes and is_first:
+                    raise
+
+    def _take(self) -> RangeUnderWay | None:
+        """The next range; without one the range that is least far, which is moved again."""
+        if self._next < len(self._ranges):
+            self._next += 1
+            return self._ranges[self._next - 1]
+        slow = [each for each in self._ranges if each.left_bytes and each.connections < 2]
+        return max(slow, key=lambda each: each.left_bytes - each.handed_bytes, default=None)

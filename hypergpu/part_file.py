@@ -1,0 +1,170 @@
+"""A blob's file while its ranges come in any order, fetched or sent here; they survive a kill."""
+
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest
+from hypergpu.ids import Digest
+from hypergpu.units import Bytes
+
+_RECORD = struct.Struct(">QQ")
+_Content = bytes | bytearray | memoryview
+
+
+class Span(NamedTuple):
+    """Bytes from ``start`` to before ``end``."""
+
+    start: int
+    end: int
+
+
+def make_part(path: Path, size_bytes: Bytes) -> None:
+    """Make the file, unless it is there, with room for the whole blob.
+
+    A file of just this size holds nothing of the blob yet.
+
+    Raises:
+        OSError: The disk is full, or the file cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size < size_bytes:
+            os.ftruncate(descriptor, size_bytes)
+        # Not every system can promise room.
+        if size_bytes and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def missing_spans(path: Path, size_bytes: Bytes) -> tuple[Span, ...]:
+    """The ranges of a part file that were not written, in order."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return tuple(_gaps(_recorded_spans(descriptor, size_bytes), size_bytes))
+    finally:
+        os.close(descriptor)
+
+
+class PartFile:
+    """Room for the whole blob, and behind it a record of each range that was written.
+
+    Nothing is synced: what a power cut damages shows in the digest. Threads and processes may
+    share the file.
+    """
+
+    def __init__(self, path: Path, size_bytes: Bytes) -> None:
+        """Open a file that `make_part` made.
+
+        Raises:
+            OSError: It is not there, or cannot be written.
+        """
+        self.size_bytes = size_bytes
+        self._lock = threading.Lock()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # The kernel appends a record whole, whoever else appends.
+            self._records = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the open file; -1 once it is closed."""
+        return self._descriptor
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the open file has no name any more: nobody will read it."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def missing(self) -> list[Span]:
+        """The ranges that are not recorded, in order."""
+        written = _recorded_spans(self._descriptor, self.size_bytes)
+        return list(_gaps(written, self.size_bytes))
+
+    def write(self, start: int, content: _Content) -> None:
+        """Write and record a range. Does nothing once the file is closed. Blocks."""
+        with self._lock:
+            if self._descriptor < 0 or not content:
+                return
+            self.write_unrecorded(start, content)
+            self.record(Span(start, start + len(content)))
+            self._note(start, content)
+
+    def write_unrecorded(self, start: int, content: _Content) -> None:
+        """Write a range that does not count before it is recorded. Blocks."""
+        view = memoryview(content)
+        while view:
+            written = os.pwrite(self._descriptor, view, start)
+            view, start = view[written:], start + written
+
+    def record(self, span: Span) -> None:
+        """Let a range count that is written."""
+        os.write(self._records, _RECORD.pack(*span))
+
+    def truncate(self) -> None:
+        """Drop the records: the file is the blob's alone."""
+        os.ftruncate(self._descriptor, self.size_bytes)
+
+    def close(self) -> None:
+        """Close the file. A write that is under way ends first. Safe to call twice."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                os.close(self._records)
+                self._descriptor = -1
+
+    def _note(self, start: int, content: _Content) -> None:
+        """Hear of each range as it is written."""
+
+
+class DigestingPartFile(PartFile):
+    """A part file of one process, whose digest is taken while its bytes come in order."""
+
+    def __init__(self, path: Path, size_bytes: Bytes) -> None:
+        """Make the file if it is not there."""
+        make_part(path, size_bytes)
+        super().__init__(path, size_bytes)
+        self._running = RunningDigest()
+
+    def finish(self) -> Digest:
+        """The digest of the file, which is now the blob's alone. Blocks."""
+        with self._lock:
+            if self._descriptor < 0:
+                raise ValueError("the file is closed")
+            while left := self.size_bytes - self._running.size_bytes:
+                at = self._running.size_bytes
+                piece = os.pread(self._descriptor, min(FILE_STEP_BYTES, left), at)
+                self._running.update(piece)
+            self.truncate()
+            return self._running.digest()
+
+    def _note(self, start: int, content: _Content) -> None:
+        if start == self._running.size_bytes:
+            self._running.update(content)
+
+
+def _recorded_spans(descriptor: int, size_bytes: int) -> list[Span]:
+    """The recorded ranges; what a full disk cut off is none."""
+    left = os.fstat(descriptor).st_size - size_bytes
+    if left < _RECORD.size:
+        return []
+    raw = os.pread(descriptor, left - left % _RECORD.size, size_bytes)
+    spans = (Span(*each) for each in _RECORD.iter_unpack(raw))
+    return [span for span in spans if span.start < span.end <= size_bytes]
+
+
+def _gaps(written: list[Span], size_bytes: int) -> Iterator[Span]:
+    at = 0
+    for start, end in sorted(written):
+        if start > at:
+            yield Span(at, start)
+        at = max(at, end)
+    if at < size_bytes:
+        yield Span(at, size_bytes)

@@ -1,0 +1,229 @@
+"""Ranges of blobs by HTTP, for tickets that the coordinator gives."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+from yarl import URL
+
+from hypergpu.part_file import Span
+from hypergpu.streams import StallTimeout
+from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.credentials import TLS_NAME
+
+_IDLE_S = 120.0
+"""Unused for so long, connections are closed: a round is seldom further from the next."""
+_BUFFER_BYTES = 512 << 10
+"""Most bytes of a connection that wait in memory."""
+_UNSENT_BYTES = 128 << 10
+"""Most bytes of a connection that wait in the system to be sent for the first time."""
+_UNACKNOWLEDGED_MS = 40_000
+"""A store that acknowledges nothing for so long is gone."""
+_READ_BYTES = 2 << 20
+_WRITE_BYTES = 256 << 10
+_HELD_BYTES = 4 << 20
+"""Most bytes that a system keeps of a connection until they are acknowledged."""
+_TEXT_BYTES_MAX = 200
+
+
+class BulkBrokenError(Exception):
+    """Bytes broke off or were refused; another attempt may go on where they did."""
+
+
+def client_context(authority: str) -> ssl.SSLContext:
+    """TLS that trusts a coordinator's CA alone, given as PEM."""
+    return ssl.create_default_context(cadata=authority)
+
+
+class FileRange(NamedTuple):
+    """Bytes of a file to send."""
+
+    path: Path
+    span: Span
+
+
+class BulkClient:
+    """Connections to one coordinator's store, made when they are needed and kept for a while."""
+
+    def __init__(self, host: str, context: ssl.SSLContext | None) -> None:
+        """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext."""
+        self._host = host
+        self._context = context
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def open(
+        self, ranged: tensor_pb2.TicketRange, start: int, end: int
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """The bytes of a blob from ``start`` to ``end``, as they come.
+
+        Raises:
+            BulkBrokenError: The connection broke, or they were refused.
+        """
+        headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
+        try:
+            async with self._request("GET", ranged, headers) as response:
+                if response.status != 206 or response.content_length != end - start:
+                    raise await _refusal(response)
+                yield response.content
+        except aiohttp.ClientError as broken:
+            raise _break_error(broken) from broken
+
+    async def send(
+        self,
+        ranged: tensor_pb2.TicketRange,
+        source: FileRange,
+        stall: StallTimeout,
+        on_sent: Callable[[int], None],
+    ) -> None:
+        """Send a range of a file's bytes; they are stored when this returns.
+
+        Args:
+            ranged: Of a ticket that holds the range.
+            source: What to send.
+            stall: How long the transport may take nothing.
+            on_sent: Hears of bytes as the transport takes them; they may still be lost.
+
+        Raises:
+            BulkBrokenError: The connection broke, or the bytes were refused.
+            TimeoutError: They got nowhere.
+            OSError: The file cannot be read.
+        """
+        start, end = source.span
+        headers = {
+            **ranged.headers,
+            "Content-Range": f"bytes {start}-{end - 1}/*",
+            "Content-Length": str(end - start),
+        }
+        try:
+            async with asyncio.timeout(stall.limit_s()) as limit:
+                pieces = _pieces(source, stall, limit, on_sent)
+                async with self._request("PUT", ranged, headers, data=pieces) as response:
+                    if not response.ok:
+                        raise await _refusal(response)
+        except aiohttp.ClientError as broken:
+            raise _break_error(broken) from broken
+
+    def take_certificate(self, certificate: Path, key: Path) -> None:
+        """Dial with a renewed certificate from now on. Reads small files."""
+        if self._context is not None:
+            self._context.load_cert_chain(certificate, key)
+
+    async def close(self) -> None:
+        """Close all connections; what is under way breaks."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _request(
+        self, method: str, ranged: tensor_pb2.TicketRange, headers: dict[str, str], **body: Any
+    ) -> Any:
+        url, named = URL(ranged.url), None
+        if url.host == TLS_NAME:
+            url, named = url.with_host(self._host), TLS_NAME if url.scheme == "https" else None
+        session = self._open_session()
+        return session.request(method, url, headers=headers, server_hostname=named, **body)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0,
+                    keepalive_timeout=_IDLE_S,
+                    ssl=self._context or True,
+                    socket_factory=_open_socket,
+                ),
+                # Every wait of a transfer has a limit of its own.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity", "Content-Type": "application/octet-stream"},
+                auto_decompress=False,
+                read_bufsize=_BUFFER_BYTES,
+            )
+        return self._session
+
+
+def _open_socket(address: Any) -> socket.socket:
+    """A socket that soon tells of a store that is gone, and keeps little that is not on its way."""
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    for name, value in (
+        ("TCP_USER_TIMEOUT", _UNACKNOWLEDGED_MS),
+        ("TCP_NOTSENT_LOWAT", _UNSENT_BYTES),
+    ):
+        # Not every system has both.
+        if (option := getattr(socket, name, None)) is not None:
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return opened
+
+
+async def limit_stalls(
+    incoming: aiohttp.StreamReader, stall_timeout: StallTimeout, left_bytes: int
+) -> AsyncGenerator[bytes]:
+    """What comes, as it comes, up to so many bytes.
+
+    Raises:
+        TimeoutError: Nothing came in time.
+        BulkBrokenError: It ended before.
+    """
+    loop = asyncio.get_running_loop()
+    while left_bytes > 0:
+        asked_s = loop.time()
+        async with asyncio.timeout(stall_timeout.limit_s(left_bytes)):
+            piece = await incoming.readany()
+        if not piece:
+            raise BulkBrokenError(f"{left_bytes} bytes are missing at the end")
+        stall_timeout.note_piece(loop.time() - asked_s)
+        left_bytes -= len(piece)
+        yield piece
+
+
+async def _pieces(
+    source: FileRange,
+    stall: StallTimeout,
+    limit: asyncio.Timeout,
+    on_sent: Callable[[int], None],
+) -> AsyncGenerator[memoryview]:
+    """The bytes of a range. Resumed for each next piece once the transport took the last."""
+    loop = asyncio.get_running_loop()
+    offset, end = source.span
+    # Each next block is read while one is being sent.
+    next_block = loop.run_in_executor(None, _block, source.path, offset, end)
+    try:
+        while block := await next_block:
+            offset += len(block)
+            next_block = loop.run_in_executor(None, _block, source.path, offset, end)
+            view = memoryview(block)
+            for at in range(0, len(block), _WRITE_BYTES):
+                piece, asked_s = view[at : at + _WRITE_BYTES], loop.time()
+                yield piece
+                stall.note_piece(loop.time() - asked_s)
+                on_sent(piece.nbytes)
+                limit.reschedule(loop.time() + stall.limit_s())
+        # What the system holds must still arrive.
+        held_bytes = min(end - source.span.start, _HELD_BYTES)
+        limit.reschedule(loop.time() + stall.limit_of_s(held_bytes))
+    finally:
+        # A request that ended early reads no more; an error of the last read does not matter.
+        next_block.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _block(path: Path, offset: int, end: int) -> bytes:
+    """The next bytes, none at ``end``. Opened for each, no file is left behind by a dead call."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return file.read(max(0, min(_READ_BYTES, end - offset)))
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> BulkBrokenError:
+    text = (await response.content.read(_TEXT_BYTES_MAX)).decode(errors="replace")
+    return BulkBrokenError(f"the store answered {response.status}: {text}")
+
+
+def _break_error(error: aiohttp.ClientError) -> BulkBrokenError:
+    return BulkBrokenError(f"{type(error).__name__}: {error}")
