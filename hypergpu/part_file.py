@@ -88,14 +88,17 @@ class PartFile:
         written = _recorded_spans(self._descriptor, self.size_bytes)
         return list(_gaps(written, self.size_bytes))
 
-    def write(self, start: int, content: _Content) -> None:
-        """Write and record a range. Does nothing once the file is closed. Blocks."""
+    def write(self, start: int, *pieces: _Content) -> None:
+        """Write and record pieces in a row. Does nothing once the file is closed. Blocks."""
         with self._lock:
-            if self._descriptor < 0 or not content:
-                return
-            self.write_unrecorded(start, content)
-            self.record(Span(start, start + len(content)))
-            self._note(start, content)
+            at = start
+            for piece in pieces:
+                if self._descriptor >= 0:
+                    self.write_unrecorded(at, piece)
+                    self._note(at, piece)
+                at += len(piece)
+            if self._descriptor >= 0 and at > start:
+                self.record(Span(start, at))
 
     def write_unrecorded(self, start: int, content: _Content) -> None:
         """Write a range that does not count before it is recorded. Blocks."""

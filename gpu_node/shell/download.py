@@ -95,7 +95,7 @@ class _RangeFetch:
             ):
                 answering.reschedule(None)
                 async for piece in limit_stalls(incoming, stall, end - start):
-                    batch.content += piece
+                    batch.add(piece)
                     fresh = max(0, batch.end - chosen.offset)
                     chosen.offset += fresh
                     timer.add_bytes(fresh, connection=connection)
@@ -112,32 +112,34 @@ class _RangeFetch:
 
 
 class _Batch:
-    """Bytes in a row that came and are not written yet."""
+    """Pieces in a row that came and are not written yet."""
 
     def __init__(self, part: PartFile, start: int) -> None:
-        self.content = bytearray()
+        self.end = start
+        """The byte after the last one."""
         self._part = part
         self._start = start
+        self._pieces: list[bytes] = []
         self._since_s = asyncio.get_running_loop().time()
 
-    @property
-    def end(self) -> int:
-        """The byte after the last one."""
-        return self._start + len(self.content)
+    def add(self, piece: bytes) -> None:
+        """Add the next piece."""
+        self._pieces.append(piece)
+        self.end += len(piece)
 
     async def write_if_due(self) -> None:
         """Write in a thread, if that is worth it."""
         now_s = asyncio.get_running_loop().time()
-        if len(self.content) < _BATCH_BYTES and now_s - self._since_s < _BATCH_S:
+        if self.end - self._start < _BATCH_BYTES and now_s - self._since_s < _BATCH_S:
             return
-        start, content = self._start, self.content
-        self._start, self.content, self._since_s = self.end, bytearray(), now_s
-        await asyncio.to_thread(self._part.write, start, content)
+        start, pieces = self._start, self._pieces
+        self._start, self._pieces, self._since_s = self.end, [], now_s
+        await asyncio.to_thread(self._part.write, start, *pieces)
 
     def write(self) -> None:
         """Write the rest, also when the connection broke: its bytes need not come again."""
-        self._part.write(self._start, self.content)
-        self._start, self.content = self.end, bytearray()
+        self._part.write(self._start, *self._pieces)
+        self._start, self._pieces = self.end, []
 
 
 class Download:

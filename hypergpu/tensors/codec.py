@@ -223,7 +223,7 @@ class IncrementalCheck:
         self._sections = list(sections.floats)
         self._total_bytes = sections.integers.stop
         self._seen_bytes = 0
-        self._pending = bytearray()
+        self._pending = b""
 
     def feed(self, piece: bytes | bytearray | memoryview) -> None:
         """Check the next bytes.
@@ -237,11 +237,8 @@ class IncrementalCheck:
                 Reason.UPDATE_MALFORMED,
                 f"an update has {self._total_bytes} bytes, {self._seen_bytes} came",
             )
-        self._pending += piece
-        while self._sections and self._take_records(self._sections[0]):
-            pass
-        if not self._sections:
-            self._pending.clear()
+        octets = np.frombuffer(self._pending + piece if self._pending else piece, np.uint8)
+        self._pending = self._judge_records(octets).tobytes()
 
     def finish(self) -> None:
         """Declare the end.
@@ -255,20 +252,21 @@ class IncrementalCheck:
                 f"an update has {self._total_bytes} bytes, only {self._seen_bytes} came",
             )
 
-    def _take_records(self, section: Section) -> bool:
-        """Check the whole records that have arrived; tells whether the section is over."""
-        judged_end = self._seen_bytes - len(self._pending)
-        left_bytes = section.bytes_end - judged_end
-        size = min(len(self._pending), left_bytes)
-        if size < left_bytes:
-            size -= size % section.codec.encoded_bytes(RECORD)
-        records = np.frombuffer(bytes(memoryview(self._pending)[:size]), np.uint8)
-        self._judge(section, records, judged_bytes=judged_end - section.bytes_start)
-        del self._pending[:size]
-        if size < left_bytes:
-            return False
-        self._sections.pop(0)
-        return True
+    def _judge_records(self, octets: Octets) -> Octets:
+        """Judge the whole records of the newest bytes; gives those behind them."""
+        start = self._seen_bytes - octets.size
+        while self._sections and octets.size:
+            section = self._sections[0]
+            left_bytes = section.bytes_end - start
+            size = min(octets.size, left_bytes)
+            if size < left_bytes:
+                size -= size % section.codec.encoded_bytes(RECORD)
+            self._judge(section, octets[:size], judged_bytes=start - section.bytes_start)
+            octets, start = octets[size:], start + size
+            if size < left_bytes:
+                return octets
+            self._sections.pop(0)
+        return octets[:0]
 
     def _judge(self, section: Section, records: Octets, *, judged_bytes: int) -> None:
         """Look at whole records, of which the first begins ``judged_bytes`` into the section."""

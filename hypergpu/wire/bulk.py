@@ -9,23 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from hypergpu.part_file import Span
-from hypergpu.streams import StallTimeout
+from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME
 
-_IDLE_S = 120.0
-"""Unused for so long, connections are closed: a round is seldom further from the next."""
+_IDLE_S = 110.0
+"""Unused for so long, connections are closed, before the store does it: a round is seldom further from
+the next.
+"""
 _BUFFER_BYTES = 512 << 10
 """Most bytes of a connection that wait in memory."""
 _UNSENT_BYTES = 128 << 10
 """Most bytes of a connection that wait in the system to be sent for the first time."""
 _UNACKNOWLEDGED_MS = 40_000
 """A store that acknowledges nothing for so long is gone."""
-_READ_BYTES = 2 << 20
-_WRITE_BYTES = 256 << 10
+_STEP_S = 0.2
+_STEP_BYTES_MAX = 4 << 20
 _HELD_BYTES = 4 << 20
 """Most bytes that a system keeps of a connection until they are acknowledged."""
 _TEXT_BYTES_MAX = 200
@@ -95,15 +98,11 @@ class BulkClient:
             OSError: The file cannot be read.
         """
         start, end = source.span
-        headers = {
-            **ranged.headers,
-            "Content-Range": f"bytes {start}-{end - 1}/*",
-            "Content-Length": str(end - start),
-        }
+        headers = {**ranged.headers, "Content-Range": f"bytes {start}-{end - 1}/*"}
         try:
             async with asyncio.timeout(stall.limit_s()) as limit:
-                pieces = _pieces(source, stall, limit, on_sent)
-                async with self._request("PUT", ranged, headers, data=pieces) as response:
+                body = _FilePayload(source, stall, limit, on_sent)
+                async with self._request("PUT", ranged, headers, data=body) as response:
                     if not response.ok:
                         raise await _refusal(response)
         except aiohttp.ClientError as broken:
@@ -183,41 +182,61 @@ async def limit_stalls(
         yield piece
 
 
-async def _pieces(
-    source: FileRange,
-    stall: StallTimeout,
-    limit: asyncio.Timeout,
-    on_sent: Callable[[int], None],
-) -> AsyncGenerator[memoryview]:
-    """The bytes of a range. Resumed for each next piece once the transport took the last."""
-    loop = asyncio.get_running_loop()
-    offset, end = source.span
-    # Each next block is read while one is being sent.
-    next_block = loop.run_in_executor(None, _block, source.path, offset, end)
-    try:
-        while block := await next_block:
-            offset += len(block)
-            next_block = loop.run_in_executor(None, _block, source.path, offset, end)
-            view = memoryview(block)
-            for at in range(0, len(block), _WRITE_BYTES):
-                piece, asked_s = view[at : at + _WRITE_BYTES], loop.time()
-                yield piece
-                stall.note_piece(loop.time() - asked_s)
-                on_sent(piece.nbytes)
-                limit.reschedule(loop.time() + stall.limit_s())
+class _FilePayload(aiohttp.Payload):
+    """A range of a file as the body of a request; in plaintext the system copies it."""
+
+    def __init__(
+        self,
+        source: FileRange,
+        stall: StallTimeout,
+        limit: asyncio.Timeout,
+        on_sent: Callable[[int], None],
+    ) -> None:
+        super().__init__(source, content_type="application/octet-stream")
+        self._size = source.span.end - source.span.start
+        self._source = source
+        self._stall = stall
+        self._limit = limit
+        self._on_sent = on_sent
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """A file's bytes are no text."""
+        raise TypeError("the bytes of a blob are no text")
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send the range in steps that take about as long on any line."""
+        loop = asyncio.get_running_loop()
+        # What breaks off is asked for anew: the client must not send it all again by itself.
+        self._consumed = True
+        writer.send_headers()
+        transport = getattr(writer, "transport", None)
+        if transport is None:
+            raise aiohttp.ClientConnectionError("the connection was closed")
+        offset, end = self._source.span
+        step = PIECE_BYTES
+        with self._source.path.open("rb", buffering=0) as file:
+            while offset < end:
+                asked_s, count = loop.time(), min(step, end - offset)
+                await loop.sendfile(transport, file, offset, count)
+                took_s = loop.time() - asked_s
+                offset += count
+                self._note(count, took_s)
+                step = _next_step(step, took_s)
         # What the system holds must still arrive.
-        held_bytes = min(end - source.span.start, _HELD_BYTES)
-        limit.reschedule(loop.time() + stall.limit_of_s(held_bytes))
-    finally:
-        # A request that ended early reads no more; an error of the last read does not matter.
-        next_block.add_done_callback(lambda done: done.cancelled() or done.exception())
+        held_bytes = min(end - self._source.span.start, _HELD_BYTES)
+        self._limit.reschedule(loop.time() + self._stall.limit_of_s(held_bytes))
+
+    def _note(self, size_bytes: int, took_s: float) -> None:
+        pieces = max(1, size_bytes // PIECE_BYTES)
+        self._stall.note_piece(took_s / pieces)
+        self._on_sent(size_bytes)
+        self._limit.reschedule(asyncio.get_running_loop().time() + self._stall.limit_s())
 
 
-def _block(path: Path, offset: int, end: int) -> bytes:
-    """The next bytes, none at ``end``. Opened for each, no file is left behind by a dead call."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        return file.read(max(0, min(_READ_BYTES, end - offset)))
+def _next_step(step: int, took_s: float) -> int:
+    if took_s < _STEP_S / 2:
+        return min(2 * step, _STEP_BYTES_MAX)
+    return max(step // 2, PIECE_BYTES) if took_s > _STEP_S else step
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> BulkBrokenError:
