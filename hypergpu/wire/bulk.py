@@ -18,8 +18,8 @@ from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME
 
 _IDLE_S = 110.0
-"""Unused for so long, connections are closed, before the store does it: a round is seldom further from
-the next.
+"""Unused for so long, connections are closed, before the store does it: a round is seldom further
+from the next.
 """
 _BUFFER_BYTES = 512 << 10
 """Most bytes of a connection that wait in memory."""

@@ -108,6 +108,9 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
+    # Whoever says nothing is let go of: a port must not fill up with connections that do nothing.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
     # Two coordinators on one port would each get half of the calls.
     ("grpc.so_reuseport", 0),
 )

@@ -19,7 +19,7 @@ from hypergpu.part_file import PartFile, Span
 from hypergpu.streams import monotonic_us
 from hypergpu.units import Bytes
 
-_SILENCE_S = 10.0
+_SILENCE_S = 8.0
 """A sender of whom nothing comes for so long is cut off; it goes on with what was not written."""
 _REQUESTS_MAX = 32
 """At a time to one upload in one process; a node uses at most sixteen connections."""

@@ -32,10 +32,14 @@ from hypergpu.units import Bytes
 
 log = structlog.get_logger()
 
-_FIRST_REQUEST_S = 10.0
+_FIRST_REQUEST_S = 8.0
 """A connection without a request that has a good ticket is closed after so long."""
+_STRANGERS_MAX = 1024
+"""Connections without such a request; with one more the oldest is closed."""
 _IDLE_S = 120.0
 """A round is seldom further from the next: connections are kept for so long between requests."""
+_LINGER_S = 1.0
+"""What is still sent after a refusal is read for so long, so that the refusal is seen."""
 _BUFFER_BYTES = 256 << 10
 """Most bytes of a connection that wait in memory, twice."""
 
@@ -51,10 +55,14 @@ class BulkServer:
         self._context = None if start.certificates is None else tls_context(start.certificates)
         self._socket = socket.socket(fileno=start.listener)
         self._server = web.Server(
-            self._answer, access_log=None, keepalive_timeout=_IDLE_S, read_bufsize=_BUFFER_BYTES
+            self._answer,
+            access_log=None,
+            keepalive_timeout=_IDLE_S,
+            lingering_time=_LINGER_S,
+            read_bufsize=_BUFFER_BYTES,
         )
-        self._admitted: set[asyncio.BaseTransport] = set()
-        """Connections that showed a good ticket."""
+        self._strangers: dict[object, RequestHandler] = {}
+        """Connections that showed no good ticket, the oldest first."""
 
     async def open(self) -> None:
         """Take connections from now on."""
@@ -75,11 +83,14 @@ class BulkServer:
 
     def _begin_connection(self) -> RequestHandler:
         handler = self._server()
-        asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_if_idle, handler)
+        if len(self._strangers) >= _STRANGERS_MAX:
+            self._close_stranger(next(iter(self._strangers)))
+        self._strangers[handler] = handler
+        asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_stranger, handler)
         return handler
 
-    def _close_if_idle(self, handler: RequestHandler) -> None:
-        if handler.transport is not None and handler.transport not in self._admitted:
+    def _close_stranger(self, connection: object) -> None:
+        if (handler := self._strangers.pop(connection, None)) is not None:
             handler.force_close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -87,7 +98,7 @@ class BulkServer:
         claims = claims_in(given, self._secret, monotonic_ms())
         if claims is None or not self._is_bearer(request, claims):
             return web.Response(status=403, text="no ticket for this, or not any more")
-        self._admit(request)
+        self._strangers.pop(request.protocol, None)
         if claims.method == "PUT":
             return await self._uploads.receive(request, claims)
         try:
@@ -106,12 +117,6 @@ class BulkServer:
         if self._is_plaintext or claims.bearer is None:
             return True
         return _certificate_name(request) == claims.bearer
-
-    def _admit(self, request: web.BaseRequest) -> None:
-        transport = request.transport
-        if transport is not None and transport not in self._admitted:
-            self._admitted = {each for each in self._admitted if not each.is_closing()}
-            self._admitted.add(transport)
 
     def _response(self, claims: Claims) -> web.StreamResponse:
         path = blob_path(self._folder, Digest(claims.name))

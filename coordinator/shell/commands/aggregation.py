@@ -81,6 +81,7 @@ async def _fold_until_done(
         try:
             return await _fold_in_thread(services, layout, command)
         except (HyperGPUError, OSError) as failed:
+            runtime.obstacle = str(failed)
             log.warning("a fold waits", job_id=runtime.job.job_id, reason=str(failed))
             await asyncio.sleep(_RETRY_S)
 
@@ -109,6 +110,7 @@ async def _sync_base(services: Services, runtime: JobRuntime, base: Model) -> No
     """
     digests = [blob.digest for blob in base.newest_blobs]
     while failed := await asyncio.to_thread(_sync, services, digests):
+        runtime.obstacle = failed
         log.warning("a fold waits for its base", job_id=runtime.job.job_id, reason=failed)
         await asyncio.sleep(_RETRY_S)
 

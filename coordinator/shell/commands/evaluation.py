@@ -164,6 +164,7 @@ async def initialise(services: Services, runtime: JobRuntime, command: Initialis
                 event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
                 await services.driver.insist(command.job_id, event)
                 return None
+            runtime.obstacle = str(refused)
             log.warning("a job waits to be prepared", job_id=command.job_id, reason=str(refused))
             await asyncio.sleep(_RETRY_S)
 

@@ -53,6 +53,9 @@ class JobClock:
 class JobRuntime:
     """One job in this process."""
 
+    obstacle = ""
+    """Numbered reason for which the job waits, such as a full disk; empty: it goes on."""
+
     def __init__(self, job: Job, next_sequence: int) -> None:
         self.job = job
         """The newest state that is persisted."""
@@ -97,7 +100,7 @@ class JobRuntime:
 
     def advance(self, job: Job, entries: Sequence[Entry]) -> None:
         """Take over what was persisted and wake whoever watches."""
-        self.job = job
+        self.job, self.obstacle = job, ""
         self.next_sequence += len(entries)
         self._recent.extend(entries)
         self.wake()
@@ -359,6 +362,8 @@ class Driver:
             try:
                 return await self.submit(job_id, event)
             except HyperGPUError as refused:
+                if (runtime := self.runtimes.get(job_id)) is not None:
+                    runtime.obstacle = str(refused)
                 log.warning("an event waits for disk space", job_id=job_id, reason=str(refused))
                 await asyncio.sleep(_RETRY_S)
 

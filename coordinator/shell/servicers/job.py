@@ -416,7 +416,9 @@ class JobServicer:
         return watch_job(self._services, runtime, request, caller.own_nodes)
 
     def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
-        return translate.job_summary(runtime.job, runtime.now_ms())
+        summary = translate.job_summary(runtime.job, runtime.now_ms())
+        summary.reason = runtime.obstacle or summary.reason
+        return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:
         runtime = self._services.driver.runtimes.get(JobId(job_id))

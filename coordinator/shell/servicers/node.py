@@ -142,7 +142,12 @@ class _Offer:
         self._reject_unsigned()
         services.offers.put(self._update(name))
         failpoint("upload.admitted")
-        upload = await asyncio.to_thread(services.uploads.open, name, blob)
+        try:
+            upload = await asyncio.to_thread(services.uploads.open, name, blob)
+        except HyperGPUError as refused:
+            self._runtime.obstacle = str(refused)
+            log.warning("an update does not fit", job_id=job_id, node=node, reason=str(refused))
+            raise
         return node_pb2.OfferUpdateResponse(ticket=services.bulk.upload_ticket(node, upload))
 
     def _update(self, name: str) -> OfferedUpdate:
