@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import psutil
 
-from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, running
+from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Running, running
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import ResultTable
 from hypergpu.cluster.processes import kill_group
@@ -83,9 +83,17 @@ def _row(name: str, outcome: FanoutFigures) -> list[str]:
     ]
 
 
-def coordinator_outcome(folder: Path, load: Load) -> FanoutFigures:
-    """Let daemons join a real coordinator and watch their heartbeats."""
-    with running(folder, is_plaintext=True) as cluster:
+def _beside_nothing(_cluster: Running) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def coordinator_outcome(
+    folder: Path,
+    load: Load,
+    beside: Callable[[Running], AbstractContextManager[None]] = _beside_nothing,
+) -> FanoutFigures:
+    """Let daemons join a real coordinator and watch their heartbeats, while something else runs."""
+    with running(folder, is_plaintext=True) as cluster, beside(cluster):
         return _outcome(folder, load, cluster.coordinator, token=cluster.node_token())
 
 

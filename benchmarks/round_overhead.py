@@ -8,7 +8,9 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.table import ResultTable
 from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
+from coordinator.shell.blobs.writing import sync_file
 from hypergpu.client import JobEvent
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, TrainingSettings
 
@@ -71,7 +74,7 @@ class Size(NamedTuple):
     nodes: int
     rounds: int
     slow_rounds: int
-    """For contenders that take seconds a round."""
+    """For contenders that take seconds a round; 0: only the floor and we are measured."""
 
     @property
     def name(self) -> str:
@@ -91,15 +94,20 @@ class Contender(NamedTuple):
 SIZES = (
     Size(1_000_000, 2, rounds=60, slow_rounds=3),
     Size(25_000_000, 2, rounds=12, slow_rounds=3),
+    Size(25_000_000, 4, rounds=6, slow_rounds=0),
 )
 QUICK_SIZES = (
     Size(1_000_000, 2, rounds=20, slow_rounds=1),
     Size(25_000_000, 2, rounds=3, slow_rounds=1),
 )
 TURNS = 2
-FLOOR, OURS, OURS_TLS = "gloo, the floor", "HyperGPU", "HyperGPU, TLS"
+GLOO, FLOOR = "gloo", "gloo and fsync, the floor"
+OURS, OURS_TLS = "HyperGPU", "HyperGPU, TLS"
 LEAN, DEPLOYED, HIVEMIND = "Flower, gRPC", "Flower, deployed", "hivemind"
 PEER_KEYS = {LEAN: "flower_lean", DEPLOYED: "flower_deployed", HIVEMIND: "hivemind"}
+
+FEW = frozenset({GLOO, FLOOR, OURS, OURS_TLS})
+"""Contenders of a size that not all take part in."""
 
 Seconds = Mapping[str, Sequence[float]]
 """Each contender's rounds."""
@@ -115,8 +123,23 @@ def _ours(*, is_plaintext: bool) -> Callable[[Size, int], tuple[float, ...]]:
     )
 
 
+def fsync_seconds(size: Size, rounds: int) -> tuple[float, ...]:
+    """How long updates take to become durable: a file a node, written by a thread each."""
+    content = os.urandom(4 * size.parameters)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(size.nodes) as threads:
+        paths = [Path(name) / str(number) for number in range(size.nodes)]
+        found = []
+        for _ in range(rounds):
+            list(threads.map(lambda path: path.write_bytes(content), paths))
+            began_s = time.monotonic()
+            list(threads.map(sync_file, paths))
+            found.append(time.monotonic() - began_s)
+    return tuple(found)
+
+
 CONTENDERS = (
-    Contender(FLOOR, _peer("gloo")),
+    Contender(GLOO, _peer("gloo")),
+    Contender(FLOOR, fsync_seconds),
     Contender(OURS, _ours(is_plaintext=True)),
     Contender(OURS_TLS, _ours(is_plaintext=False), is_in_quick=False),
     Contender(LEAN, _peer("flower_lean")),
@@ -134,7 +157,7 @@ def run(is_quick: bool) -> ResultTable:
         title="Seconds per round with no training: median, least in brackets",
         columns=("", *(f"{size.parameters // 1_000_000}M, {size.nodes} nodes" for size in sizes)),
         rows=[
-            [each.name, *(median_and_least(found[size.name][each.name]) for size in sizes)]
+            [each.name, *(median_and_least(found[size.name].get(each.name)) for size in sizes)]
             for each in contenders
         ],
         metrics=metrics(found),
@@ -145,6 +168,7 @@ def run(is_quick: bool) -> ResultTable:
             f"First rounds left out: {WARM_UP_ROUNDS} of ours, {PEERS_WARM_UP_ROUNDS} of a peer.",
             "We put updates and models on disk, updates durably, and digest them at both ends;",
             "the others keep everything in memory. Only the TLS row is encrypted.",
+            "The floor is gloo's median and that of an fsync of the updates, a thread a file.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )
@@ -157,16 +181,21 @@ def measure_turns(
     seconds: dict[str, list[float]] = {each.name: [] for each in contenders}
     for turn in range(turns):
         for each in contenders:
-            if each.is_slow and turn:
+            if (each.is_slow and turn) or not (size.slow_rounds or each.name in FEW):
                 continue
             rounds = size.slow_rounds if each.is_slow else max(1, size.rounds // turns)
             sys.stderr.write(f"{size.name}: {each.name}\n")
             seconds[each.name] += each.measure(size, rounds)
-    return seconds
+    # What we promise is durable: the floor is gloo and the sync of the same bytes.
+    synced = statistics.median(seconds[FLOOR])
+    seconds[FLOOR] = [each + synced for each in seconds[GLOO]]
+    return {name: found for name, found in seconds.items() if found}
 
 
-def median_and_least(seconds: Sequence[float]) -> str:
-    """Median and least."""
+def median_and_least(seconds: Sequence[float] | None) -> str:
+    """Median and least; a dash for what was not measured."""
+    if not seconds:
+        return "-"
     return f"{statistics.median(seconds):.3f} [{min(seconds):.3f}]"
 
 
@@ -181,6 +210,7 @@ def metrics(found: Mapping[str, Seconds]) -> dict[str, float]:
         keyed[f"over_floor_{size}"] = each[OURS] / each[FLOOR]
         if OURS_TLS in each:
             keyed[f"tls_seconds_{size}"] = each[OURS_TLS]
+            keyed[f"tls_over_floor_{size}"] = each[OURS_TLS] / each[FLOOR]
         for peer, key in PEER_KEYS.items():
             if peer in each:
                 keyed[f"{key}_over_ours_{size}"] = each[peer] / each[OURS]

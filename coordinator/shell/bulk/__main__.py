@@ -4,10 +4,11 @@ import asyncio
 import signal
 
 from coordinator.shell.bulk.server import serve
-from hypergpu.process import configure_logs
+from hypergpu.process import configure_logs, make_way
 
 if __name__ == "__main__":
     # Ctrl-C reaches the whole process group; the coordinator closes stdin when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logs()
+    make_way()
     asyncio.run(serve())

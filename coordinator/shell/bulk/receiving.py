@@ -119,24 +119,30 @@ class UploadReceiver:
     ) -> web.StreamResponse:
         batch = _ReceivedBatch(claims.bearer, part, span.start, next(self._numbers))
         try:
-            async for piece in _pieces(request):
-                batch.write(piece)
-                if batch.is_due:
-                    self._say(batch.record())
-                    if part.is_deleted:
-                        return _refusal(404, "its lease has ended")
-        except TimeoutError:
-            return _refusal(408, f"nothing came for {_SILENCE_S:g} s")
+            refusal = await self._write(request, batch, part)
+        except (ConnectionError, TimeoutError) as broken:
+            refusal = _refusal(408, f"the bytes broke off: {broken}")
         except OSError as broken:
-            if broken.errno in _FULL:
-                return _refusal(507, "the disk is full")
-            raise
+            if broken.errno not in _FULL:
+                raise
+            refusal = _refusal(507, "the disk is full")
         finally:
             # The upload may have been closed meanwhile: then nothing counts any more.
             if part.descriptor >= 0:
                 self._say(batch.record(is_last=True))
-        is_whole = batch.end == span.end
-        return web.Response(status=204 if is_whole else 400)
+        return refusal or web.Response(status=204)
+
+    async def _write(
+        self, request: web.BaseRequest, batch: _ReceivedBatch, part: PartFile
+    ) -> web.Response | None:
+        """Write what comes, to the end of the range."""
+        async for piece in _pieces(request):
+            batch.write(piece)
+            if batch.is_due:
+                self._say(batch.record())
+                if part.is_deleted:
+                    return _refusal(404, "its lease has ended")
+        return None
 
     def _open(self, claims: Claims) -> _Upload:
         upload = self._uploads.get(claims.name)

@@ -27,6 +27,7 @@ from coordinator.shell.bulk.messages import (
 from coordinator.shell.bulk.receiving import UploadReceiver
 from coordinator.shell.bulk.tickets import Claims, claims_in
 from hypergpu.ids import Digest, JobId
+from hypergpu.part_file import Span
 from hypergpu.streams import frame, monotonic_ms, next_frame
 from hypergpu.units import Bytes
 
@@ -38,6 +39,7 @@ _STRANGERS_MAX = 1024
 """Connections without such a request; with one more the oldest is closed."""
 _IDLE_S = 120.0
 """A round is seldom further from the next: connections are kept for so long between requests."""
+_COPY_BYTES = 512 << 10
 _LINGER_S = 1.0
 """What is still sent after a refusal is read for so long, so that the refusal is seen."""
 _BUFFER_BYTES = 256 << 10
@@ -101,15 +103,11 @@ class BulkServer:
         self._strangers.pop(request.protocol, None)
         if claims.method == "PUT":
             return await self._uploads.receive(request, claims)
-        try:
-            span = request.http_range
-            is_within = 0 <= span.start < span.stop <= claims.size_bytes
-        except (ValueError, TypeError):
-            is_within = False
-        if not is_within:
+        span = _asked_span(request)
+        if span is None or span.end > claims.size_bytes:
             text = f"name a range within bytes 0 to {claims.size_bytes}"
             return web.Response(status=416, text=text)
-        return self._response(claims)
+        return await self._send(request, claims, span)
 
     def _is_bearer(self, request: web.BaseRequest, claims: Claims) -> bool:
         if (request.method, request.path) != (claims.method, f"/{claims.name}"):
@@ -118,16 +116,40 @@ class BulkServer:
             return True
         return _certificate_name(request) == claims.bearer
 
-    def _response(self, claims: Claims) -> web.StreamResponse:
+    async def _send(
+        self, request: web.BaseRequest, claims: Claims, span: Span
+    ) -> web.StreamResponse:
         path = blob_path(self._folder, Digest(claims.name))
         file = open_locked(path)
         if file is None:
             return web.Response(status=404, text="it was just collected")
-        return _BlobResponse(path, file, claims.purpose)
+        if self._is_plaintext:
+            return _BlobResponse(path, file, claims.purpose)
+        with file:
+            response = await _send_encrypted(request, file.fileno(), span)
+        report_served(claims.purpose, span.end - span.start)
+        return response
+
+
+async def _send_encrypted(
+    request: web.BaseRequest, descriptor: int, span: Span
+) -> web.StreamResponse:
+    """Send a range through this process, which encrypts it."""
+    response = web.StreamResponse(status=206)
+    response.content_length = span.end - span.start
+    await response.prepare(request)
+    offset = span.start
+    while offset < span.end:
+        size_bytes = min(_COPY_BYTES, span.end - offset)
+        piece = await asyncio.to_thread(os.pread, descriptor, size_bytes, offset)
+        await response.write(piece)
+        offset += len(piece)
+    await response.write_eof()
+    return response
 
 
 class _BlobResponse(web.FileResponse):
-    """A range of a blob, which nobody writes over until it is sent."""
+    """A range of a blob, which nobody writes over until it is sent. The system copies it."""
 
     def __init__(self, path: Path, locked: BinaryIO, purpose: str) -> None:
         super().__init__(path)
@@ -141,9 +163,24 @@ class _BlobResponse(web.FileResponse):
                 writer = await super().prepare(request)
             except TimeoutError as gone:
                 raise ConnectionAbortedError("the node takes nothing") from gone
-        if self._purpose and self.content_length:
-            say(BytesServed(JobId(self._purpose), Bytes(self.content_length)))
+        report_served(self._purpose, self.content_length or 0)
         return writer
+
+
+def report_served(purpose: str, size_bytes: int) -> None:
+    """Tell of bytes that went to a node for a purpose, if there is one."""
+    if purpose and size_bytes:
+        say(BytesServed(JobId(purpose), Bytes(size_bytes)))
+
+
+def _asked_span(request: web.BaseRequest) -> Span | None:
+    """The range that a request asks for; None: it names none with both ends."""
+    try:
+        asked = request.http_range
+        span = Span(asked.start, asked.stop)
+        return span if 0 <= span.start < span.end else None
+    except (ValueError, TypeError):
+        return None
 
 
 def _certificate_name(request: web.BaseRequest) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -90,7 +91,9 @@ async def _fold_in_thread(
     services: Services, layout: Layout, command: Aggregate
 ) -> AggregatedRound:
     """Fold in a thread, which cannot be cancelled: a result that is not awaited is unpinned."""
-    folding = asyncio.ensure_future(asyncio.to_thread(fold_updates, services, layout, command))
+    folding = asyncio.ensure_future(
+        services.heavy.run(partial(fold_updates, services, layout, command))
+    )
 
     def abandon(folding: "asyncio.Future[AggregatedRound]") -> None:
         if not folding.cancelled() and folding.exception() is None:

@@ -3,12 +3,14 @@ works for whom, offered updates, terms of new jobs, and periodic work.
 """
 
 import asyncio
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -43,11 +45,13 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
+from hypergpu.process import make_way
 from hypergpu.statements import Domain, Terms, terms_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 
 log = structlog.get_logger()
+Result = TypeVar("Result")
 
 NOW = Milliseconds(0)
 """Placeholder: the driver stamps events with job time as they enter its inbox."""
@@ -237,6 +241,19 @@ class UpdateOffers:
         return offered if is_this else None
 
 
+class HeavyWork:
+    """Threads for long computing, as many as there are cores, that make way for the event loop."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(
+            os.cpu_count() or 1, thread_name_prefix="heavy", initializer=make_way
+        )
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do the work in one of them. Cancelling the caller does not end it."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
 class Commits:
     """Uploads that are being checked: a caller that goes away ends none, and another one waits."""
 
@@ -335,6 +352,7 @@ class Services(NamedTuple):
     pins: Pins
     offers: UpdateOffers
     commits: Commits
+    heavy: HeavyWork
     readings: Readings
     """Readings of every node's line and speed, made anew after a restart."""
     echo: ProbeEcho

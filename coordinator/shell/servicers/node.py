@@ -6,6 +6,7 @@ quarantine. TLS identity, revocation and rate were checked by the gate.
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 import structlog
@@ -212,7 +213,7 @@ class _Commit:
         await services.bulk.close_upload(name)
         failpoint("upload.complete")
         finish = services.uploads.finish
-        await asyncio.to_thread(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S)
+        await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
         failpoint("upload.stored")
 
     async def _accept(self) -> None:

@@ -1,6 +1,7 @@
 """Tickets for blobs to fetch, and for users' files to send, which are checked once they came."""
 
 import asyncio
+from functools import partial
 
 from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.upload_store import upload_name
@@ -42,7 +43,8 @@ async def commit_data(services: Services, blob: BlobRef) -> job_pb2.CommitDataRe
     async def commit() -> None:
         sealed = await asyncio.to_thread(services.uploads.seal, name, blob)
         await services.bulk.close_upload(name)
-        await asyncio.to_thread(services.uploads.finish, sealed, blob, keep_s=_KEEP_DATA_S)
+        finish = services.uploads.finish
+        await services.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
 
     if not await asyncio.to_thread(_is_stored, services, blob):
         await services.commits.run(name, commit)

@@ -28,6 +28,7 @@ from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
 from coordinator.shell.runtime.services import (
     Commits,
+    HeavyWork,
     NewJobTerms,
     NodeAllocator,
     Pins,
@@ -70,6 +71,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
+        heavy=HeavyWork(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=EmbeddedStore(folder, lambda _: None),

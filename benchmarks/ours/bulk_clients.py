@@ -1,0 +1,120 @@
+"""A machine that sends or fetches, spawned by `benchmarks.bulk`: a line on stdout when it is ready,
+another when it has moved everything after a line came on stdin.
+"""
+
+import asyncio
+import socket
+import ssl
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.part_file import Span
+from hypergpu.streams import PIECE_BYTES, StallTimeout
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.bulk import BulkClient, FileRange, client_context, limit_stalls
+
+STEP_BYTES = 1 << 20
+_TIMEOUT_MS = Milliseconds(60_000)
+
+
+class TlsPaths(msgspec.Struct, frozen=True):
+    """A client's certificate, its key, and the CA."""
+
+    authority: str
+    certificate: str
+    key: str
+
+
+class BulkWork(msgspec.Struct, frozen=True):
+    """What to move, how often. First line on stdin."""
+
+    kind: str
+    """``put`` or ``get`` by HTTP, ``raw`` over a socket, ``gloo``."""
+    path: str
+    """File to send; of gloo the file at which the two meet."""
+    size_bytes: int
+    times: int
+    url: str = ""
+    authorization: str = ""
+    port: int = 0
+    tls: TlsPaths | None = None
+
+
+async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
+    """Send or fetch the whole again and again, over one connection."""
+    client = BulkClient("127.0.0.1", context)
+    if work.tls is not None:
+        client.take_certificate(Path(work.tls.certificate), Path(work.tls.key))
+    ranged = tensor_pb2.TicketRange(
+        url=work.url, end=work.size_bytes, headers={"Authorization": work.authorization}
+    )
+    stall = StallTimeout(PIECE_BYTES, _TIMEOUT_MS)
+    await asyncio.to_thread(wait_for_start)
+    for _ in range(work.times):
+        if work.kind == "put":
+            source = FileRange(Path(work.path), Span(0, work.size_bytes))
+            await client.send(ranged, source, stall, lambda _: None)
+            continue
+        async with client.open(ranged, 0, work.size_bytes) as incoming:
+            async for _piece in limit_stalls(incoming, stall, work.size_bytes):
+                pass
+    await client.close()
+
+
+def send_raw(work: BulkWork) -> None:
+    """Send a file's bytes over a socket, from memory; a byte comes back for each time."""
+    content = memoryview(Path(work.path).read_bytes())
+    plain = socket.create_connection(("127.0.0.1", work.port))
+    link = plain
+    if work.tls is not None:
+        context = client_context(Path(work.tls.authority).read_text())
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        link = context.wrap_socket(plain)
+    wait_for_start()
+    for _ in range(work.times):
+        for start in range(0, work.size_bytes, STEP_BYTES):
+            link.sendall(content[start : start + STEP_BYTES])
+        link.recv(1)
+    link.close()
+
+
+def send_gloo(work: BulkWork) -> None:
+    """Send a tensor to the other process of a group of two."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo", f"file://{work.path}", rank=1, world_size=2)
+    tensor = torch.ones(work.size_bytes // 4)
+    distributed.barrier()
+    wait_for_start()
+    for _ in range(work.times):
+        distributed.send(tensor, 0)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def wait_for_start() -> None:
+    """Say that all is prepared, and wait for the word."""
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+
+
+def main() -> None:
+    """Do what the first line says."""
+    work = msgspec.json.decode(sys.stdin.readline(), type=BulkWork)
+    if work.kind in {"put", "get"}:
+        context = None if work.tls is None else client_context(Path(work.tls.authority).read_text())
+        asyncio.run(move_by_http(work, context))
+    else:
+        {"raw": send_raw, "gloo": send_gloo}[work.kind](work)
+    sys.stdout.write("done\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
