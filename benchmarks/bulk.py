@@ -116,7 +116,7 @@ async def _speeds(amount: _Amount, nodes: int, *, is_plaintext: bool) -> tuple[f
             works = []
             for number in range(nodes):
                 paths, key = StatePaths(folder / f"node-{kind}-{number}"), IdentityKey.generate()
-                tls = None if is_plaintext else _certified(authority, paths, key)
+                tls = None if is_plaintext else _tls_paths(authority, paths, key)
                 fresh = BlobRef(digest_of(f"{number}".encode()), Bytes(amount.size_bytes))
                 upload = uploads.open(upload_name(f"{number}"), fresh)
                 ticket = (
@@ -144,7 +144,7 @@ def _work(
     return BulkWork(kind, str(path), amount.size_bytes, times, ranged.url, authorization, tls=tls)
 
 
-def _certified(authority: Authority, paths: StatePaths, key: IdentityKey) -> TlsPaths:
+def _tls_paths(authority: Authority, paths: StatePaths, key: IdentityKey) -> TlsPaths:
     """Files of a node that has a certificate."""
     paths.authority.parent.mkdir(parents=True, exist_ok=True)
     tls_key_pem(paths)
@@ -335,7 +335,7 @@ def _received_bytes() -> int:
 
 
 def _usage(hub: psutil.Process) -> _Usage:
-    """Of the coordinator and its bulk processes. Shared pages count once for each."""
+    """Usage of the coordinator and its bulk processes. Shared pages count once for each."""
     processes = [hub, *(each for each in hub.children() if "bulk" in " ".join(each.cmdline()))]
     times = [each.cpu_times() for each in processes]
     return _Usage(

@@ -41,7 +41,7 @@ _IDLE_S = 120.0
 """A round is seldom further from the next: connections are kept for so long between requests."""
 _COPY_BYTES = 512 << 10
 _LINGER_S = 1.0
-"""What is still sent after a refusal is read for so long, so that the refusal is seen."""
+"""Time for which bytes after a refusal are read, so that the refusal is seen."""
 _BUFFER_BYTES = 256 << 10
 """Most bytes of a connection that wait in memory, twice."""
 
