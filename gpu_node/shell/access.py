@@ -205,6 +205,7 @@ class Access:
         shown = f"[{host}]" if ":" in host else host
         coordinator = JoinedCoordinator(
             address=f"{shown}:{response.node_port}",
+            bulk_port=response.bulk_port,
             is_plaintext=authority is None,
             certificate_life_s=_life_s(response.certificate_expires_unix_s),
         )

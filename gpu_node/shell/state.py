@@ -123,6 +123,8 @@ class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     """``host:port`` of the listener for nodes."""
+    bulk_port: int = 0
+    """Port of bulk by HTTP when the node joined; 0: not known. Tickets name the present one."""
     is_plaintext: bool = False
     """No TLS, which only loopback allows."""
     certificate_life_s: int = 0

@@ -172,15 +172,36 @@ class _Joined(msgspec.Struct):
     """Part of the file that names the coordinator that a node joined."""
 
     address: str
+    bulk_port: int = 0
 
 
-def joined_host(state_dir: Path) -> str:
-    """The coordinator's, of the node on this machine; empty when none has joined."""
+def joined_ports(state_dir: Path) -> tuple[str, tuple[int, ...]]:
+    """Host and ports of the coordinator that this machine's node joined; empty without one."""
     try:
         kept = (state_dir / "coordinator.json").read_bytes()
-        return split_address(msgspec.json.decode(kept, type=_Joined).address)[0]
+        joined = msgspec.json.decode(kept, type=_Joined)
+        host, node_port = split_address(joined.address)
     except (OSError, msgspec.MsgspecError, UnicodeError, HyperGPUError):
-        return ""
+        return "", ()
+    return host, tuple(port for port in (node_port, joined.bulk_port) if port)
+
+
+def reach_check(host: str, port: int, failure: str) -> Check:
+    """One of the ports that a node dials at its coordinator."""
+    name = "reach"
+    if not failure:
+        return Check(name, OK, f"the coordinator's port {port} at {host} answers")
+    fix = f"see that the coordinator runs, and open TCP port {port} in its firewall and router"
+    return Check(name, WARN, f"the coordinator's port {port} at {host}: {failure}", fix)
+
+
+def dial_failure(host: str, port: int) -> str:
+    """Why a TCP connection cannot be made; empty: it can. Blocks."""
+    try:
+        socket.create_connection((host, port), DIAL_TIMEOUT_S).close()
+    except OSError as broken:
+        return broken.strerror or str(broken)
+    return ""
 
 
 def way_of(host: str) -> RouteSettings | None:
@@ -233,6 +254,7 @@ _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12
 PROBE_TIMEOUT_S = 180
 PORTS = (7700, 7701, 7702)
+DIAL_TIMEOUT_S = 5.0
 PYTHON_LEAST = (3, 11)
 
 
@@ -342,7 +364,9 @@ def _port_check(port: int, *, is_local: bool) -> Check:
 def _congestion_checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     found = controls()
     yield control_check(found)
-    host = joined_host(Path(settings["state_dir"].value).expanduser())
+    host, ports = joined_ports(Path(settings["state_dir"].value).expanduser())
+    for port in ports:
+        yield reach_check(host, port, dial_failure(host, port))
     if host:
         yield uplink_check(host, way_of(host), found)
 

@@ -217,11 +217,14 @@ class JoinResponse(google.protobuf.message.Message):
     CERTIFICATE_FIELD_NUMBER: builtins.int
     CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
     NODE_PORT_FIELD_NUMBER: builtins.int
+    BULK_PORT_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     certificate: builtins.bytes
     certificate_expires_unix_s: builtins.int
     node_port: builtins.int
     """The port of the mutually authenticated listener, on the host that was dialled."""
+    bulk_port: builtins.int
+    """The port of bulk by HTTP there, at the time of the join; tickets name the present one."""
     @property
     def version(self) -> global___Version: ...
     def __init__(
@@ -232,9 +235,10 @@ class JoinResponse(google.protobuf.message.Message):
         certificate: builtins.bytes = ...,
         certificate_expires_unix_s: builtins.int = ...,
         node_port: builtins.int = ...,
+        bulk_port: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "node_id", b"node_id", "node_port", b"node_port", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bulk_port", b"bulk_port", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "node_id", b"node_id", "node_port", b"node_port", "version", b"version"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 

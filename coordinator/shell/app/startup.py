@@ -279,6 +279,7 @@ class CoordinatorApp:
             guesses=self._guesses,
         )
         enrolment.node_port = self._listeners.node_port
+        enrolment.bulk_port = self._services.bulk.port
         operator = OperatorServicer(
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )

@@ -62,7 +62,7 @@ class Enrolment:
         self._tokens = tokens
         self._nodes = nodes
         self._guesses = guesses
-        self.node_port = 0
+        self.node_port = self.bulk_port = 0
         """Port of the nodes' listener, once it is bound."""
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
@@ -96,6 +96,7 @@ class Enrolment:
             certificate=issued.pem if issued else b"",
             certificate_expires_unix_s=issued.expires_s if issued else 0,
             node_port=self.node_port,
+            bulk_port=self.bulk_port,
         )
 
     async def renew(

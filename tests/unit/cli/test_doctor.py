@@ -1,6 +1,7 @@
 """What `doctor` says of what it measured, congestion control included."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from hypergpu.cli.doctor import (
     WARN,
     clock_check,
     control_check,
+    dial_failure,
     folder_check,
     is_supported,
-    joined_host,
+    joined_ports,
     port_check,
     proxy_check,
+    reach_check,
     torch_checks,
     uplink_check,
     way_of,
@@ -165,13 +168,24 @@ def test_a_coordinator_on_this_machine_needs_no_route() -> None:
     assert uplink_check("127.0.0.1", way_of("127.0.0.1"), LACKING).verdict == OK
 
 
-def test_the_host_is_the_one_that_the_node_joined(tmp_path: Path) -> None:
-    assert joined_host(tmp_path) == ""
-    kept = '{"address": "[2001:db8::1]:7701", "is_plaintext": false, "certificate_life_s": 1}'
+def test_the_ports_are_those_of_the_coordinator_that_the_node_joined(tmp_path: Path) -> None:
+    assert joined_ports(tmp_path) == ("", ())
+    kept = '{"address": "[2001:db8::1]:7701", "is_plaintext": false, "bulk_port": 7702}'
     (tmp_path / "coordinator.json").write_text(kept)
-    assert joined_host(tmp_path) == "2001:db8::1"
+    assert joined_ports(tmp_path) == ("2001:db8::1", (7701, 7702))
+    (tmp_path / "coordinator.json").write_text('{"address": "host:7701"}')
+    assert joined_ports(tmp_path) == ("host", (7701,))
     (tmp_path / "coordinator.json").write_bytes(b'{"address": "\xff"}')
-    assert joined_host(tmp_path) == ""
+    assert joined_ports(tmp_path) == ("", ())
+
+
+def test_a_port_that_nobody_answers_at_is_named_with_its_fix() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert reach_check("127.0.0.1", port, dial_failure("127.0.0.1", port)).verdict == OK
+    check = reach_check("127.0.0.1", port, dial_failure("127.0.0.1", port))
+    assert check.verdict == WARN
+    assert f"open TCP port {port}" in check.fix
 
 
 def test_this_kernel_tells_what_its_connections_get() -> None:
