@@ -19,7 +19,7 @@ from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.arithmetic import WeightedMean
 from coordinator.shell.aggregation.fold import SPAN, fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
-from hypergpu.crypto import running_digest_of_file
+from hypergpu.crypto import digest_of_file
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import codec_named, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
@@ -149,7 +149,7 @@ def measured_fold(folder: Path, codec: str, updates: int) -> int:
 
 def stored_blob(path: Path) -> StoredBlob:
     """Name a file's content, in flat memory."""
-    return StoredBlob(path, running_digest_of_file(path).digest())
+    return StoredBlob(path, digest_of_file(path))
 
 
 def peak_rss_bytes() -> int:

@@ -48,7 +48,6 @@ class Settings(BaseSettings):
     """After a start, a node that was working has this much longer to dial in: as long as nodes wait
     at most before they dial again."""
     read_timeout_ms: int = Field(default=10_000, ge=100)
-    """A client stream that sends nothing for this long is closed; bulk may also take the time that
-    a piece needs."""
+    """A node's stream that begins with nothing for this long is closed."""
     drain_timeout_ms: int = Field(default=20_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

@@ -80,8 +80,8 @@ class RunningDigest:
         return Digest(self._hasher.hexdigest())
 
 
-def running_digest_of_file(path: OnDisk) -> RunningDigest:
-    """Read a file to its end in steps of 1 MiB; ready to go on with what is appended later.
+def digest_of_file(path: OnDisk) -> Digest:
+    """Digest of a whole file, in flat memory.
 
     Raises:
         OSError: the file cannot be read.
@@ -90,16 +90,7 @@ def running_digest_of_file(path: OnDisk) -> RunningDigest:
     with path.open("rb", 0) as file:
         while piece := file.read(FILE_STEP_BYTES):
             running.update(piece)
-    return running
-
-
-def digest_of_file(path: OnDisk) -> Digest:
-    """Digest of a whole file, in flat memory.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    return running_digest_of_file(path).digest()
+    return running.digest()
 
 
 def is_digest(text: str) -> bool:

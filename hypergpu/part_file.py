@@ -23,20 +23,17 @@ class Span(NamedTuple):
 
 
 def make_part(path: Path, size_bytes: Bytes) -> None:
-    """Make the file, unless it is there, with room for the whole blob.
+    """Make the file, unless it is there. Of the disk it takes what is written.
 
     A file of just this size holds nothing of the blob yet.
 
     Raises:
-        OSError: The disk is full, or the file cannot be written.
+        OSError: The file cannot be written, or not be so large.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size < size_bytes:
             os.ftruncate(descriptor, size_bytes)
-        # Not every system can promise room.
-        if size_bytes and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size_bytes)
     finally:
         os.close(descriptor)
 
@@ -51,7 +48,7 @@ def missing_spans(path: Path, size_bytes: Bytes) -> tuple[Span, ...]:
 
 
 class PartFile:
-    """Room for the whole blob, and behind it a record of each range that was written.
+    """A file of the blob's size, and behind it a record of each range that was written.
 
     Nothing is synced: what a power cut damages shows in the digest. Threads and processes may
     share the file.
@@ -131,10 +128,21 @@ class DigestingPartFile(PartFile):
     """A part file of one process, whose digest is taken while its bytes come in order."""
 
     def __init__(self, path: Path, size_bytes: Bytes) -> None:
-        """Make the file if it is not there."""
+        """Make the file if it is not there, with room on the disk for the whole blob.
+
+        Raises:
+            OSError: The disk is full, or the file cannot be written.
+        """
         make_part(path, size_bytes)
         super().__init__(path, size_bytes)
         self._running = RunningDigest()
+        # Not every system can promise room.
+        if size_bytes and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._descriptor, 0, size_bytes)
+            except BaseException:
+                self.close()
+                raise
 
     def finish(self) -> Digest:
         """The digest of the file, which is now the blob's alone. Blocks."""

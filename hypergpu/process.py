@@ -102,10 +102,10 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_bulk_memory() -> None:
-    """Let freed bulk messages be used again at once; call it before threads start.
+    """Let freed pieces of bulk be used again at once; call it before threads start.
 
-    By default glibc gives the memory of each half-megabyte message back to the system and takes
-    fresh pages for the next one: measured, a third of what it costs to move a model. One arena
+    By default glibc gives the memory of each large piece back to the system and takes fresh pages
+    for the next one: measured, a third of what it cost to move a model by messages. One arena
     serves all threads, so that what one frees another uses. Other C libraries are left alone.
     """
     with contextlib.suppress(AttributeError, OSError):

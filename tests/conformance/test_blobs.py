@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
+from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import (
     QUARANTINE,
     OpenUpload,
@@ -43,10 +43,7 @@ def quarantine(tmp_path: Path, blobs: BlobStore, space: Space) -> UploadStore:
 
 
 def whole(blobs: BlobStore, blob: BlobRef) -> bytes:
-    reader = blobs.open(blob.digest)
-    content = reader.read(blob.size_bytes + 1)
-    reader.close()
-    return content
+    return blobs.path(blob.digest).read_bytes()
 
 
 def work_file(blobs: BlobStore, content: bytes) -> Path:
@@ -67,18 +64,6 @@ def test_a_blob_is_named_by_its_bytes(blobs: BlobStore) -> None:
 
 def test_an_empty_blob_is_a_blob(blobs: BlobStore) -> None:
     assert whole(blobs, blobs.put(b"")) == b""
-
-
-def test_a_blob_is_read_from_an_offset_in_pieces(blobs: BlobStore) -> None:
-    blobs.put(CONTENT)
-    reader = blobs.open(BLOB.digest, 150)
-    assert [reader.read(30), reader.read(30), reader.read(30)] == [
-        CONTENT[150:180],
-        CONTENT[180:],
-        b"",
-    ]
-    assert reader.size_bytes == len(CONTENT)
-    reader.close()
 
 
 def test_a_file_is_adopted_and_gone(blobs: BlobStore) -> None:
@@ -108,7 +93,7 @@ def test_a_path_holds_exactly_the_blob(blobs: BlobStore) -> None:
 
 
 def test_a_missing_blob_is_refused_by_name(blobs: BlobStore) -> None:
-    for ask in (blobs.open, blobs.path, blobs.sync):
+    for ask in (blobs.path, blobs.sync):
         with pytest.raises(HyperGPUError, match=BLOB.digest) as caught:
             ask(BLOB.digest)
         assert caught.value.reason is Reason.BLOB_UNKNOWN
@@ -157,9 +142,10 @@ def test_storing_a_blob_again_makes_it_new_for_a_collection(blobs: BlobStore) ->
 
 def test_an_open_blob_is_read_to_its_end_when_it_is_collected(blobs: BlobStore) -> None:
     blobs.put(CONTENT, keep_s=-1)
-    reader = blobs.open(BLOB.digest)
+    reader = open_locked(blobs.path(BLOB.digest))
+    assert reader is not None
     blobs.collect(frozenset())
-    assert reader.read(1000) == CONTENT
+    assert reader.read() == CONTENT
     reader.close()
 
 
@@ -326,6 +312,22 @@ def test_abandoned_uploads_expire_and_others_do_not(
     os.utime(tmp_path / QUARANTINE / abandoned.name, (1, 1))
     bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
     assert quarantine.expire() == 1
+    finish(quarantine)
+    assert blobs.space.used_bytes == 200
+
+
+def test_an_idle_upload_reserves_what_it_stored_until_it_goes_on(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    upload = quarantine.open(NAME, BLOB)
+    assert quarantine.expire(idle_s=60) == 0
+    assert blobs.space.used_bytes == 200
+    quarantine.expire(idle_s=-1)
+    assert blobs.space.used_bytes == 0
+    assert quarantine.open(NAME, BLOB) == upload
+    assert blobs.space.used_bytes == 200
+    bring(tmp_path, upload, (0, 200))
+    quarantine.expire(idle_s=-1)
     finish(quarantine)
     assert blobs.space.used_bytes == 200
 

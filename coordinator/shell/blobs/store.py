@@ -145,29 +145,6 @@ def open_locked(path: Path) -> BinaryIO | None:
     return None
 
 
-class BlobReader:
-    """An open blob. It can be read to its end even when it is collected meanwhile."""
-
-    def __init__(self, file: BinaryIO, offset: int) -> None:
-        """Take over a file from `open_locked`."""
-        self._file = file
-        self._size_bytes = Bytes(os.fstat(self._file.fileno()).st_size)
-        self._file.seek(offset)
-
-    @property
-    def size_bytes(self) -> Bytes:
-        """Size of the whole blob."""
-        return self._size_bytes
-
-    def read(self, size_bytes: int) -> bytes:
-        """The next bytes, shorter only at the end, where it is empty."""
-        return self._file.read(size_bytes) or b""
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
-
-
 class BlobStore:
     """The store under one folder, open in one process only: the journal's lock sees to it."""
 
@@ -229,22 +206,18 @@ class BlobStore:
             sync_folder(path.parent)
         self._unsynced.discard(digest)
 
-    def open(self, digest: Digest, offset: int = 0) -> BlobReader:
-        """Read a blob from ``offset``. The first use after a start reads it whole and checks it."""
-        file = open_locked(self.path(digest))
-        if file is None:
-            raise _unknown_blob(digest, "it was just collected")
-        return BlobReader(file, offset)
-
     def path(self, digest: Digest) -> Path:
-        """A file that holds exactly the blob, checked like `open`; never write to it."""
+        """A file that holds exactly the blob; never write to it.
+
+        The first use after a start reads it whole and checks it.
+        """
         path = self._known_path(digest)
         if digest not in self._verified:
             self._verify(path, digest)
         return path
 
     def find(self, digest: Digest) -> BlobRef:
-        """A blob that is here, checked like `open`."""
+        """A blob that is here, checked like `path`."""
         try:
             return BlobRef(digest, Bytes(self.path(digest).stat().st_size))
         except FileNotFoundError:

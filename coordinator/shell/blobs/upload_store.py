@@ -17,6 +17,9 @@ from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
 EXPIRY_S = 24 * 3600
+IDLE_S = 60
+_BLOCK_BYTES = 512
+"""Unit in which systems tell what a file takes."""
 QUARANTINE = "quarantine"
 """Folder of the uploads in a coordinator's folder."""
 _SEALED = ".sealed"
@@ -144,13 +147,19 @@ class UploadStore:
             self._take_back(sealed)
             raise
 
-    def expire(self, older_than_s: int = EXPIRY_S) -> int:
-        """Throw away uploads that have not grown for that long; says how many."""
-        oldest_s = time.time() - older_than_s
+    def expire(self, older_than_s: int = EXPIRY_S, idle_s: int = IDLE_S) -> int:
+        """Throw away uploads that have not grown for that long; says how many.
+
+        Of those that are idle only what they take of the disk stays reserved, until they go on.
+        """
+        now_s = time.time()
         with self._lock:
-            abandoned = [path for path in self._reserved if _is_abandoned(path, oldest_s)]
+            abandoned = [p for p in self._reserved if _is_idle(p, now_s - older_than_s)]
             for path in abandoned:
                 self._drop(path)
+            for path in self._reserved:
+                if path.suffix != _SEALED and _is_idle(path, now_s - idle_s):
+                    self._reserve(path, min(self._reserved[path], stored_bytes(path)))
         return len(abandoned)
 
     def owned_uploads(self) -> frozenset[Path]:
@@ -247,7 +256,12 @@ def _unseal(sealed: Path) -> Path:
     return path
 
 
-def _is_abandoned(path: Path, oldest_s: float) -> bool:
+def stored_bytes(path: Path) -> int:
+    """What a file takes of the disk."""
+    return path.stat().st_blocks * _BLOCK_BYTES
+
+
+def _is_idle(path: Path, oldest_s: float) -> bool:
     return not path.exists() or path.stat().st_mtime <= oldest_s
 
 

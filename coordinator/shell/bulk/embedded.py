@@ -108,7 +108,10 @@ class EmbeddedStore:
         return self._ticket(claims, upload.missing)
 
     async def close_upload(self, name: str) -> None:
-        """Have no process write to an upload any more, whose file has another name already."""
+        """Have no process write to an upload any more, whose file has another name already.
+
+        A process that does not answer is killed, which closes it too.
+        """
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         answers = []
@@ -116,6 +119,12 @@ class EmbeddedStore:
             asked[number] = loop.create_future()
             answers.append(asked[number])
             _say(process, CloseUpload(number, name))
+        if answers:
+            await asyncio.wait(answers, timeout=_STOP_TIMEOUT_S)
+        for process, asked in self.processes.items():
+            if number in asked:
+                log.error("a bulk process does not answer and is killed", pid=process.pid)
+                process.kill()
         await asyncio.gather(*answers)
 
     def _ticket(self, claims: Claims, spans: Iterable[Span]) -> tensor_pb2.Ticket:

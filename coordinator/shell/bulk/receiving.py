@@ -137,6 +137,8 @@ class UploadReceiver:
     ) -> web.Response | None:
         """Write what comes, to the end of the range."""
         async for piece in _pieces(request):
+            if part.descriptor < 0:
+                return _refusal(404, "it was closed")
             batch.write(piece)
             if batch.is_due:
                 self._say(batch.record())

@@ -300,3 +300,14 @@ async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None
         process.kill()
     await closing
     assert kit.missing() == []
+
+
+async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
+    kit: StoreKit,
+) -> None:
+    assert (await put_range(kit.upload(), 0, UPDATE))[0] == 204
+    stopped = tuple(kit.store.processes)
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    await kit.store.close_upload(NAME)
+    assert all(process.returncode is not None for process in stopped)

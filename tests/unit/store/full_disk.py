@@ -68,7 +68,7 @@ def fill_blobs(folder: Path) -> None:
     say("empty" if blobs.space.used_bytes == 0 and not any(blobs.files()) else "left over")
     limit(resource.RLIM_INFINITY)
     blob = blobs.put(CONTENT)
-    say("whole" if blobs.open(blob.digest).read(blob.size_bytes) == CONTENT else "damaged")
+    say("whole" if blobs.path(blob.digest).read_bytes() == CONTENT else "damaged")
 
 
 def fill_upload(folder: Path) -> None:

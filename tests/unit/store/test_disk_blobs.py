@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.house.tree import ROOT, handwritten_files
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
+from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from hypergpu.crypto import (
@@ -20,7 +20,6 @@ from hypergpu.crypto import (
     digest_of_file,
     digest_to_wire,
     is_digest,
-    running_digest_of_file,
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
@@ -55,7 +54,7 @@ def test_a_damaged_blob_is_never_served(tmp_path: Path, damage: str) -> None:
     path.write_bytes(DAMAGES[damage](CONTENT))
     blobs = reopen(tmp_path)
     with capture_logs() as logs:
-        for ask in (blobs.open, blobs.path):
+        for ask in (blobs.find, blobs.path):
             with pytest.raises(HyperGPUError) as caught:
                 ask(BLOB.digest)
             assert caught.value.reason is Reason.BLOB_UNKNOWN
@@ -68,7 +67,7 @@ def test_a_damaged_blob_is_kept_aside_and_can_be_stored_again(tmp_path: Path) ->
     (tmp_path / "blobs" / BLOB.digest[:2] / BLOB.digest).write_bytes(b"damaged")
     blobs = reopen(tmp_path)
     with pytest.raises(HyperGPUError, match="were damaged"):
-        blobs.open(BLOB.digest)
+        blobs.path(BLOB.digest)
     assert [path.read_bytes() for path in (tmp_path / "damaged").iterdir()] == [b"damaged"]
     blobs.put(CONTENT)
     assert blobs.path(BLOB.digest).read_bytes() == CONTENT
@@ -102,7 +101,7 @@ def test_a_durable_blob_is_not_replaced_by_one_that_is_not(tmp_path: Path) -> No
 def test_a_name_that_is_no_digest_reaches_no_file(tmp_path: Path, digest: str) -> None:
     blobs = reopen(tmp_path)
     with pytest.raises(HyperGPUError, match="no digest"):
-        blobs.open(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
+        blobs.path(BlobRef(digest, Bytes(0)).digest)  # type: ignore[arg-type]
 
 
 def test_a_collection_can_spare_what_an_earlier_process_stored(tmp_path: Path) -> None:
@@ -152,10 +151,11 @@ def test_a_removed_blobs_file_is_given_away_once_and_by_its_exact_size(store: Sp
 def test_a_removed_blob_that_somebody_reads_is_not_given_away(store: SpareBench) -> None:
     blob = store.blobs.put(NEW, keep_s=-1)
     assert store.blobs.reuse(store.blobs.work_path("older"), SIZE_BYTES)
-    reader = store.blobs.open(blob.digest)
+    reader = open_locked(store.blobs.path(blob.digest))
+    assert reader is not None
     store.blobs.collect(frozenset())
     assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
-    assert reader.read(2 * SIZE_BYTES) == NEW
+    assert reader.read() == NEW
     reader.close()
 
 
@@ -252,14 +252,6 @@ def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     assert digest_of_file(path) == digest_of(content)
-
-
-def test_a_files_running_digest_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"stored ")
-    running = running_digest_of_file(path)
-    running.update(b"later")
-    assert running.digest() == digest_of(b"stored later")
 
 
 def test_a_digest_survives_the_wire() -> None:
