@@ -152,9 +152,7 @@ class EmbeddedStore:
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            process = await asyncio.create_subprocess_exec(
-                *_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,)
-            )
+            process = await _start(listener)
             self.processes[process] = {}
             try:
                 await self._listen(process, listener)
@@ -181,6 +179,18 @@ class EmbeddedStore:
                     self._on_bytes(said)
                 elif (answer := self.processes[process].pop(said.number, None)) is not None:
                     _answer(answer)
+
+
+async def _start(listener: int) -> Process:
+    """Start a process. One that is being started when the caller is cancelled ends again."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,))
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _end(await starting)
+        raise
 
 
 def _answer(asked: "asyncio.Future[None]") -> None:

@@ -310,4 +310,4 @@ async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
     for process in stopped:
         process.send_signal(signal.SIGSTOP)
     await kit.store.close_upload(NAME)
-    assert all(process.returncode is not None for process in stopped)
+    assert [await process.wait() for process in stopped] == [-signal.SIGKILL] * len(stopped)
