@@ -12,6 +12,8 @@ from hypergpu.ids import Digest
 from hypergpu.units import Bytes
 
 _RECORD = struct.Struct(">QQ")
+_RECORDS_BYTES_MAX = 4 << 20
+"""Records that are read; an upload of a quarter of a terabyte has so many."""
 _Content = bytes | bytearray | memoryview
 
 
@@ -32,8 +34,8 @@ def make_part(path: Path, size_bytes: Bytes) -> None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if os.fstat(descriptor).st_size < size_bytes:
-            os.ftruncate(descriptor, size_bytes)
+        if os.fstat(descriptor).st_size < _records_start(size_bytes):
+            os.ftruncate(descriptor, _records_start(size_bytes))
     finally:
         os.close(descriptor)
 
@@ -62,6 +64,7 @@ class PartFile:
         """
         self.size_bytes = size_bytes
         self._lock = threading.Lock()
+        self._is_whole = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             # The kernel appends a record whole, whoever else appends.
@@ -88,13 +91,14 @@ class PartFile:
     def write(self, start: int, *pieces: _Content) -> None:
         """Write and record pieces in a row. Does nothing once the file is closed. Blocks."""
         with self._lock:
+            if self._descriptor < 0 or self._is_whole:
+                return
             at = start
             for piece in pieces:
-                if self._descriptor >= 0:
-                    self.write_unrecorded(at, piece)
-                    self._note(at, piece)
+                self.write_unrecorded(at, piece)
+                self._note(at, piece)
                 at += len(piece)
-            if self._descriptor >= 0 and at > start:
+            if at > start:
                 self.record(Span(start, at))
 
     def write_unrecorded(self, start: int, content: _Content) -> None:
@@ -109,7 +113,8 @@ class PartFile:
         os.write(self._records, _RECORD.pack(*span))
 
     def truncate(self) -> None:
-        """Drop the records: the file is the blob's alone."""
+        """Drop the records: the file is the blob's alone, and takes no more writes."""
+        self._is_whole = True
         os.ftruncate(self._descriptor, self.size_bytes)
 
     def close(self) -> None:
@@ -161,12 +166,18 @@ class DigestingPartFile(PartFile):
             self._running.update(content)
 
 
+def _records_start(size_bytes: int) -> int:
+    """Where records begin: none lies on two blocks of the disk, of which one may be full."""
+    return -(-size_bytes // _RECORD.size) * _RECORD.size
+
+
 def _recorded_spans(descriptor: int, size_bytes: int) -> list[Span]:
     """The recorded ranges; what a full disk cut off is none."""
-    left = os.fstat(descriptor).st_size - size_bytes
+    start = _records_start(size_bytes)
+    left = min(os.fstat(descriptor).st_size - start, _RECORDS_BYTES_MAX)
     if left < _RECORD.size:
         return []
-    raw = os.pread(descriptor, left - left % _RECORD.size, size_bytes)
+    raw = os.pread(descriptor, left - left % _RECORD.size, start)
     spans = (Span(*each) for each in _RECORD.iter_unpack(raw))
     return [span for span in spans if span.start < span.end <= size_bytes]
 

@@ -153,8 +153,12 @@ async def _send_ranges(
     for each in ticket.ranges:
         stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
         source = FileRange(file.path, Span(each.start, each.end))
-        with _explain_broken(calls):
-            await calls.bulk.send(each, source, stall, count)
+        try:
+            with _explain_broken(calls):
+                await calls.bulk.send(each, source, stall, count)
+        except OSError as broken:
+            detail = f"{file.path}: {broken.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
 
 
 @contextmanager

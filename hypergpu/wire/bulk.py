@@ -101,6 +101,8 @@ class BulkClient:
             OSError: The file cannot be read.
         """
         start, end = source.span
+        if (await asyncio.to_thread(source.path.stat)).st_size < end:
+            raise OSError(errno.EIO, "the file became shorter")
         headers = {**ranged.headers, "Content-Range": f"bytes {start}-{end - 1}/*"}
         try:
             async with asyncio.timeout(stall.limit_s()) as limit:
@@ -221,7 +223,8 @@ class _FilePayload(aiohttp.Payload):
             while offset < end:
                 asked_s, count = loop.time(), min(step, end - offset)
                 if transport.get_extra_info("sslcontext") is None:
-                    await loop.sendfile(transport, file, offset, count)
+                    if await loop.sendfile(transport, file, offset, count) < count:
+                        raise OSError(errno.EIO, "the file became shorter")
                 else:
                     await _copy(writer, file.fileno(), offset, count)
                 took_s = loop.time() - asked_s

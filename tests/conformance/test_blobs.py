@@ -332,6 +332,33 @@ def test_an_idle_upload_reserves_what_it_stored_until_it_goes_on(
     assert blobs.space.used_bytes == 200
 
 
+def test_a_sealed_upload_does_not_expire(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    bring(tmp_path, quarantine.open(NAME, BLOB), (0, 200))
+    sealed = quarantine.seal(NAME, BLOB)
+    os.utime(sealed, (1, 1))
+    assert quarantine.expire() == 0
+    quarantine.finish(sealed, BLOB)
+    assert whole(blobs, BLOB) == CONTENT
+
+
+def test_a_sealed_upload_makes_room_for_a_newer_one_of_its_owner(
+    tmp_path: Path, blobs: BlobStore, quarantine: UploadStore, space: Space
+) -> None:
+    first, second = upload_name("first", owner="node"), upload_name("second", owner="node")
+    bring(tmp_path, quarantine.open(first, BLOB), (0, 200))
+    sealed = quarantine.seal(first, BLOB)
+    quarantine.open(second, BLOB)
+    space.count(700)
+    with refusal(Reason.DISK_FULL):
+        quarantine.finish(sealed, BLOB)
+    space.give(700)
+    assert not sealed.exists()
+    assert quarantine.forget(quarantine.owned_uploads(), keeps=()) == 1
+    assert blobs.space.used_bytes == 0
+
+
 def test_an_owner_has_one_upload_at_a_time(
     tmp_path: Path, blobs: BlobStore, quarantine: UploadStore
 ) -> None:
@@ -383,7 +410,7 @@ def test_a_writer_sees_that_its_upload_was_forgotten(
         (CONTENT, [(0, 200)]),
         (CONTENT + bytes(5), [(0, 200)]),
         (CONTENT + bytes(99), [(0, 200)]),
-        (CONTENT + struct.pack(">QQQQ", 0, 1 << 40, 7, 9) + b"torn", [(0, 7), (9, 200)]),
+        (CONTENT + bytes(8) + struct.pack(">QQQQ", 0, 1 << 40, 7, 9) + b"torn", [(0, 7), (9, 200)]),
     ],
 )
 def test_only_records_that_hold_count(

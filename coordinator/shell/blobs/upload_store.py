@@ -2,6 +2,7 @@
 is sealed, so that nobody can open it, checked, and becomes a blob.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -154,13 +155,20 @@ class UploadStore:
         """
         now_s = time.time()
         with self._lock:
-            abandoned = [p for p in self._reserved if _is_idle(p, now_s - older_than_s)]
-            for path in abandoned:
-                self._drop(path)
-            for path in self._reserved:
-                if path.suffix != _SEALED and _is_idle(path, now_s - idle_s):
+            uploads = [path for path in self._reserved if path.suffix != _SEALED]
+            abandoned = [path for path in uploads if _is_idle(path, now_s - older_than_s)]
+            for path in uploads:
+                if path in abandoned:
+                    self._drop(path)
+                elif _is_idle(path, now_s - idle_s):
                     self._reserve(path, min(self._reserved[path], stored_bytes(path)))
         return len(abandoned)
+
+    def discard(self, name: str) -> None:
+        """Throw an upload away, if it is there and not sealed."""
+        with self._lock:
+            if (path := self._folder / name) in self._reserved:
+                self._drop(path)
 
     def owned_uploads(self) -> frozenset[Path]:
         """The uploads that have an owner."""
@@ -185,6 +193,7 @@ class UploadStore:
         if not path.exists() and blob.size_bytes >= SPARE_BYTES_MIN:
             self._blobs.reuse(path, blob.size_bytes)
         make_part(path, blob.size_bytes)
+        os.utime(path)
 
     def _forget_sealed(self, sealed: Path) -> None:
         with self._lock:
@@ -192,9 +201,10 @@ class UploadStore:
 
     def _take_back(self, sealed: Path) -> None:
         """Let a sealed upload, which is whole, be opened again."""
+        path = sealed.with_name(_sealed_name(sealed))
         with self._lock:
-            if sealed.with_name(_sealed_name(sealed)) in self._reserved:
-                sealed.unlink()
+            if path in self._reserved or _owner(path) in self._owned or not sealed.exists():
+                sealed.unlink(missing_ok=True)
                 return
             self._count(_unseal(sealed))
 
@@ -248,6 +258,7 @@ def _unseal(sealed: Path) -> Path:
     size_bytes = int(sealed.name.split(".")[1])
     if sealed.stat().st_size == size_bytes:
         # It was checked already, and lost its records.
+        make_part(sealed, Bytes(size_bytes))
         part = PartFile(sealed, Bytes(size_bytes))
         part.record(Span(0, size_bytes))
         part.close()

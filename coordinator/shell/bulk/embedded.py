@@ -152,15 +152,21 @@ class EmbeddedStore:
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            process = await _start(listener)
+            try:
+                process = await _start(listener)
+            except OSError as broken:
+                log.warning("a bulk process cannot be started", reason=str(broken))
+                await asyncio.sleep(_RESTART_S)
+                continue
             self.processes[process] = {}
             try:
                 await self._listen(process, listener)
             finally:
-                # A process that ended writes no more.
-                for answer in self.processes.pop(process).values():
-                    _answer(answer)
+                asked = self.processes.pop(process)
                 await _end(process)
+                # Now it writes no more.
+                for answer in asked.values():
+                    _answer(answer)
             log.error("a bulk process ended and is started again", status=process.returncode)
             await asyncio.sleep(max(0.0, began_s + _RESTART_S - loop.time()))
 
@@ -172,7 +178,7 @@ class EmbeddedStore:
             process,
             BulkStart(listener, str(blobs), str(uploads), self._secret, self._certificates),
         )
-        with contextlib.suppress(FrameError, ConnectionError):
+        with contextlib.suppress(FrameError, ConnectionError, msgspec.MsgspecError):
             while (payload := await next_frame(process.stdout)) is not None:
                 said = msgspec.msgpack.decode(payload, type=FromProcess)
                 if not isinstance(said, UploadClosed):

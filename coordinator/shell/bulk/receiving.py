@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -76,6 +76,10 @@ class _ReceivedBatch:
             self._sender, self._request, Bytes(size_bytes), self._since_us, is_last
         )
 
+    def abandon(self) -> BytesReceived:
+        """The message of a request that ends and brought nothing more that counts."""
+        return BytesReceived(self._sender, self._request, Bytes(0), monotonic_us(), is_last=True)
+
 
 class UploadReceiver:
     """Writes what is sent to the uploads of one folder."""
@@ -103,14 +107,14 @@ class UploadReceiver:
         if span is None or not span.start < span.end <= claims.size_bytes:
             text = f"name a range within bytes 0 to {claims.size_bytes}, and send just that"
             return _refusal(416, text)
+        if request.transport is None:
+            return _refusal(400, "it is gone")
         try:
             upload = self._open(claims)
         except FileNotFoundError:
             return _refusal(404, "there is no such upload, or not any more")
         if len(upload.connections) >= _REQUESTS_MAX:
             return _refusal(429, f"{_REQUESTS_MAX} requests write to it already")
-        if request.transport is None:
-            return _refusal(400, "it is gone")
         with self._writing(claims.name, upload, request.transport):
             return await self._take(request, claims, upload.part, span)
 
@@ -119,32 +123,39 @@ class UploadReceiver:
     ) -> web.StreamResponse:
         batch = _ReceivedBatch(claims.bearer, part, span.start, next(self._numbers))
         try:
-            refusal = await self._write(request, batch, part)
-        except (ConnectionError, TimeoutError) as broken:
-            refusal = _refusal(408, f"the bytes broke off: {broken}")
+            return await self._write(request, batch, part, span)
         except OSError as broken:
-            if broken.errno not in _FULL:
-                raise
-            refusal = _refusal(507, "the disk is full")
+            full = broken.errno in _FULL
+            return _refusal(507 if full else 408, f"the bytes broke off: {broken}")
         finally:
-            # The upload may have been closed meanwhile: then nothing counts any more.
-            if part.descriptor >= 0:
-                self._say(batch.record(is_last=True))
-        return refusal or web.Response(status=204)
+            self._say(self._end(batch, part))
+
+    @staticmethod
+    def _end(batch: _ReceivedBatch, part: PartFile) -> BytesReceived:
+        """Let the rest count, unless the upload was closed meanwhile or the disk is full."""
+        if part.descriptor >= 0:
+            with suppress(OSError):
+                return batch.record(is_last=True)
+        return batch.abandon()
 
     async def _write(
-        self, request: web.BaseRequest, batch: _ReceivedBatch, part: PartFile
-    ) -> web.Response | None:
+        self, request: web.BaseRequest, batch: _ReceivedBatch, part: PartFile, span: Span
+    ) -> web.Response:
         """Write what comes, to the end of the range."""
         async for piece in _pieces(request):
             if part.descriptor < 0:
                 return _refusal(404, "it was closed")
+            if batch.end + len(piece) > span.end:
+                return _refusal(400, "more came than the range has")
             batch.write(piece)
             if batch.is_due:
                 self._say(batch.record())
                 if part.is_deleted:
                     return _refusal(404, "its lease has ended")
-        return None
+        if batch.end < span.end:
+            return _refusal(400, "less came than the range has")
+        self._say(batch.record())
+        return web.Response(status=204)
 
     def _open(self, claims: Claims) -> _Upload:
         upload = self._uploads.get(claims.name)

@@ -6,7 +6,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 import structlog
@@ -46,6 +46,28 @@ _BUFFER_BYTES = 256 << 10
 """Most bytes of a connection that wait in memory, twice."""
 
 
+_OPTIONS: dict[str, Any] = {
+    "access_log": None,
+    # Bytes are counted and written as they come.
+    "auto_decompress": False,
+    "keepalive_timeout": _IDLE_S,
+    "lingering_time": _LINGER_S,
+    "read_bufsize": _BUFFER_BYTES,
+}
+
+
+class _Connection(RequestHandler):
+    """One connection, which may be refused before its handshake is over."""
+
+    is_refused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or end at once."""
+        super().connection_made(transport)
+        if self.is_refused and isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+
+
 class BulkServer:
     """Serves one listening socket."""
 
@@ -56,14 +78,8 @@ class BulkServer:
         self._is_plaintext = start.certificates is None
         self._context = None if start.certificates is None else tls_context(start.certificates)
         self._socket = socket.socket(fileno=start.listener)
-        self._server = web.Server(
-            self._answer,
-            access_log=None,
-            keepalive_timeout=_IDLE_S,
-            lingering_time=_LINGER_S,
-            read_bufsize=_BUFFER_BYTES,
-        )
-        self._strangers: dict[object, RequestHandler] = {}
+        self._server = web.Server(self._answer)
+        self._strangers: dict[object, _Connection] = {}
         """Connections that showed no good ticket, the oldest first."""
 
     async def open(self) -> None:
@@ -84,7 +100,7 @@ class BulkServer:
         say(UploadClosed(message.number))
 
     def _begin_connection(self) -> RequestHandler:
-        handler = self._server()
+        handler = _Connection(self._server, loop=asyncio.get_running_loop(), **_OPTIONS)
         if len(self._strangers) >= _STRANGERS_MAX:
             self._close_stranger(next(iter(self._strangers)))
         self._strangers[handler] = handler
@@ -93,6 +109,7 @@ class BulkServer:
 
     def _close_stranger(self, connection: object) -> None:
         if (handler := self._strangers.pop(connection, None)) is not None:
+            handler.is_refused = True
             handler.force_close()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

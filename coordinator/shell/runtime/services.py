@@ -46,7 +46,7 @@ from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.process import make_way
-from hypergpu.statements import Domain, Terms, terms_of
+from hypergpu.statements import Domain, Lease, Terms, terms_of
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 
@@ -187,6 +187,7 @@ def _is_present(job: Job, node: NodeId) -> bool:
 class OfferedUpdate(NamedTuple):
     """An update that its node may send, under the node's newest nonce."""
 
+    job_id: JobId
     received: UpdateReceived
     """The event once it is whole."""
     upload: str
@@ -231,13 +232,14 @@ class UpdateOffers:
         self._marks[node] = max(nonce, self._marks[node])
         self._offers[node] = offered
 
-    def of(self, node: NodeId, lease: int, digest: Digest) -> OfferedUpdate | None:
-        """The node's newest offer, if it is of this update under this lease."""
+    def of(self, node: NodeId, lease: Lease, digest: Digest) -> OfferedUpdate | None:
+        """The node's newest offer, if it is of this update under this lease of this job."""
         offered = self._offers.get(node)
         if offered is None:
             return None
         received = offered.received
-        is_this = (received.lease, received.update.blob.digest) == (lease, digest)
+        offered_lease = Lease(offered.job_id, received.round, received.lease)
+        is_this = (offered_lease, received.update.blob.digest) == (lease, digest)
         return offered if is_this else None
 
 

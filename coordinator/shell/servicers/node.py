@@ -35,7 +35,7 @@ from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.messages import digest_value, phases_value
+from hypergpu.wire.messages import digest_value, lease_value, phases_value
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ async def commit_update(
     runtime = _runtime(services, JobId(request.lease.job_id))
     lease, digest = request.lease.number, digest_value(request.digest)
     if not is_accepted(runtime.job, node, lease, digest):
-        offered = services.offers.of(node, lease, digest)
+        offered = services.offers.of(node, lease_value(request.lease), digest)
         if offered is None:
             raise HyperGPUError(Reason.OFFSET_MISMATCH, "it was not offered: offer it again")
         await services.commits.run(offered.upload, _Commit(services, runtime, offered).run)
@@ -162,7 +162,9 @@ class _Offer:
         # An update that never comes asks no more.
         marking.add_done_callback(lambda done: done.cancelled() or done.exception())
         phases = self._report.phases if self._report.HasField("phases") else None
-        return OfferedUpdate(received, name, marking, monotonic_ms(), phases)
+        return OfferedUpdate(
+            self._runtime.job.job_id, received, name, marking, monotonic_ms(), phases
+        )
 
     def _reject_unsigned(self) -> None:
         """Reject an update that its node did not sign: receipts rest on that signature."""
@@ -214,6 +216,7 @@ class _Commit:
         failpoint("upload.complete")
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
+        check.finish()
         failpoint("upload.stored")
 
     async def _accept(self) -> None:

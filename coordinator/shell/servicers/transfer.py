@@ -29,6 +29,10 @@ async def offer_data(services: Services, blob: BlobRef) -> job_pb2.OfferDataResp
     if await asyncio.to_thread(_is_stored, services, blob):
         return job_pb2.OfferDataResponse(is_stored=True)
     upload = await asyncio.to_thread(services.uploads.open, name, blob)
+    if await asyncio.to_thread(_is_stored, services, blob):
+        # Another caller was quicker.
+        await asyncio.to_thread(services.uploads.discard, name)
+        return job_pb2.OfferDataResponse(is_stored=True)
     return job_pb2.OfferDataResponse(ticket=services.bulk.upload_ticket(None, upload))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -261,6 +262,18 @@ async def test_a_range_that_is_not_sent_as_it_is_named_is_refused(
     ):
         assert response.status == 416
     assert kit.missing() == [(0, len(UPDATE))]
+
+
+async def test_a_compressed_body_is_taken_as_the_bytes_it_is(kit: StoreKit) -> None:
+    ticket, body = kit.upload(), zlib.compress(bytes(len(UPDATE)))
+    url = URL(ticket.url).with_host("127.0.0.1")
+    span = {"Content-Range": f"bytes 0-{len(body) - 1}/*", "Content-Encoding": "deflate"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(url, data=body, headers={**ticket.headers, **span}, compress=False) as response,
+    ):
+        assert response.status == 204
+    assert kit.missing() == [(len(body), len(UPDATE))]
 
 
 async def test_what_came_before_a_break_need_not_come_again(kit: StoreKit) -> None:

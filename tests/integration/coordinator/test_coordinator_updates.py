@@ -265,6 +265,23 @@ async def test_a_blob_of_nobody_is_not_served(submission: UpdateSubmission) -> N
     assert reason_of(broken.value) == "BLOB_UNKNOWN"
 
 
+async def test_an_offer_is_committed_for_its_own_job_alone(submission: UpdateSubmission) -> None:
+    await submission.bring(0, UPDATE_BYTES)
+    offer = submission.offer()
+    offer.lease.round += 1
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await submission.node.commit(offer)
+    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    other = submission.cluster.submit(SPEC)
+    offer = submission.offer()
+    offer.lease.job_id = other
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await submission.node.commit(offer)
+    assert reason_of(broken.value) == "OFFSET_MISMATCH"
+    with submission.cluster.coordinator.client() as client:
+        client.stop(other)
+
+
 async def test_the_same_work_is_assigned_again_to_a_node_that_dials_in_again(
     submission: UpdateSubmission,
 ) -> None:
