@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 _FIRST_REQUEST_S = 8.0
 """A connection without a request that has a good ticket is closed after so long."""
-_STRANGERS_MAX = 1024
+STRANGERS_MAX = 1024
 """Connections without such a request; with one more the oldest is closed."""
 _IDLE_S = 120.0
 """A round is seldom further from the next: connections are kept for so long between requests."""
@@ -101,7 +101,7 @@ class BulkServer:
 
     def _begin_connection(self) -> RequestHandler:
         handler = _Connection(self._server, loop=asyncio.get_running_loop(), **_OPTIONS)
-        if len(self._strangers) >= _STRANGERS_MAX:
+        if len(self._strangers) >= STRANGERS_MAX:
             self._close_stranger(next(iter(self._strangers)))
         self._strangers[handler] = handler
         asyncio.get_running_loop().call_later(_FIRST_REQUEST_S, self._close_stranger, handler)

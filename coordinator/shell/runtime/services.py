@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -407,14 +408,16 @@ class BlobCollector:
         Soon is worth it: what the round before left is written over while it is still in the
         caches of the system, and fresh pages cost it several times as much.
         """
+        expired_s = time.monotonic()
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_COLLECT_EVERY_S):
                     await self._is_requested.wait()
-            except TimeoutError:
-                await asyncio.to_thread(self._services.uploads.expire)
             self._is_requested.clear()
             began_s = time.monotonic()
+            if began_s - expired_s >= _COLLECT_EVERY_S:
+                await asyncio.to_thread(self._services.uploads.expire)
+                expired_s = began_s
             if not self._services.driver.unreadable:
                 await self._discard_void_uploads()
             await collect(self._services)

@@ -2,9 +2,11 @@
 
 import asyncio
 import signal
+import socket
+import ssl
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -17,6 +19,7 @@ from coordinator.shell.blobs.upload_store import UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
+from coordinator.shell.bulk.server import STRANGERS_MAX
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
@@ -27,6 +30,7 @@ from hypergpu.streams import unix_s
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
+from hypergpu.wire.credentials import TLS_NAME
 from tests.node_client import get_range, put_range
 
 NODE = NodeId("0x" + "a1" * 20)
@@ -324,3 +328,27 @@ async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
         process.send_signal(signal.SIGSTOP)
     await kit.store.close_upload(NAME)
     assert [await process.wait() for process in stopped] == [-signal.SIGKILL] * len(stopped)
+
+
+async def test_who_is_refused_before_the_handshake_is_over_is_closed_after_it(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.open(tmp_path / "identity", unix_s())
+    identity = authority.server_identity(["127.0.0.1"], unix_s())
+    certificates = Certificates(identity.chain_pem, identity.private_key_pem, authority.pem)
+    context = client_context(authority.pem.decode("ascii"))
+
+    def finish_handshake(opened: socket.socket) -> bytes:
+        opened.settimeout(120)
+        with context.wrap_socket(opened, server_hostname=TLS_NAME) as secured:
+            return secured.recv(1)
+
+    async with serve_store(tmp_path, certificates) as kit:
+        with ExitStack() as connections:
+            opened = [
+                connections.enter_context(socket.create_connection(("127.0.0.1", kit.store.port)))
+                for _ in range(STRANGERS_MAX + 5)
+            ]
+            for refused in opened[:5]:
+                with suppress(ConnectionError, ssl.SSLEOFError):
+                    assert await asyncio.to_thread(finish_handshake, refused) == b""
