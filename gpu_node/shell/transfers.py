@@ -176,10 +176,9 @@ class _Sending:
 
     async def move(self, chosen: RangeUnderWay, _connection: int) -> None:
         """Send a range, whole: how much of it has come is not known before its answer."""
-        start, end = chosen.span
-        ranged = await self._range_at(start)
+        ranged = await self._range_in(chosen.span)
         if ranged is None:
-            chosen.offset = end
+            chosen.offset = chosen.span.end
             return
         stall = StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self._connections)
 
@@ -188,16 +187,17 @@ class _Sending:
             self._uploader.count_sent(size_bytes)
 
         await self._calls.bulk.send(ranged, FileRange(self._path, chosen.span), stall, count)
-        chosen.offset = end
+        chosen.offset = chosen.span.end
 
-    async def _range_at(self, offset: int) -> tensor_pb2.TicketRange | None:
-        """The range of a fresh ticket that holds a byte; None when that byte has come."""
+    async def _range_in(self, span: Span) -> tensor_pb2.TicketRange | None:
+        """What a fresh ticket says is missing of a range; None when all of it has come."""
         async with self._renewing:
             if asyncio.get_running_loop().time() >= self._renew_at_s:
                 work = self._command
                 offered = await self._uploader.offer(self._calls, work.assignment, work.update)
                 self.take(offered.ticket)
-        return next((each for each in self._ticket.ranges if each.end > offset), None)
+        missing = self._ticket.ranges
+        return next((e for e in missing if e.start < span.end and e.end > span.start), None)
 
 
 def _check_size(path: Path, update: TrainedUpdate) -> None:

@@ -167,8 +167,10 @@ def _explain_broken(calls: CoordinatorCalls) -> Iterator[None]:
     try:
         yield
     except (BulkBrokenError, TimeoutError) as broken:
-        detail = f"the bulk port of the coordinator at {calls.to.address}: {broken}"
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail) from broken
+        why = str(broken) or "nothing got through in time"
+        detail = f"the bulk port of the coordinator at {calls.to.address}: {why}"
+        fix = "open its bulk port too, 7702 unless it was told another: hypergpu up --bulk-port"
+        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix) from broken
 
 
 def _size(spans: list[Span]) -> int:

@@ -153,16 +153,15 @@ class UploadStore:
 
         Of those that are idle only what they take of the disk stays reserved, until they go on.
         """
-        now_s = time.time()
+        now_s, dropped = time.time(), 0
         with self._lock:
-            uploads = [path for path in self._reserved if path.suffix != _SEALED]
-            abandoned = [path for path in uploads if _is_idle(path, now_s - older_than_s)]
-            for path in uploads:
-                if path in abandoned:
+            for path in [each for each in self._reserved if each.suffix != _SEALED]:
+                if _is_idle(path, now_s - older_than_s):
                     self._drop(path)
+                    dropped += 1
                 elif _is_idle(path, now_s - idle_s):
-                    self._reserve(path, min(self._reserved[path], stored_bytes(path)))
-        return len(abandoned)
+                    self._reserve(path, min(self._reserved[path], _stored_bytes(path)))
+        return dropped
 
     def discard(self, name: str) -> None:
         """Throw an upload away, if it is there and not sealed."""
@@ -267,7 +266,7 @@ def _unseal(sealed: Path) -> Path:
     return path
 
 
-def stored_bytes(path: Path) -> int:
+def _stored_bytes(path: Path) -> int:
     """What a file takes of the disk."""
     return path.stat().st_blocks * _BLOCK_BYTES
 

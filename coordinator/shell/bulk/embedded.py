@@ -162,10 +162,9 @@ class EmbeddedStore:
             try:
                 await self._listen(process, listener)
             finally:
-                asked = self.processes.pop(process)
                 await _end(process)
-                # Now it writes no more.
-                for answer in asked.values():
+                # Until now it could write, and had to be asked.
+                for answer in self.processes.pop(process).values():
                     _answer(answer)
             log.error("a bulk process ended and is started again", status=process.returncode)
             await asyncio.sleep(max(0.0, began_s + _RESTART_S - loop.time()))

@@ -154,6 +154,7 @@ class UploadReceiver:
                     return _refusal(404, "its lease has ended")
         if batch.end < span.end:
             return _refusal(400, "less came than the range has")
+        # Before the answer, and not at the end alone: a full disk must be told.
         self._say(batch.record())
         return web.Response(status=204)
 

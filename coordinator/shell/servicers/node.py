@@ -42,7 +42,6 @@ log = structlog.get_logger()
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 _KEEP_S = 0
 """Pins hold what is not journalled yet."""
-_DRAIN_MS = 5_000
 _WRONG_CONTENT = frozenset(
     {Reason.UPDATE_MALFORMED, Reason.UPDATE_NOT_FINITE, Reason.DIGEST_MISMATCH}
 )
