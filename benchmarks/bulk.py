@@ -104,7 +104,7 @@ async def _speeds(amount: _Amount, nodes: int, *, is_plaintext: bool) -> tuple[f
         blobs = BlobStore(folder, Space(folder, 0))
         uploads = UploadStore(folder, blobs, blobs.space)
         (folder / "source").write_bytes(content)
-        store = EmbeddedStore(folder, lambda _: None)
+        store = EmbeddedStore(folder, uploads, lambda _: None)
         authority = Authority.open(folder / "identity", unix_s())
         identity = authority.server_identity(["127.0.0.1"], unix_s())
         certificates = Certificates(identity.chain_pem, identity.private_key_pem, authority.pem)
@@ -119,7 +119,7 @@ async def _speeds(amount: _Amount, nodes: int, *, is_plaintext: bool) -> tuple[f
                 tls = None if is_plaintext else _tls_paths(authority, paths, key)
                 fresh = BlobRef(digest_of(f"{number}".encode()), Bytes(amount.size_bytes))
                 upload = uploads.open(upload_name(f"{number}"), fresh)
-                ticket = (
+                ticket = await (
                     store.upload_ticket(key.node_id, upload)
                     if kind == "put"
                     else store.ticket(key.node_id, blob)

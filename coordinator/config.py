@@ -29,6 +29,9 @@ class Settings(BaseSettings):
     """Port of nodes with a certificate. 0 takes a free one."""
     bulk_port: int = Field(default=7702, ge=0, le=65535)
     """Port of bulk bytes by HTTP. 0 takes a free one."""
+    blobs: str = ""
+    """Object store that carries bulk bytes in place of the bulk port: s3://BUCKET/PREFIX, with
+    endpoint and keys as every S3 program takes them: docs/storage.md."""
     advertise: tuple[str, ...] = ()
     """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""

@@ -64,6 +64,11 @@ class Reason(Enum):
         "DATA_LOSS",
         "its older events are lost; watch from a later sequence number",
     )
+    STORE_UNREACHABLE = (
+        4005,
+        "UNAVAILABLE",
+        "see what the object store says where the coordinator runs: hypergpu doctor",
+    )
     # 5xxx: the coordinator itself
     NOT_READY = 5001, "UNAVAILABLE", "the coordinator is starting or stopping: try again"
     NODE_UNKNOWN = 5002, "NOT_FOUND", "list the nodes: hypergpu node ls"
@@ -201,6 +206,7 @@ class RemoteFailureError(Exception):
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
     "postgresql": ("psycopg",),
+    "s3": ("boto3", "botocore", "s3transfer"),
     "torch": ("PIL", "torch", "torchvision"),
 }
 

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Peers refuse any other. It rises with every change after which an older peer would be refused
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
 CHANGES = {
     2: "nodes sign contributions as EIP-712 data of their job's ledger",
     3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
     4: "blobs move by HTTP, over the coordinator's bulk port",
+    5: "they may move through an object store",
 }
 """Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"

@@ -99,9 +99,11 @@ class Calls:
         """Open the control stream. It has no deadline of its own: heartbeats watch over it."""
         return self._stub.Control(metadata=self._metadata)
 
-    async def resolve_blob(self, digest: Digest) -> node_pb2.ResolveBlobResponse:
-        """Ask for a ticket to fetch a blob."""
-        request = node_pb2.ResolveBlobRequest(digest=digest_message(digest))
+    async def resolve_blob(
+        self, digest: Digest, *, is_doubted: bool
+    ) -> node_pb2.ResolveBlobResponse:
+        """Ask for a ticket to fetch a blob, of which an earlier one may have been no good."""
+        request = node_pb2.ResolveBlobRequest(digest=digest_message(digest), is_doubted=is_doubted)
         return await self._stub.ResolveBlob(
             request, timeout=self._timeout_s, metadata=self._metadata
         )

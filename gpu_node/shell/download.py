@@ -3,7 +3,8 @@ digest has the last word.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +22,15 @@ from hypergpu.part_file import DigestingPartFile, PartFile
 from hypergpu.statements import BlobRef
 from hypergpu.streams import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.bulk import limit_stalls
+from hypergpu.wire.bulk import BulkRefusedError, limit_stalls
 
 log = structlog.get_logger()
 
 _BATCH_BYTES = 1 << 20
 """Written per hop to a thread; also what a kill may cost each connection."""
+_NOT_FOUND = 404
+_ATTEMPTS = 2
+"""Downloads of a blob, of which the first may go on where an earlier one ended."""
 _BATCH_S = 1.0
 """Time after which less is written too: over a slow line a batch takes long."""
 
@@ -50,24 +54,51 @@ class _Ticket(NamedTuple):
         raise HyperGPUError(Reason.CALL_BROKEN, f"the ticket covers no byte {offset}")
 
 
-async def _resolve(calls: Calls, digest: Digest) -> tuple[_Ticket, int]:
-    """A fresh ticket for a blob, and the blob's size."""
-    answer = await calls.resolve_blob(digest)
-    renew_at_s = asyncio.get_running_loop().time() + answer.ticket.life_ms / 2000
-    return _Ticket(answer.ticket, renew_at_s), answer.size_bytes
+class _Tickets:
+    """Asks for tickets, and says of which blobs an earlier one was no good."""
+
+    def __init__(self) -> None:
+        self._doubted: set[Digest] = set()
+
+    async def resolve(self, calls: Calls, digest: Digest) -> tuple[_Ticket, int]:
+        """A fresh ticket for a blob, and the blob's size."""
+        answer = await calls.resolve_blob(digest, is_doubted=digest in self._doubted)
+        self._doubted.discard(digest)
+        renew_at_s = asyncio.get_running_loop().time() + answer.ticket.life_ms / 2000
+        return _Ticket(answer.ticket, renew_at_s), answer.size_bytes
+
+    @asynccontextmanager
+    async def doubting(self, digest: Digest) -> AsyncIterator[None]:
+        """Doubt the ticket by which a store does not find the blob."""
+        try:
+            yield
+        except BulkRefusedError as refused:
+            if refused.status == _NOT_FOUND:
+                self.doubt(digest)
+            raise
+
+    def doubt(self, digest: Digest) -> None:
+        """Take note that a ticket led to something else, or to nothing."""
+        self._doubted.add(digest)
 
 
 class _RangeFetch:
     """Fetches the missing ranges of one blob."""
 
     def __init__(
-        self, source: BlobSource, blob: BlobRef, part: PartFile, on_bytes: Callable[[int], None]
+        self,
+        source: BlobSource,
+        tickets: _Tickets,
+        blob: BlobRef,
+        part: PartFile,
+        on_bytes: Callable[[int], None],
     ) -> None:
         self._calls = source.calls
+        self._tickets = tickets
         self._blob = blob
         self._part = part
         self._on_bytes = on_bytes
-        self._ranges = RangeQueue(part.missing(), source.connections, source.calls.timeout_ms)
+        self._ranges = RangeQueue.cut(part.missing(), source.connections, source.calls.timeout_ms)
         self.connections = self._ranges.connections
         self._stalls = [
             StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self.connections)
@@ -91,6 +122,7 @@ class _RangeFetch:
         try:
             async with (
                 asyncio.timeout(stall.limit_s(end - start)) as answering,
+                self._tickets.doubting(self._blob.digest),
                 opening as incoming,
             ):
                 answering.reschedule(None)
@@ -105,7 +137,7 @@ class _RangeFetch:
             batch.write()
 
     async def _renew_ticket(self) -> None:
-        self._ticket, size_bytes = await _resolve(self._calls, self._blob.digest)
+        self._ticket, size_bytes = await self._tickets.resolve(self._calls, self._blob.digest)
         if size_bytes != self._blob.size_bytes:
             detail = f"{self._blob.digest} has {self._blob.size_bytes} bytes, not {size_bytes}"
             raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
@@ -153,6 +185,7 @@ class Download:
         self._cache = cache
         self._measurements = measurements or Measurements()
         # A lock lives as long as somebody waits for it or has it.
+        self._tickets = _Tickets()
         self._locks: WeakValueDictionary[Digest, asyncio.Lock] = WeakValueDictionary()
         self.received_bytes = 0
         """All bytes received so far, by which a caller sees whether an attempt progressed."""
@@ -166,30 +199,29 @@ class Download:
 
     async def fetch_small(self, source: BlobSource, digest: Digest, limit_bytes: int) -> bytes:
         """A small blob of unknown size, whole."""
-        ticket, size_bytes = await _resolve(source.calls, digest)
+        ticket, size_bytes = await self._tickets.resolve(source.calls, digest)
         content = bytearray()
         if 0 < size_bytes <= limit_bytes:
             timeout_ms = source.calls.timeout_ms
             stall = StallTimeout(PIECE_BYTES, timeout_ms)
             opening = source.calls.bulk.open(ticket.range_at(0), 0, size_bytes)
             async with asyncio.timeout(transfer_timeout_s(size_bytes, timeout_ms)):
-                async with opening as incoming:
+                async with self._tickets.doubting(digest), opening as incoming:
                     async for piece in limit_stalls(incoming, stall, size_bytes):
                         content += piece
         if digest_of(content) != digest:
+            self._tickets.doubt(digest)
             raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{digest} came as something else")
         return bytes(content)
 
     async def _fetch(self, source: BlobSource, blob: BlobRef) -> Path:
         part = self._cache.part(blob.digest)
-        was_resumed = part.exists()
-        if await self._receive(source, blob, part) == blob.digest:
-            return self._cache.admit(part, blob.digest)
-        part.unlink()
-        if was_resumed:
-            log.warning("a partial download was damaged: starting over", digest=blob.digest)
+        for _ in range(_ATTEMPTS):
             if await self._receive(source, blob, part) == blob.digest:
                 return self._cache.admit(part, blob.digest)
+            # Damaged here, on its way, or where it came from.
+            log.warning("a download is something else: starting over", digest=blob.digest)
+            self._tickets.doubt(blob.digest)
             part.unlink()
         raise HyperGPUError(Reason.DIGEST_MISMATCH, f"{blob.digest} came as something else")
 
@@ -198,7 +230,7 @@ class Download:
         self._cache.reuse(path, blob.size_bytes)
         part = DigestingPartFile(path, blob.size_bytes)
         try:
-            fetch = _RangeFetch(source, blob, part, self._count)
+            fetch = _RangeFetch(source, self._tickets, blob, part, self._count)
             count = fetch.connections
             timer = TransferTimer(self._measurements, node_pb2.DIRECTION_DOWN, connections=count)
             try:

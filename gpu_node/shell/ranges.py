@@ -3,7 +3,7 @@ holds back the connection that it meets, not the blob.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from gpu_node.shell.control import gather_or_cancel
@@ -59,26 +59,33 @@ Move = Callable[[RangeUnderWay, int], Awaitable[None]]
 class RangeQueue:
     """Hands ranges to connections."""
 
-    def __init__(self, missing: Iterable[Span], connections: int, timeout_ms: Milliseconds) -> None:
-        """Cut what is missing for as many connections as it is worth, at most so many."""
-        spans = list(missing)
-        self.left_bytes = sum(span.end - span.start for span in spans)
+    def __init__(
+        self, ranges: Sequence[Span], connections: int, timeout_ms: Milliseconds, *, attempts: int
+    ) -> None:
+        """Hand out each range as it is, to at most so many connections one after the other."""
+        self.left_bytes = _size(ranges)
         """Bytes of all ranges at the start."""
-        self.connections = max(1, min(connections, self.left_bytes // RANGE_BYTES_MIN))
+        self.connections = connections
         self._timeout_ms = timeout_ms
-        self._ranges = [RangeUnderWay(span) for span in self._cut(spans)]
+        self._attempts_max = attempts
+        self._ranges = [RangeUnderWay(span) for span in ranges]
         self._next = 0
 
-    def _cut(self, spans: list[Span]) -> list[Span]:
-        if self.connections == 1:
-            return spans
-        each = -(-self.left_bytes // self.connections)
-        step = min(RANGE_BYTES_MAX, max(RANGE_BYTES_MIN, each))
-        return [
-            Span(start, min(start + step, span.end))
-            for span in spans
-            for start in range(span.start, span.end, step)
-        ]
+    @classmethod
+    def cut(
+        cls, missing: Sequence[Span], connections: int, timeout_ms: Milliseconds
+    ) -> "RangeQueue":
+        """Cut what is missing for as many connections as it is worth, at most so many."""
+        worth = max(1, min(connections, _size(missing) // RANGE_BYTES_MIN))
+        return cls(_cut(missing, worth), worth, timeout_ms, attempts=2)
+
+    @classmethod
+    def whole(
+        cls, missing: Sequence[Span], connections: int, timeout_ms: Milliseconds
+    ) -> "RangeQueue":
+        """Move each range as a whole, and by one connection only: it may be all there is."""
+        worth = max(1, min(connections, len(missing)))
+        return cls(missing, worth, timeout_ms, attempts=1)
 
     async def run(self, move: Move) -> None:
         """Move all of them. A connection that breaks ends the others too.
@@ -112,5 +119,24 @@ class RangeQueue:
         if self._next < len(self._ranges):
             self._next += 1
             return self._ranges[self._next - 1]
-        slow = [each for each in self._ranges if each.left_bytes and each.connections < 2]
+        slow = [each for each in self._ranges if each.left_bytes and self._may_try(each)]
         return max(slow, key=lambda each: each.left_bytes - each.handed_bytes, default=None)
+
+    def _may_try(self, chosen: RangeUnderWay) -> bool:
+        return chosen.connections < self._attempts_max
+
+
+def _size(spans: Sequence[Span]) -> int:
+    return sum(span.end - span.start for span in spans)
+
+
+def _cut(spans: Sequence[Span], connections: int) -> Sequence[Span]:
+    if connections == 1:
+        return spans
+    each = -(-_size(spans) // connections)
+    step = min(RANGE_BYTES_MAX, max(RANGE_BYTES_MIN, each))
+    return [
+        Span(start, min(start + step, span.end))
+        for span in spans
+        for start in range(span.start, span.end, step)
+    ]

@@ -92,7 +92,9 @@ class Uploader:
         offered = await self.offer(calls, assignment, update)
         if not offered.is_accepted:
             missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
-            ranges = RangeQueue(missing, assignment.connections, calls.timeout_ms)
+            is_whole = any(each.is_whole for each in offered.ticket.ranges)
+            queue = RangeQueue.whole if is_whole else RangeQueue.cut
+            ranges = queue(missing, assignment.connections, calls.timeout_ms)
             self._note_committed(assignment.lease, update.size_bytes - ranges.left_bytes)
             timer = self._timer(ranges.connections)
             command = SendUpdate(assignment, update)
@@ -220,6 +222,7 @@ _TRANSIENT = frozenset(
         Reason.NONCE_REPLAYED,
         Reason.OFFSET_MISMATCH,
         Reason.DISK_FULL,
+        Reason.STORE_UNREACHABLE,
         Reason.VERSION_MISMATCH,
     }
 )

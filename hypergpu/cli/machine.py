@@ -25,6 +25,13 @@ class DemoNet(StrEnum):
     NONE = "none"
 
 
+class DemoBlobs(StrEnum):
+    """What carries the demo's bulk bytes: the coordinator itself, or an object store."""
+
+    EMBEDDED = "embedded"
+    S3 = "s3"
+
+
 class Metering(StrEnum):
     """Ways of receipts onto the chain, by the names of the coordinator's `--metering`."""
 
@@ -66,6 +73,14 @@ def up(  # noqa: PLR0913 - each is an option
     bulk_port: Annotated[
         int | None, typer.Option("--bulk-port", min=0, max=65535, help="Else 7702; 0: any free.")
     ] = None,
+    blobs: Annotated[
+        str,
+        typer.Option(
+            "--blobs",
+            metavar="s3://BUCKET/PREFIX",
+            help="Object store for bulk bytes, in place of the bulk port: docs/storage.md.",
+        ),
+    ] = "",
     advertise: Annotated[
         list[str] | None,
         typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
@@ -96,6 +111,7 @@ def up(  # noqa: PLR0913 - each is an option
         port=port,
         node_port=node_port,
         bulk_port=bulk_port,
+        blobs=blobs,
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
     )
@@ -183,6 +199,10 @@ def demo(  # noqa: PLR0913 - each is an option
             help="Links of the nodes; tunnel and tc carry real packets and need root.",
         ),
     ] = DemoNet.PROXY,
+    blobs: Annotated[
+        DemoBlobs,
+        typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's."),
+    ] = DemoBlobs.EMBEDDED,
     metering: Annotated[
         Metering,
         typer.Option(
@@ -203,10 +223,11 @@ def demo(  # noqa: PLR0913 - each is an option
         nodes = len(sites.nodes)
     elif net is not DemoNet.NONE:
         given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
-        given += ["--metering", metering, *["--short"] * short, *["--fixed"] * fixed]
+        given += ["--metering", metering, "--blobs", blobs]
+        given += [*["--short"] * short, *["--fixed"] * fixed]
         run_over_lines(net, nodes, given)
     chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=fixed)
-    demonstrate(out, chosen)
+    demonstrate(out, chosen, blobs)
 
 
 def compare(  # noqa: PLR0913 - each is an option

@@ -38,8 +38,8 @@ from hypergpu.wire.credentials import (
 )
 from hypergpu.wire.errors import error_in
 
-RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY})
-"""Reasons that a coordinator gives while it is being restarted: trying again may help."""
+RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.STORE_UNREACHABLE})
+"""Reasons that pass, as while a coordinator is being restarted: trying again may help."""
 AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 
 

@@ -73,6 +73,8 @@ class Listen(msgspec.Struct, frozen=True):
     bulk_port: int | None = None
     advertise: tuple[str, ...] = ()
     is_plaintext: bool = False
+    blobs: str = ""
+    """Address of an object store; empty: none."""
 
 
 def coordinator_command(at: Listen) -> list[str]:
@@ -86,6 +88,8 @@ def coordinator_command(at: Listen) -> list[str]:
         arguments += ["--node-port", str(at.node_port)]
     if at.bulk_port is not None:
         arguments += ["--bulk-port", str(at.bulk_port)]
+    if at.blobs:
+        arguments += ["--blobs", at.blobs]
     for address in at.advertise:
         arguments += ["--advertise", address]
     if at.is_plaintext:
@@ -170,6 +174,7 @@ class LocalCluster:
         self._folder = folder
         self._worker = worker
         self._settling = SettlingBy()
+        self._keys: Mapping[str, str] = {}
         self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
         self._node_sites = sites.nodes if sites else {}
         self._listen = Listen(
@@ -214,6 +219,16 @@ class LocalCluster:
         """A node's state folder, there or not."""
         return self._folder / "state" / name
 
+    def use_object_store(self, address: str, keys: Mapping[str, str]) -> None:
+        """Have bulk bytes go through an object store, of which nodes are told no key.
+
+        Args:
+            address: ``s3://BUCKET/PREFIX``.
+            keys: Environment of the coordinator.
+        """
+        self._listen = msgspec.structs.replace(self._listen, blobs=address)
+        self._keys = keys
+
     def start_coordinator(self, settling: SettlingBy | None = None) -> None:
         """Start it and wait until it serves; after a kill, over sites, on the ports it had.
 
@@ -229,7 +244,7 @@ class LocalCluster:
             leash_command(command),
             log=self._log("coordinator"),
             is_read=True,
-            environment=self._settling.environment(),
+            environment={**self._settling.environment(), **self._keys},
         )
         self._coordinator = child
         self._all.append(child)

@@ -983,15 +983,19 @@ class ResolveBlobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: builtins.int
+    IS_DOUBTED_FIELD_NUMBER: builtins.int
+    is_doubted: builtins.bool
+    """An earlier ticket for it was refused, or brought something else: look whether the copy is good."""
     @property
     def digest(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     def __init__(
         self,
         *,
         digest: hypergpu.v1.tensor_pb2.Digest | None = ...,
+        is_doubted: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "is_doubted", b"is_doubted"]) -> None: ...
 
 global___ResolveBlobRequest = ResolveBlobRequest
 

@@ -231,12 +231,15 @@ class TicketRange(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     HEADERS_FIELD_NUMBER: builtins.int
+    IS_WHOLE_FIELD_NUMBER: builtins.int
     url: builtins.str
     """Its host is the coordinator's TLS name where the coordinator's own store serves it: dial the address that the
     coordinator was dialled at, on the port in the URL.
     """
     start: builtins.int
     end: builtins.int
+    is_whole: builtins.bool
+    """To send: the URL takes the whole range in one request, without `Content-Range`."""
     @property
     def headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Sent with each request, beside `Range` to fetch or `Content-Range` to send some of the range."""
@@ -248,7 +251,8 @@ class TicketRange(google.protobuf.message.Message):
         start: builtins.int = ...,
         end: builtins.int = ...,
         headers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        is_whole: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "headers", b"headers", "start", b"start", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "headers", b"headers", "is_whole", b"is_whole", "start", b"start", "url", b"url"]) -> None: ...
 
 global___TicketRange = TicketRange

@@ -38,7 +38,16 @@ _TEXT_BYTES_MAX = 200
 
 
 class BulkBrokenError(Exception):
-    """Bytes broke off or were refused; another attempt may go on where they did."""
+    """Bytes broke off; another attempt may go on where they did."""
+
+
+class BulkRefusedError(BulkBrokenError):
+    """The store refused them; a fresh ticket may help."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"the store answered {status}: {text}")
+        self.status = status
+        """Of HTTP."""
 
 
 def client_context(authority: str) -> ssl.SSLContext:
@@ -54,7 +63,7 @@ class FileRange(NamedTuple):
 
 
 class BulkClient:
-    """Connections to one coordinator's store, made when they are needed and kept for a while."""
+    """Connections to a coordinator's store, made when they are needed and kept for a while."""
 
     def __init__(self, host: str, context: ssl.SSLContext | None) -> None:
         """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext."""
@@ -69,12 +78,13 @@ class BulkClient:
         """The bytes of a blob from ``start`` to ``end``, as they come.
 
         Raises:
-            BulkBrokenError: The connection broke, or they were refused.
+            BulkBrokenError: The connection broke.
+            BulkRefusedError: The store refused them.
         """
         headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
         try:
             async with self._request("GET", ranged, headers) as response:
-                if response.status != 206 or response.content_length != end - start:
+                if not _is_range(response, start, end):
                     raise await _refusal(response)
                 yield response.content
         except aiohttp.ClientError as broken:
@@ -96,14 +106,17 @@ class BulkClient:
             on_sent: Hears of bytes as the transport takes them; they may still be lost.
 
         Raises:
-            BulkBrokenError: The connection broke, or the bytes were refused.
+            BulkBrokenError: The connection broke.
+            BulkRefusedError: The store refused the bytes.
             TimeoutError: They got nowhere.
             OSError: The file cannot be read.
         """
         start, end = source.span
         if (await asyncio.to_thread(source.path.stat)).st_size < end:
             raise OSError(errno.EIO, "the file became shorter")
-        headers = {**ranged.headers, "Content-Range": f"bytes {start}-{end - 1}/*"}
+        headers = dict(ranged.headers)
+        if not ranged.is_whole:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/*"
         try:
             async with asyncio.timeout(stall.limit_s()) as limit:
                 body = _FilePayload(source, stall, limit, on_sent)
@@ -127,10 +140,12 @@ class BulkClient:
     def _request(
         self, method: str, ranged: tensor_pb2.TicketRange, headers: dict[str, str], **body: Any
     ) -> Any:
-        url, named = URL(ranged.url), None
-        if url.host == TLS_NAME:
-            url, named = url.with_host(self._host), TLS_NAME if url.scheme == "https" else None
-        session = self._open_session()
+        # What is signed must not be written in another way.
+        url, session = URL(ranged.url, encoded=True), self._open_session()
+        if url.host != TLS_NAME:
+            return session.request(method, url, headers=headers, ssl=True, **body)
+        named = TLS_NAME if url.scheme == "https" else None
+        url = url.with_host(self._host)
         return session.request(method, url, headers=headers, server_hostname=named, **body)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -260,9 +275,16 @@ def _next_step(step: int, took_s: float) -> int:
     return max(step // 2, PIECE_BYTES) if took_s > _STEP_S else step
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> BulkBrokenError:
+async def _refusal(response: aiohttp.ClientResponse) -> BulkRefusedError:
     text = (await response.content.read(_TEXT_BYTES_MAX)).decode(errors="replace")
-    return BulkBrokenError(f"the store answered {response.status}: {text}")
+    return BulkRefusedError(response.status, text)
+
+
+def _is_range(response: aiohttp.ClientResponse, start: int, end: int) -> bool:
+    """Whether just these bytes come. Some stores answer 200 where 206 is meant."""
+    named = response.headers.get("Content-Range", "").startswith(f"bytes {start}-{end - 1}/")
+    is_partial = response.status == 206 or (response.status == 200 and named)
+    return is_partial and response.content_length == end - start
 
 
 def _break_error(error: aiohttp.ClientError) -> BulkBrokenError:

@@ -34,6 +34,7 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
+from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
@@ -414,6 +415,7 @@ def _open_services(settings: Settings) -> Services:
         log.error("the journal was mended", finding=finding)
     space = Space(settings.data_dir, settings.disk_quota_bytes)
     blobs = BlobStore(settings.data_dir, space)
+    uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
     key = coordinator_key(settings.data_dir, settings.passphrase_file)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
@@ -429,11 +431,21 @@ def _open_services(settings: Settings) -> Services:
         elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
             runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
 
+    bulk: BulkStore
+    if settings.blobs:
+        # Needs the extra "s3".
+        from coordinator.shell.bulk.bucket import Bucket
+        from coordinator.shell.bulk.object_store import ObjectStore
+
+        bucket = Bucket(settings.blobs, key.node_id)
+        bulk = ObjectStore(bucket, settings.data_dir, blobs, uploads, count_bytes)
+    else:
+        bulk = EmbeddedStore(settings.data_dir, uploads, count_bytes)
     return Services(
         settings=settings,
         journal=journal,
         blobs=blobs,
-        uploads=UploadStore(settings.data_dir, blobs, space),
+        uploads=uploads,
         evaluator=EvaluatorProcess(),
         driver=driver,
         nodes=nodes,
@@ -444,7 +456,7 @@ def _open_services(settings: Settings) -> Services:
         heavy=HeavyWork(),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=EmbeddedStore(settings.data_dir, count_bytes),
+        bulk=bulk,
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

@@ -169,6 +169,15 @@ class UploadStore:
             if (path := self._folder / name) in self._reserved:
                 self._drop(path)
 
+    def path(self, name: str) -> Path:
+        """File of an upload that is open, there or not."""
+        return self._folder / name
+
+    def names(self) -> frozenset[str]:
+        """All uploads that are here."""
+        with self._lock:
+            return frozenset(_name(path) for path in self._reserved)
+
     def owned_uploads(self) -> frozenset[Path]:
         """The uploads that have an owner."""
         with self._lock:
@@ -200,7 +209,7 @@ class UploadStore:
 
     def _take_back(self, sealed: Path) -> None:
         """Let a sealed upload, which is whole, be opened again."""
-        path = sealed.with_name(_sealed_name(sealed))
+        path = sealed.with_name(_name(sealed))
         with self._lock:
             if path in self._reserved or _owner(path) in self._owned or not sealed.exists():
                 sealed.unlink(missing_ok=True)
@@ -247,9 +256,9 @@ def _check(sealed: Path, blob: BlobRef, observe: Callable[[bytes], None]) -> Non
         file.truncate(blob.size_bytes)
 
 
-def _sealed_name(sealed: Path) -> str:
-    """Name of an upload before it was sealed."""
-    return sealed.name.partition(".")[0]
+def _name(path: Path) -> str:
+    """Name of an upload, sealed or not."""
+    return path.name.partition(".")[0]
 
 
 def _unseal(sealed: Path) -> Path:
@@ -261,7 +270,7 @@ def _unseal(sealed: Path) -> Path:
         part = PartFile(sealed, Bytes(size_bytes))
         part.record(Span(0, size_bytes))
         part.close()
-    path = sealed.with_name(_sealed_name(sealed))
+    path = sealed.with_name(_name(sealed))
     sealed.rename(path)
     return path
 

@@ -9,14 +9,14 @@ import secrets
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
 import structlog
 
 from coordinator.shell.blobs.store import BLOBS
-from coordinator.shell.blobs.upload_store import QUARANTINE, OpenUpload
+from coordinator.shell.blobs.upload_store import QUARANTINE, OpenUpload, UploadStore
 from coordinator.shell.bulk.messages import (
     BulkStart,
     BytesReceived,
@@ -29,7 +29,7 @@ from coordinator.shell.bulk.messages import (
 )
 from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId
+from hypergpu.ids import Digest, NodeId
 from hypergpu.part_file import Span
 from hypergpu.statements import BlobRef
 from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
@@ -53,10 +53,14 @@ class EmbeddedStore:
     """Bulk processes beside the coordinator. A request that comes while none runs waits."""
 
     def __init__(
-        self, folder: Path, on_bytes: Callable[[BytesServed | BytesReceived], None]
+        self,
+        folder: Path,
+        uploads: UploadStore,
+        on_bytes: Callable[[BytesServed | BytesReceived], None],
     ) -> None:
         """Serve the coordinator's folder, and hear of bytes that were sent and received."""
         self._folder = folder
+        self._uploads = uploads
         self._on_bytes = on_bytes
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._socket: socket.socket | None = None
@@ -86,26 +90,29 @@ class EmbeddedStore:
                 await asyncio.sleep(_PORT_AGAIN_S)
         self.port = int(self._socket.getsockname()[1])
 
-    def ticket(self, node: NodeId | None, blob: BlobRef, purpose: str = "") -> tensor_pb2.Ticket:
-        """A ticket to fetch a blob.
-
-        Args:
-            node: Its bearer; None: a user.
-            blob: The blob, which is stored and checked.
-            purpose: Job whose model a node fetches; empty for other blobs.
-        """
+    async def ticket(
+        self, node: NodeId | None, blob: BlobRef, purpose: str = ""
+    ) -> tensor_pb2.Ticket:
+        """A ticket to fetch a blob. Nothing is waited for."""
         claims = Claims("GET", blob.digest, blob.size_bytes, node, purpose, self._expiry_ms())
         return self._ticket(claims, [Span(0, blob.size_bytes)])
 
-    def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
-        """A ticket to send what is missing of an upload.
-
-        Args:
-            node: Its bearer; None: a user.
-            upload: The upload.
-        """
+    async def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
+        """A ticket to send what is missing of an upload. Nothing is waited for."""
         claims = Claims("PUT", upload.name, upload.size_bytes, node, "", self._expiry_ms())
         return self._ticket(claims, upload.missing)
+
+    async def seal_upload(self, name: str, blob: BlobRef) -> Path:
+        """Seal an upload, and have every process close it."""
+        sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
+        await self.close_upload(name)
+        return sealed
+
+    def doubt(self, digest: Digest) -> None:
+        """There are no copies: the coordinator's own file is served."""
+
+    async def remove(self, digests: Collection[Digest]) -> None:
+        """There are no copies."""
 
     async def close_upload(self, name: str) -> None:
         """Have no process write to an upload any more, whose file has another name already.

@@ -4,8 +4,9 @@ No state is shown, no call answered and no command performed before its event is
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -29,7 +30,7 @@ from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import Layout
@@ -48,6 +49,9 @@ class JobClock:
     def now_ms(self) -> Milliseconds:
         """Job time now. Downtime counts nothing, and wall clocks may jump."""
         return Milliseconds(self._offset_ms + monotonic_ms())
+
+
+_OBSTACLES = frozenset({Reason.DISK_FULL, Reason.STORE_UNREACHABLE})
 
 
 class JobRuntime:
@@ -104,6 +108,17 @@ class JobRuntime:
         self.next_sequence += len(entries)
         self._recent.extend(entries)
         self.wake()
+
+    @contextmanager
+    def tell_obstacle(self) -> Iterator[None]:
+        """Let the job say why it waits where what is done for it meets a lack that may pass."""
+        try:
+            yield
+        except HyperGPUError as refused:
+            if refused.reason in _OBSTACLES:
+                self.obstacle = str(refused)
+                log.warning("a job waits", job_id=self.job.job_id, reason=str(refused))
+            raise
 
     def open_uploads(self) -> list[str]:
         """Uploads that participants may make now, as the quarantine names them."""

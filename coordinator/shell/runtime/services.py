@@ -35,7 +35,7 @@ from coordinator.core.job.state import ENDED, Funding, Job, Phase, live_blobs
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.bulk.embedded import EmbeddedStore
+from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
@@ -359,7 +359,7 @@ class Services(NamedTuple):
     readings: Readings
     """Readings of every node's line and speed, made anew after a restart."""
     echo: ProbeEcho
-    bulk: EmbeddedStore
+    bulk: BulkStore
     job_terms: NewJobTerms
 
     def job_dir(self, job_id: JobId) -> Path:
@@ -453,6 +453,7 @@ async def collect(services: Services) -> Bytes:
             log.warning("blobs were not collected", reason=str(failed))
             return Bytes(0)
     failpoint("collect.done")
+    await services.bulk.remove(collected.digests)
     if collected.digests:
         log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
     return collected.freed_bytes

@@ -133,7 +133,7 @@ async def resolve_model(
         blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
         model_card=model_card(runtime.job, model),
-        ticket=services.bulk.ticket(None, blob),
+        ticket=await services.bulk.ticket(None, blob),
     )
 
 

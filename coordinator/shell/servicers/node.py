@@ -142,13 +142,10 @@ class _Offer:
         self._reject_unsigned()
         services.offers.put(self._update(name))
         failpoint("upload.admitted")
-        try:
+        with self._runtime.tell_obstacle():
             upload = await asyncio.to_thread(services.uploads.open, name, blob)
-        except HyperGPUError as refused:
-            self._runtime.obstacle = str(refused)
-            log.warning("an update does not fit", job_id=job_id, node=node, reason=str(refused))
-            raise
-        return node_pb2.OfferUpdateResponse(ticket=services.bulk.upload_ticket(node, upload))
+            ticket = await services.bulk.upload_ticket(node, upload)
+        return node_pb2.OfferUpdateResponse(ticket=ticket)
 
     def _update(self, name: str) -> OfferedUpdate:
         """The offer, whose nonce is being used up durably."""
@@ -210,8 +207,8 @@ class _Commit:
         """Make a checked and durable blob of the upload."""
         services, name, blob = self._services, self._offered.upload, self._received.update.blob
         check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
-        sealed = await asyncio.to_thread(services.uploads.seal, name, blob)
-        await services.bulk.close_upload(name)
+        with self._runtime.tell_obstacle():
+            sealed = await services.bulk.seal_upload(name, blob)
         failpoint("upload.complete")
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))
@@ -347,8 +344,7 @@ class NodeServicer:
     async def resolve_blob(
         self, request: node_pb2.ResolveBlobRequest, caller: Caller
     ) -> node_pb2.ResolveBlobResponse:
-        digest = digest_value(request.digest)
-        return await resolve_blob(self._services, self._gate.node(caller), digest)
+        return await resolve_blob(self._services, self._gate.node(caller), request)
 
     async def offer_update(
         self, request: node_pb2.OfferUpdateRequest, caller: Caller

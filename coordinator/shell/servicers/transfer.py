@@ -13,6 +13,7 @@ from hypergpu.ids import Digest, NodeId
 from hypergpu.statements import BlobRef
 from hypergpu.tensors.layout import Layout
 from hypergpu.v1 import job_pb2, node_pb2
+from hypergpu.wire.messages import digest_value
 
 _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
@@ -33,7 +34,7 @@ async def offer_data(services: Services, blob: BlobRef) -> job_pb2.OfferDataResp
         # Another caller was quicker.
         await asyncio.to_thread(services.uploads.discard, name)
         return job_pb2.OfferDataResponse(is_stored=True)
-    return job_pb2.OfferDataResponse(ticket=services.bulk.upload_ticket(None, upload))
+    return job_pb2.OfferDataResponse(ticket=await services.bulk.upload_ticket(None, upload))
 
 
 async def commit_data(services: Services, blob: BlobRef) -> job_pb2.CommitDataResponse:
@@ -45,8 +46,7 @@ async def commit_data(services: Services, blob: BlobRef) -> job_pb2.CommitDataRe
     name = _data_name(blob)
 
     async def commit() -> None:
-        sealed = await asyncio.to_thread(services.uploads.seal, name, blob)
-        await services.bulk.close_upload(name)
+        sealed = await services.bulk.seal_upload(name, blob)
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
 
@@ -67,14 +67,16 @@ def _data_name(blob: BlobRef) -> str:
 
 
 async def resolve_blob(
-    services: Services, node: NodeId, digest: Digest
+    services: Services, node: NodeId, request: node_pb2.ResolveBlobRequest
 ) -> node_pb2.ResolveBlobResponse:
     """Give a node a ticket for a blob of the job that it works for.
 
     Raises:
         HyperGPUError: BLOB_UNKNOWN, it may not see it or it is not there; NOT_READY, it is damaged
-            and is being made again, or nobody knows yet what the job consists of.
+            and is being made again, or nobody knows yet what the job consists of, or it is on its
+            way to the object store; STORE_UNREACHABLE.
     """
+    digest = digest_value(request.digest)
     runtime = services.allocator.runtime_of(node)
     if runtime is not None and runtime.layout is not None and digest == runtime.layout.digest:
         await asyncio.to_thread(_store_layout, services, runtime.layout)
@@ -88,7 +90,10 @@ async def resolve_blob(
             raise HyperGPUError(Reason.NOT_READY, detail) from error
         raise
     purpose = runtime.job.job_id if digest in _model_digests(runtime.job) else ""
-    ticket = services.bulk.ticket(node, blob, purpose)
+    if request.is_doubted:
+        services.bulk.doubt(digest)
+    with runtime.tell_obstacle():
+        ticket = await services.bulk.ticket(node, blob, purpose)
     return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
 
 

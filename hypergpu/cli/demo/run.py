@@ -20,12 +20,14 @@ from hypergpu.cli.demo.settlement import (
     settle_demo,
     start_with_chain,
 )
+from hypergpu.cli.machine import DemoBlobs
 from hypergpu.client import Coordinator, HyperGPUError, JobEvent, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
 from hypergpu.cluster.folder import RunFolder, run_folder
 from hypergpu.cluster.processes import program
+from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
@@ -224,7 +226,8 @@ VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
 _PAGE_WITHIN_S = 15.0
-_LEFT = ("state", "logs", "model", FILE_NAME, PAGE_NAME, ACCOUNTS_NAME)
+_BUCKETS = "buckets"
+_LEFT = (_BUCKETS, "state", "logs", "model", FILE_NAME, PAGE_NAME, ACCOUNTS_NAME)
 
 
 def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
@@ -251,12 +254,13 @@ class Demo(NamedTuple):
     """Names of the nodes."""
 
 
-def demonstrate(folder: Path, chosen: DemoPlan) -> None:
+def demonstrate(folder: Path, chosen: DemoPlan, blobs: DemoBlobs) -> None:
     """Train, kill, restart, compare, pay, and say how it went.
 
     Args:
         folder: Gets the summary, the logs and the model.
         chosen: What is trained.
+        blobs: What carries bulk bytes.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, there is no chain for the metering;
@@ -278,8 +282,8 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
         if chosen.note:
             say(chosen.note)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
-        if sites is not None:
-            say(f"each node has a line of its own ({sites.backend}): {', '.join(names)}")
+        if blobs is DemoBlobs.S3:
+            _use_object_store(cluster, sites, beside.enter_context(S3Server(folder / _BUCKETS)))
         chosen = _start_coordinator(cluster, sites, chosen)
         _open_page(cluster.ready, beside)
         with cluster.operator() as coordinator:
@@ -299,6 +303,13 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     if summary.accuracy < chosen.target:
         detail = f"accuracy {summary.accuracy:.4f} is below {chosen.target}"
         raise HyperGPUError(Reason.DEMO_MISSED, detail)
+
+
+def _use_object_store(cluster: LocalCluster, sites: Sites | None, server: S3Server) -> None:
+    if sites is not None and sites.backend != "proxy":
+        raise usage_error("nodes behind such links reach no object store", "--net proxy, or none")
+    cluster.use_object_store(f"s3://{BUCKET}/demo", server.environment)
+    say(f"bulk bytes go through an object store: rclone's S3 server at {server.url}")
 
 
 def _open_page(ready: ReadyLine, beside: ExitStack) -> None:
@@ -324,6 +335,8 @@ def _export_page(ready: ReadyLine, job_id: str, out: Path) -> None:
 
 def _start_coordinator(cluster: LocalCluster, sites: Sites | None, chosen: DemoPlan) -> DemoPlan:
     """Start the coordinator; the plan pays nothing where this machine has no chain."""
+    if sites is not None:
+        say(f"each node has a line of its own ({sites.backend}): {', '.join(sites.nodes)}")
     if not chosen.spec.pay.unit_price:
         cluster.start_coordinator()
         return chosen

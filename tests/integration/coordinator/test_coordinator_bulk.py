@@ -51,7 +51,7 @@ class StoreKit:
         self.served: asyncio.Queue[tuple[JobId, Bytes]] = asyncio.Queue()
         self.received: asyncio.Queue[BytesReceived] = asyncio.Queue()
         self.uploads = UploadStore(folder, self.blobs, self.blobs.space)
-        self.store = EmbeddedStore(folder, self._hear)
+        self.store = EmbeddedStore(folder, self.uploads, self._hear)
 
     def _hear(self, moved: BytesServed | BytesReceived) -> None:
         if isinstance(moved, BytesServed):
@@ -59,16 +59,17 @@ class StoreKit:
         else:
             self.received.put_nowait(moved)
 
-    def upload(self, node: NodeId | None = NODE) -> tensor_pb2.TicketRange:
+    async def upload(self, node: NodeId | None = NODE) -> tensor_pb2.TicketRange:
         """A good ticket for what is missing of the upload."""
-        return self.store.upload_ticket(node, self.uploads.open(NAME, FRESH)).ranges[0]
+        upload = self.uploads.open(NAME, FRESH)
+        return (await self.store.upload_ticket(node, upload)).ranges[0]
 
     def missing(self) -> list[tuple[int, int]]:
         return [(start, end) for start, end in self.uploads.open(NAME, FRESH).missing]
 
-    def ticket(self) -> tensor_pb2.TicketRange:
+    async def ticket(self) -> tensor_pb2.TicketRange:
         """A good ticket's only range."""
-        return self.store.ticket(NODE, self.blob, "job-000000000001").ranges[0]
+        return (await self.store.ticket(NODE, self.blob, "job-000000000001")).ranges[0]
 
 
 @asynccontextmanager
@@ -94,12 +95,12 @@ async def kit(tmp_path: Path) -> AsyncIterator[StoreKit]:
 
 async def test_ranges_of_a_blob_are_served_and_counted(kit: StoreKit) -> None:
     for start, end in ((0, len(CONTENT)), (17, 18), (300_000, 900_001)):
-        assert await get_range(kit.ticket(), start, end) == (206, CONTENT[start:end])
+        assert await get_range(await kit.ticket(), start, end) == (206, CONTENT[start:end])
         assert await kit.served.get() == ("job-000000000001", end - start)
 
 
 async def test_ranges_follow_each_other_over_one_connection(kit: StoreKit) -> None:
-    ticket = kit.ticket()
+    ticket = await kit.ticket()
     reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
     for start, end in ((0, 5), (300_000, 700_000), (17, 18)):
         head = f"GET /{kit.blob.digest} HTTP/1.1\r\nHost: x\r\nRange: bytes={start}-{end - 1}\r\n"
@@ -115,16 +116,16 @@ async def test_ranges_follow_each_other_over_one_connection(kit: StoreKit) -> No
     [(5, 5), (5, 4), (0, len(CONTENT) + 1), (len(CONTENT), len(CONTENT) + 9), (1 << 70, 1 << 71)],
 )
 async def test_a_range_outside_is_refused(kit: StoreKit, start: int, end: int) -> None:
-    status, _ = await get_range(kit.ticket(), start, end)
+    status, _ = await get_range(await kit.ticket(), start, end)
     assert status == 416
 
 
 async def test_a_ticket_is_for_one_blob_and_one_method(kit: StoreKit) -> None:
-    other = kit.ticket()
+    other = await kit.ticket()
     other.url = other.url.replace(kit.blob.digest, kit.blobs.put(b"other").digest)
     assert (await get_range(other, 0, 1))[0] == 403
-    assert (await get_range(kit.ticket(), 0, 1, "PUT"))[0] == 403
-    none = tensor_pb2.TicketRange(url=kit.ticket().url)
+    assert (await get_range(await kit.ticket(), 0, 1, "PUT"))[0] == 403
+    none = tensor_pb2.TicketRange(url=(await kit.ticket()).url)
     assert (await get_range(none, 0, 1))[0] == 403
 
 
@@ -148,7 +149,7 @@ def test_a_ticket_that_is_altered_forged_or_too_old_says_nothing() -> None:
 
 async def test_a_blob_that_was_collected_is_no_longer_served(kit: StoreKit) -> None:
     gone = kit.blobs.put(b"gone", keep_s=-1)
-    ticket = kit.store.ticket(NODE, gone, "").ranges[0]
+    ticket = (await kit.store.ticket(NODE, gone, "")).ranges[0]
     kit.blobs.collect(frozenset())
     assert (await get_range(ticket, 0, 4))[0] == 404
 
@@ -156,7 +157,7 @@ async def test_a_blob_that_was_collected_is_no_longer_served(kit: StoreKit) -> N
 async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> None:
     async with serve_store(tmp_path) as kit:
         large = kit.blobs.put(bytes(64 << 20), keep_s=-1)
-        ticket = kit.store.ticket(NODE, large, "").ranges[0]
+        ticket = (await kit.store.ticket(NODE, large, "")).ranges[0]
         client = BulkClient("127.0.0.1", None)
         async with client.open(ticket, 0, large.size_bytes) as incoming:
             first = await incoming.readany()
@@ -172,7 +173,7 @@ async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> No
 
 
 async def test_a_killed_process_is_started_again_and_loses_nothing(kit: StoreKit) -> None:
-    ticket = kit.ticket()
+    ticket = await kit.ticket()
     assert (await get_range(ticket, 0, 4))[0] == 206
     for process in tuple(kit.store.processes):
         process.kill()
@@ -197,7 +198,7 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
     async with serve_store(tmp_path, certificates) as kit:
         for node, is_served in ((NODE, True), (OTHER, False)):
             client = _client(tmp_path / node, authority, node)
-            opening = client.open(kit.ticket(), 0, len(CONTENT))
+            opening = client.open(await kit.ticket(), 0, len(CONTENT))
             if is_served:
                 async with opening as incoming:
                     assert await incoming.readexactly(len(CONTENT)) == CONTENT
@@ -207,8 +208,9 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
             await client.close()
         user = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
         with pytest.raises(BulkBrokenError, match="403"):
-            await user.open(kit.ticket(), 0, 1).__aenter__()
-        async with user.open(kit.store.ticket(None, kit.blob).ranges[0], 0, 5) as incoming:
+            await user.open(await kit.ticket(), 0, 1).__aenter__()
+        ticket = await kit.store.ticket(None, kit.blob)
+        async with user.open(ticket.ranges[0], 0, 5) as incoming:
             assert await incoming.readexactly(5) == CONTENT[:5]
         await user.close()
 
@@ -226,7 +228,7 @@ def _client(folder: Path, authority: Authority, node: NodeId) -> BulkClient:
 
 
 async def test_ranges_are_received_in_any_order_and_counted(kit: StoreKit) -> None:
-    ticket = kit.upload()
+    ticket = await kit.upload()
     spans = [(700_000, len(UPDATE)), (0, 10), (10, 700_001)]
     for start, end in spans:
         assert await put_range(ticket, start, UPDATE[start:end]) == (204, "")
@@ -258,7 +260,7 @@ async def test_ranges_are_received_in_any_order_and_counted(kit: StoreKit) -> No
 async def test_a_range_that_is_not_sent_as_it_is_named_is_refused(
     kit: StoreKit, headers: dict[str, str]
 ) -> None:
-    ticket = kit.upload()
+    ticket = await kit.upload()
     url = URL(ticket.url).with_host("127.0.0.1")
     async with (
         aiohttp.ClientSession() as session,
@@ -269,7 +271,7 @@ async def test_a_range_that_is_not_sent_as_it_is_named_is_refused(
 
 
 async def test_a_compressed_body_is_taken_as_the_bytes_it_is(kit: StoreKit) -> None:
-    ticket, body = kit.upload(), zlib.compress(bytes(len(UPDATE)))
+    ticket, body = await kit.upload(), zlib.compress(bytes(len(UPDATE)))
     url = URL(ticket.url).with_host("127.0.0.1")
     span = {"Content-Range": f"bytes 0-{len(body) - 1}/*", "Content-Encoding": "deflate"}
     async with (
@@ -281,7 +283,7 @@ async def test_a_compressed_body_is_taken_as_the_bytes_it_is(kit: StoreKit) -> N
 
 
 async def test_what_came_before_a_break_need_not_come_again(kit: StoreKit) -> None:
-    ticket = kit.upload()
+    ticket = await kit.upload()
     reader, writer = await asyncio.open_connection("127.0.0.1", kit.store.port)
     head = f"PUT {URL(ticket.url).path} HTTP/1.1\r\nHost: x\r\n"
     said = f"Authorization: {ticket.headers['Authorization']}\r\n"
@@ -298,10 +300,10 @@ async def test_what_came_before_a_break_need_not_come_again(kit: StoreKit) -> No
 
 
 async def test_an_upload_that_is_sealed_or_forgotten_is_written_by_nobody(kit: StoreKit) -> None:
-    ticket = kit.upload()
+    ticket = await kit.upload()
     kit.uploads.forget(kit.uploads.owned_uploads(), keeps=())
     assert (await put_range(ticket, 0, UPDATE))[0] == 404
-    ticket = kit.upload()
+    ticket = await kit.upload()
     assert (await put_range(ticket, 0, UPDATE))[0] == 204
     kit.uploads.seal(NAME, FRESH)
     await kit.store.close_upload(NAME)
@@ -309,7 +311,7 @@ async def test_an_upload_that_is_sealed_or_forgotten_is_written_by_nobody(kit: S
 
 
 async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None:
-    assert (await put_range(kit.upload(), 0, UPDATE))[0] == 204
+    assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
     for process in tuple(kit.store.processes):
         process.send_signal(signal.SIGSTOP)
     closing = asyncio.create_task(kit.store.close_upload(NAME))
@@ -322,7 +324,7 @@ async def test_a_process_that_dies_has_closed_its_uploads(kit: StoreKit) -> None
 async def test_a_process_that_does_not_answer_has_closed_its_uploads_by_its_end(
     kit: StoreKit,
 ) -> None:
-    assert (await put_range(kit.upload(), 0, UPDATE))[0] == 204
+    assert (await put_range(await kit.upload(), 0, UPDATE))[0] == 204
     stopped = tuple(kit.store.processes)
     for process in stopped:
         process.send_signal(signal.SIGSTOP)

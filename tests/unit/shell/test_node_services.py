@@ -27,7 +27,7 @@ from hypergpu.streams import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, Token
-from hypergpu.wire.messages import assignment_message, assignment_value
+from hypergpu.wire.messages import assignment_message, assignment_value, digest_message
 from tests.journals import FolderJournal
 from tests.unit.job_states import ALICE, BOB, after, at, node_plan, plan_event, planning
 from tests.unit.shell.whole_shell import JOB, NODE, driving, prepared_job, services_in
@@ -167,8 +167,9 @@ async def test_an_unknown_blob_is_unknown_only_once_the_job_is_taken_up(
         runtime = await prepared_job(services)
         await services.driver.submit(JOB, NodeJoined(at_ms=Milliseconds(0), node=NODE))
     runtime.is_recovering = is_recovering
+    wanted = node_pb2.ResolveBlobRequest(digest=digest_message(digest_of(b"of the manifest")))
     with pytest.raises(HyperGPUError) as refused:
-        await resolve_blob(services, NODE, digest_of(b"of the manifest"))
+        await resolve_blob(services, NODE, wanted)
     assert refused.value.reason is reason
 
 

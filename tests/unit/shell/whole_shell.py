@@ -56,6 +56,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
     journal = journal or FolderJournal(folder)
     space = Space(folder, _QUOTA_BYTES)
     blobs = BlobStore(folder, space)
+    uploads = UploadStore(folder, blobs, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
@@ -63,7 +64,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         settings=settings,
         journal=journal,
         blobs=blobs,
-        uploads=UploadStore(folder, blobs, space),
+        uploads=uploads,
         evaluator=EvaluatorProcess(),
         driver=driver,
         nodes=nodes,
@@ -74,7 +75,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         heavy=HeavyWork(),
         readings=Readings(),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=EmbeddedStore(folder, lambda _: None),
+        bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 
