@@ -227,7 +227,7 @@ def demo(  # noqa: PLR0913 - each is an option
         given += [*["--short"] * short, *["--fixed"] * fixed]
         run_over_lines(net, nodes, given)
     chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=fixed)
-    demonstrate(out, chosen, blobs)
+    demonstrate(out, chosen._replace(blobs=blobs))
 
 
 def compare(  # noqa: PLR0913 - each is an option

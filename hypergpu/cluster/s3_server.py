@@ -39,7 +39,7 @@ class S3Server:
         self._keys = (secrets.token_hex(_KEY_BYTES), secrets.token_hex(_KEY_BYTES))
         self._child: subprocess.Popen[str] | None = None
         self.url = "http://127.0.0.1:0"
-        """Of the server; its port is known once it runs."""
+        """Address of the server; its port is known once it runs."""
         (folder / BUCKET).mkdir(parents=True, exist_ok=True)
 
     @property

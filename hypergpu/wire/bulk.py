@@ -47,7 +47,7 @@ class BulkRefusedError(BulkBrokenError):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"the store answered {status}: {text}")
         self.status = status
-        """Of HTTP."""
+        """Status code of HTTP."""
 
 
 def client_context(authority: str) -> ssl.SSLContext:

@@ -32,9 +32,8 @@ from coordinator.shell.app.listeners import (
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.store import BulkStore
+from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
@@ -431,16 +430,7 @@ def _open_services(settings: Settings) -> Services:
         elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
             runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
 
-    bulk: BulkStore
-    if settings.blobs:
-        # Needs the extra "s3".
-        from coordinator.shell.bulk.bucket import Bucket
-        from coordinator.shell.bulk.object_store import ObjectStore
-
-        bucket = Bucket(settings.blobs, key.node_id)
-        bulk = ObjectStore(bucket, settings.data_dir, blobs, uploads, count_bytes)
-    else:
-        bulk = EmbeddedStore(settings.data_dir, uploads, count_bytes)
+    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     return Services(
         settings=settings,
         journal=journal,
@@ -456,7 +446,7 @@ def _open_services(settings: Settings) -> Services:
         heavy=HeavyWork(),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=bulk,
+        bulk=open_store(place, blobs, uploads, count_bytes),
         job_terms=NewJobTerms(Address(key.node_id), payments),
     )
 

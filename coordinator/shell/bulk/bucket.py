@@ -50,10 +50,10 @@ class StoredObject(NamedTuple):
     since_s: float
     """When it was written or begun, in Unix time of the store."""
     upload_id: str = ""
-    """Of an upload in parts."""
+    """Names an upload in parts; empty for objects."""
 
 
-class Bucket:
+class S3Bucket:
     """The part of a bucket that belongs to one coordinator. Threads may share it."""
 
     def __init__(self, address: str, folder: str) -> None:
@@ -86,25 +86,25 @@ class Bucket:
         """
         key, content = "check", b"HyperGPU"
         with _explain("a test object"):
-            self._client.put_object(**self._named(key), Body=content)
-            read = self._client.get_object(**self._named(key))["Body"].read()
-            self._client.delete_object(**self._named(key))
+            self._client.put_object(**self._object(key), Body=content)
+            read = self._client.get_object(**self._object(key))["Body"].read()
+            self._client.delete_object(**self._object(key))
         if read != content:
             detail = "what was written to the object store is not what it gives back"
             raise HyperGPUError(Reason.STORE_UNREACHABLE, detail)
 
     def read_address(self, key: str) -> str:
         """An address at which everybody may read an object for a while."""
-        return self._signed("get_object", self._named(key))
+        return self._sign("get_object", self._object(key))
 
     def write_address(self, key: str, size_bytes: int) -> str:
         """An address at which everybody may write an object of just this size for a while."""
-        return self._signed("put_object", {**self._named(key), "ContentLength": size_bytes})
+        return self._sign("put_object", {**self._object(key), "ContentLength": size_bytes})
 
     def part_address(self, begun: StoredObject, number: int, size_bytes: int) -> str:
         """An address at which everybody may write a part of just this size for a while."""
         part = {"PartNumber": number, "ContentLength": size_bytes}
-        return self._signed("upload_part", {**self._begun(begun), **part})
+        return self._sign("upload_part", {**self._part_upload(begun), **part})
 
     def size(self, key: str) -> int | None:
         """Size of an object in bytes; None: there is none.
@@ -114,7 +114,7 @@ class Bucket:
         """
         with _explain(key):
             try:
-                return int(self._client.head_object(**self._named(key))["ContentLength"])
+                return int(self._client.head_object(**self._object(key))["ContentLength"])
             except ClientError as refused:
                 if _code(refused) in _MISSING:
                     return None
@@ -137,7 +137,7 @@ class Bucket:
         wanted = f"bytes={span.start}-{span.end - 1}"
         with _explain(key):
             try:
-                body = self._client.get_object(**self._named(key), Range=wanted)["Body"]
+                body = self._client.get_object(**self._object(key), Range=wanted)["Body"]
             except ClientError as refused:
                 if _code(refused) in _MISSING | {"InvalidRange"}:
                     return False
@@ -157,7 +157,7 @@ class Bucket:
             OSError: The file cannot be read.
         """
         with _explain(key):
-            self._client.upload_file(str(path), *self._named(key).values(), Config=_UPLOADING)
+            self._client.upload_file(str(path), *self._object(key).values(), Config=_UPLOADING)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, there or not.
@@ -179,11 +179,11 @@ class Bucket:
         Raises:
             HyperGPUError: STORE_UNREACHABLE.
         """
-        for begun in self.begun(key):
+        for begun in self.part_uploads(key):
             if begun.key == key:
                 return begun
         with _explain(key):
-            answer = self._client.create_multipart_upload(**self._named(key))
+            answer = self._client.create_multipart_upload(**self._object(key))
         return StoredObject(key, 0.0, answer["UploadId"])
 
     def parts(self, begun: StoredObject) -> dict[int, str]:
@@ -194,7 +194,7 @@ class Bucket:
         """
         return {
             part["PartNumber"]: str(part["ETag"])
-            for part in self._pages("list_parts", "Parts", **self._begun(begun))
+            for part in self._pages("list_parts", "Parts", **self._part_upload(begun))
         }
 
     def finish(self, begun: StoredObject, tags: Mapping[int, str]) -> None:
@@ -206,7 +206,7 @@ class Bucket:
         parts = [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]
         with _explain(begun.key):
             self._client.complete_multipart_upload(
-                **self._begun(begun), MultipartUpload={"Parts": parts}
+                **self._part_upload(begun), MultipartUpload={"Parts": parts}
             )
 
     def abandon(self, begun: StoredObject) -> None:
@@ -216,7 +216,7 @@ class Bucket:
             HyperGPUError: STORE_UNREACHABLE.
         """
         with _explain(begun.key):
-            self._client.abort_multipart_upload(**self._begun(begun))
+            self._client.abort_multipart_upload(**self._part_upload(begun))
 
     def objects(self, folder: str) -> list[StoredObject]:
         """All objects whose keys begin so.
@@ -229,7 +229,7 @@ class Bucket:
             StoredObject(self._key(each["Key"]), each["LastModified"].timestamp()) for each in found
         ]
 
-    def begun(self, folder: str) -> list[StoredObject]:
+    def part_uploads(self, folder: str) -> list[StoredObject]:
         """All uploads in parts whose keys begin so.
 
         Raises:
@@ -246,18 +246,18 @@ class Bucket:
             pages = self._client.get_paginator(operation).paginate(**arguments)
             return [each for page in pages for each in page.get(what, ())]
 
-    def _signed(self, operation: str, parameters: dict[str, Any]) -> str:
+    def _sign(self, operation: str, parameters: dict[str, Any]) -> str:
         try:
             return str(self._client.generate_presigned_url(operation, parameters, _EXPIRY_S))
         except BotoCoreError as wrong:
             detail = f"nothing can be signed: {wrong}"
             raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from wrong
 
-    def _named(self, key: str) -> dict[str, str]:
+    def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
-    def _begun(self, begun: StoredObject) -> dict[str, str]:
-        return {**self._named(begun.key), "UploadId": begun.upload_id}
+    def _part_upload(self, begun: StoredObject) -> dict[str, str]:
+        return {**self._object(begun.key), "UploadId": begun.upload_id}
 
     def _beginning(self, folder: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Prefix": self._prefix + folder}

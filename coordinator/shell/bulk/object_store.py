@@ -16,7 +16,7 @@ import structlog
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
 from coordinator.shell.blobs.writing import reject_when_full
-from coordinator.shell.bulk.bucket import Bucket
+from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
 from hypergpu.crypto import is_digest
@@ -81,7 +81,7 @@ class ObjectStore:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: S3Bucket,
         folder: Path,
         blobs: BlobStore,
         uploads: UploadStore,
@@ -193,7 +193,7 @@ class ObjectStore:
         copies = [each.key for each in self._bucket.objects(_BLOBS) if each.since_s < before_s]
         left += [key for key in copies if not self._is_stored(key)]
         self._bucket.delete(left)
-        begun = [each for each in self._bucket.begun(_UPLOADS) if each.since_s < before_s]
+        begun = [each for each in self._bucket.part_uploads(_UPLOADS) if each.since_s < before_s]
         void = [each for each in begun if each.key not in uploads]
         for each in void:
             self._bucket.abandon(each)
@@ -257,7 +257,7 @@ class ObjectStore:
 
     def _finish_parts(self, key: str, size_bytes: int) -> None:
         """Make an object of its parts, if they are all there."""
-        begun = next((each for each in self._bucket.begun(key) if each.key == key), None)
+        begun = next((each for each in self._bucket.part_uploads(key) if each.key == key), None)
         came = {} if begun is None else self._bucket.parts(begun)
         if begun is not None and came.keys() == {number for number, _ in _parts(size_bytes)}:
             self._bucket.finish(begun, came)

@@ -42,8 +42,11 @@ class DemoPlan(NamedTuple):
     is_short: bool
     is_fixed: bool
     """Nothing in it depends on time: the same model every time."""
+    blobs: str = "embedded"
+    """What carries bulk bytes; `S3`: an object store."""
 
 
+S3 = "s3"
 EACH = "each"
 METERINGS = ("batched", EACH)
 """Ways of receipts onto the chain, by the names of the coordinator's `--metering`."""

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.cli.demo.job import DemoPlan, StrategyTime, race_strategies, sync_ratio
+from hypergpu.cli.demo.job import S3, DemoPlan, StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
     DemoPay,
     settle_demo,
     start_with_chain,
 )
-from hypergpu.cli.machine import DemoBlobs
 from hypergpu.client import Coordinator, HyperGPUError, JobEvent, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine
@@ -254,13 +253,12 @@ class Demo(NamedTuple):
     """Names of the nodes."""
 
 
-def demonstrate(folder: Path, chosen: DemoPlan, blobs: DemoBlobs) -> None:
+def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     """Train, kill, restart, compare, pay, and say how it went.
 
     Args:
         folder: Gets the summary, the logs and the model.
         chosen: What is trained.
-        blobs: What carries bulk bytes.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, there is no chain for the metering;
@@ -282,7 +280,7 @@ def demonstrate(folder: Path, chosen: DemoPlan, blobs: DemoBlobs) -> None:
         if chosen.note:
             say(chosen.note)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
-        if blobs is DemoBlobs.S3:
+        if chosen.blobs == S3:
             _use_object_store(cluster, sites, beside.enter_context(S3Server(folder / _BUCKETS)))
         chosen = _start_coordinator(cluster, sites, chosen)
         _open_page(cluster.ready, beside)
