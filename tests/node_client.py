@@ -184,7 +184,7 @@ async def get_range(
     ranged: tensor_pb2.TicketRange, start: int, end: int, method: str = "GET"
 ) -> tuple[int, bytes]:
     """The store's status and body for a range, asked for on this machine."""
-    url = URL(ranged.url).with_host("127.0.0.1")
+    url = URL(ranged.url, encoded=True).with_host("127.0.0.1")
     headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
     async with (
         aiohttp.ClientSession() as session,
@@ -195,13 +195,13 @@ async def get_range(
 
 async def put_range(ranged: tensor_pb2.TicketRange, start: int, content: bytes) -> tuple[int, str]:
     """The store's status and text for bytes that are sent to it on this machine."""
-    url = URL(ranged.url).with_host("127.0.0.1")
-    span = f"bytes {start}-{start + len(content) - 1}/*"
+    url = URL(ranged.url, encoded=True).with_host("127.0.0.1")
+    headers = {**ranged.headers, "Content-Range": f"bytes {start}-{start + len(content) - 1}/*"}
+    if ranged.is_whole:
+        del headers["Content-Range"]
     async with (
         aiohttp.ClientSession() as session,
-        session.put(
-            url, data=io.BytesIO(content), headers={**ranged.headers, "Content-Range": span}
-        ) as response,
+        session.put(url, data=io.BytesIO(content), headers=headers) as response,
     ):
         return response.status, await response.text()
 

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group
@@ -61,7 +61,7 @@ class S3Server:
         """
         address = self.url.removeprefix("http://")
         command = [self._program, "serve", "s3", "--addr", address, str(self._folder)]
-        self._child = subprocess.Popen(
+        self._child = child = subprocess.Popen(
             leash_command([*command, "--config", "/dev/null"]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -70,12 +70,13 @@ class S3Server:
             start_new_session=True,
             env={"RCLONE_AUTH_KEY": f'"{",".join(self._keys)}"', "PATH": "/usr/bin:/bin"},
         )
-        lines = self._child.stdout or ()
-        for line in lines:
+        assert child.stdout is not None  # noqa: S101 - a pipe
+        for line in child.stdout:
             if (found := _SAID.search(line)) is not None:
                 self.url = found[1]
-                threading.Thread(target=_drain, args=[lines], daemon=True).start()
+                threading.Thread(target=_drain, args=[child.stdout], daemon=True).start()
                 return
+        self.stop()
         raise HyperGPUError(Reason.CHILD_ENDED, "rclone's S3 server ended before it listened")
 
     def stop(self) -> None:
@@ -97,7 +98,8 @@ class S3Server:
         self.stop()
 
 
-def _drain(lines: Iterable[str]) -> None:
-    """Read on, or the server stops at a full pipe."""
-    for _ in lines:
-        pass
+def _drain(lines: IO[str]) -> None:
+    """Read on to the end, or the server stops at a full pipe."""
+    with lines:
+        for _ in lines:
+            pass
