@@ -17,7 +17,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentSummary
 from hypergpu.sites import Site, Sites
 from hypergpu.terminal.output import note
-from hypergpu.wire.credentials import Role, parse_token, token_text
+from hypergpu.wire.credentials import Role, parse_token, split_address, token_text
 
 CALL_TIMEOUT_S = 60.0
 
@@ -28,6 +28,8 @@ class ReadyLine(msgspec.Struct, frozen=True):
     address: str
     """Where this machine reaches it."""
     operator_token_file: str
+    node_port: int = 0
+    """Port of nodes that have joined."""
     chain: PaymentSummary | None = None
     """None: no chain is configured."""
 
@@ -230,7 +232,7 @@ class LocalCluster:
         self._keys = keys
 
     def start_coordinator(self, settling: SettlingBy | None = None) -> None:
-        """Start it and wait until it serves; after a kill, over sites, on the ports it had.
+        """Start it and wait until it serves; after a kill, on the ports it had.
 
         Args:
             settling: How jobs are paid from now on; None: as before, at first not at all.
@@ -249,6 +251,12 @@ class LocalCluster:
         self._coordinator = child
         self._all.append(child)
         self._ready = wait_until_ready(child, READY_WITHIN_S)
+        # Nodes dial where it was. The bulk port stands in each ticket.
+        self._listen = msgspec.structs.replace(
+            self._listen,
+            port=split_address(self._ready.address)[1],
+            node_port=self._ready.node_port,
+        )
 
     @property
     def ready(self) -> ReadyLine:

@@ -15,7 +15,7 @@ import boto3
 from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
@@ -86,7 +86,7 @@ class S3Bucket:
             HyperGPUError: STORE_UNREACHABLE, with what the store says.
         """
         key, content = "check", b"HyperGPU"
-        with _explain("a test object"):
+        with self._explain("a test object"):
             self._client.put_object(**self._object(key), Body=content)
             read = self._client.get_object(**self._object(key))["Body"].read()
             self._client.delete_object(**self._object(key))
@@ -113,7 +113,7 @@ class S3Bucket:
         Raises:
             HyperGPUError: STORE_UNREACHABLE.
         """
-        with _explain(key):
+        with self._explain(key):
             try:
                 # A HEAD would say it too, but not why it is refused.
                 answer = self._client.get_object(**self._object(key), Range="bytes=0-0")
@@ -139,7 +139,7 @@ class S3Bucket:
             HyperGPUError: STORE_UNREACHABLE.
         """
         wanted = f"bytes={span.start}-{span.end - 1}"
-        with _explain(key):
+        with self._explain(key):
             try:
                 body = self._client.get_object(**self._object(key), Range=wanted)["Body"]
             except ClientError as refused:
@@ -160,7 +160,7 @@ class S3Bucket:
             HyperGPUError: STORE_UNREACHABLE.
             OSError: The file cannot be read.
         """
-        with _explain(key):
+        with self._explain(key):
             self._client.upload_file(str(path), *self._object(key).values(), Config=_UPLOADING)
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -172,7 +172,7 @@ class S3Bucket:
         for start in range(0, len(keys), _DELETE_MAX):
             some = keys[start : start + _DELETE_MAX]
             named = [{"Key": self._prefix + key} for key in some]
-            with _explain(several(len(some), "object")):
+            with self._explain(several(len(some), "object")):
                 self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
                 )
@@ -186,7 +186,7 @@ class S3Bucket:
         for begun in self.part_uploads(key):
             if begun.key == key:
                 return begun
-        with _explain(key):
+        with self._explain(key):
             answer = self._client.create_multipart_upload(**self._object(key))
         return StoredObject(key, 0.0, answer["UploadId"])
 
@@ -208,7 +208,7 @@ class S3Bucket:
             HyperGPUError: STORE_UNREACHABLE.
         """
         parts = [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]
-        with _explain(begun.key):
+        with self._explain(begun.key):
             self._client.complete_multipart_upload(
                 **self._part_upload(begun), MultipartUpload={"Parts": parts}
             )
@@ -219,7 +219,7 @@ class S3Bucket:
         Raises:
             HyperGPUError: STORE_UNREACHABLE.
         """
-        with _explain(begun.key):
+        with self._explain(begun.key):
             self._client.abort_multipart_upload(**self._part_upload(begun))
 
     def objects(self, folder: str) -> list[StoredObject]:
@@ -246,7 +246,7 @@ class S3Bucket:
         ]
 
     def _pages(self, operation: str, what: str, **arguments: Any) -> list[Any]:
-        with _explain(arguments.get("Key", arguments.get("Prefix", ""))):
+        with self._explain(arguments.get("Key", arguments.get("Prefix", ""))):
             pages = self._client.get_paginator(operation).paginate(**arguments)
             try:
                 return [each for page in pages for each in page.get(what, ())]
@@ -255,6 +255,23 @@ class S3Bucket:
                 if _code(refused) == "NoSuchUpload":
                     return []
                 raise
+
+    @contextmanager
+    def _explain(self, what: str) -> Iterator[None]:
+        """Let whatever the store refuses, or does not answer, be one error."""
+        try:
+            yield
+        except ClientError as refused:
+            error = refused.response.get("Error", {})
+            said = f"{error.get('Code', '')} {error.get('Message', '')}".strip()
+            detail = f"the object store answers {said} ({what})"
+            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from refused
+        except HTTPClientError as broken:
+            kind, url = type(broken).__name__, self._client.meta.endpoint_url
+            detail = f"the object store at {url} does not answer: {kind} ({what})"
+            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from broken
+        except (BotoCoreError, S3UploadFailedError) as broken:
+            raise HyperGPUError(Reason.STORE_UNREACHABLE, f"{broken} ({what})") from broken
 
     def _sign(self, operation: str, parameters: dict[str, Any]) -> str:
         try:
@@ -278,17 +295,3 @@ class S3Bucket:
 
 def _code(refused: ClientError) -> str:
     return str(refused.response.get("Error", {}).get("Code", ""))
-
-
-@contextmanager
-def _explain(what: str) -> Iterator[None]:
-    """Let whatever the store refuses, or does not answer, be one error."""
-    try:
-        yield
-    except ClientError as refused:
-        error = refused.response.get("Error", {})
-        said = f"{error.get('Code', '')} {error.get('Message', '')}".strip()
-        detail = f"{what}: the object store answers {said}"
-        raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from refused
-    except (BotoCoreError, S3UploadFailedError) as broken:
-        raise HyperGPUError(Reason.STORE_UNREACHABLE, f"{what}: {broken}") from broken

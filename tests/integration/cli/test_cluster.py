@@ -3,12 +3,49 @@
 import time
 from pathlib import Path
 
+from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import LocalCluster
+from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.terminal.watch import Watched, WatchView
 
 TRAINED_WITHIN_S = 240.0
 JOB = 'workload = "null"\n[training]\nrounds = 1\nnodes = 1\n'
+TEXT_JOB = """workload = "text-gpt"
+[data]
+path = "text"
+[training]
+rounds = 2
+nodes = 2
+inner_steps = 2
+batch_size = 8
+[options]
+width = 16
+layers = 1
+block_length = 32
+"""
+
+
+def follow(cluster: LocalCluster, coordinator: Coordinator, job_id: str) -> None:
+    """Watch a job until it has finished."""
+    give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
+    with Watched(coordinator, job_id, WatchView()) as watched:
+        while not (watched.has_ended or cluster.dead()):
+            assert time.monotonic() < give_up_at_s
+            watched.tick()
+    assert watched.progress.job is not None
+    assert watched.progress.job.phase == "finished"
+
+
+def wait_for_reason(coordinator: Coordinator, job_id: str, reason: str) -> None:
+    """Watch a job until it and its nodes say why they wait."""
+    give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
+    with Watched(coordinator, job_id, WatchView()) as watched:
+        while not any(reason in node.reason for node in coordinator.nodes()):
+            assert not watched.has_ended
+            assert time.monotonic() < give_up_at_s
+            watched.tick()
+    assert reason in coordinator.job(job_id).job.reason
 
 
 def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path) -> None:
@@ -23,12 +60,32 @@ def test_a_node_killed_before_it_joined_joins_when_started_again(tmp_path: Path)
         assert cluster.restart("attic") != first
         with cluster.operator() as coordinator:
             job_id = coordinator.submit(parse_job(JOB, source="test"))
-            give_up_at_s = time.monotonic() + TRAINED_WITHIN_S
-            with Watched(coordinator, job_id, WatchView()) as watched:
-                while not (watched.has_ended or cluster.dead()):
-                    assert time.monotonic() < give_up_at_s
-                    watched.tick()
-        assert watched.progress.job is not None
-        assert watched.progress.job.phase == "finished"
+            follow(cluster, coordinator, job_id)
         # Where `LocalCluster.restart` looks whether a node has joined.
         assert (tmp_path / "state" / "attic" / "coordinator.json").exists()
+
+
+def test_a_job_waits_for_its_object_store_through_a_kill_of_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    server, text = S3Server(tmp_path / "buckets"), tmp_path / "text"
+    text.mkdir()
+    (text / "one.txt").write_text("To be, or not to be, that is the question. " * 5000)
+    (text / "two.txt").write_text("Whether it is nobler in the mind to suffer. " * 5000)
+    with server, LocalCluster(tmp_path / "run", "torch") as cluster:
+        cluster.use_object_store(f"s3://{BUCKET}/jobs", server.environment)
+        cluster.start_coordinator()
+        with cluster.operator() as coordinator:
+            job_id = coordinator.submit(parse_job(TEXT_JOB, source="test"), beside=tmp_path)
+            server.stop()
+            cluster.start_nodes({"attic": {}, "cellar": {}})
+            wait_for_reason(coordinator, job_id, "STORE_UNREACHABLE (4005)")
+        cluster.kill_coordinator()
+        cluster.start_coordinator()
+        with cluster.operator() as coordinator:
+            wait_for_reason(coordinator, job_id, "STORE_UNREACHABLE (4005)")
+            server.start()
+            follow(cluster, coordinator, job_id)
+            made = coordinator.export(job_id, tmp_path / "model")
+            assert coordinator.job(job_id).job.phase == "finished"
+            assert made.model.stat().st_size > 0

@@ -215,7 +215,7 @@ async def test_committed_uploads_and_removed_blobs_leave_the_bucket(kit: Kit) ->
     assert await kit.keys() == []
 
 
-async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit, tmp_path: Path) -> None:
+async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit) -> None:
     await kit.offer()
     kept = kit.blobs.put(b"kept")
     await kit.fetched(kept)
