@@ -195,6 +195,28 @@ def reach_check(host: str, port: int, failure: str) -> Check:
     return Check(name, WARN, f"the coordinator's port {port} at {host}: {failure}", fix)
 
 
+def blobs_check(address: str, failure: str) -> Check:
+    """The object store that carries bulk bytes."""
+    if not failure:
+        return Check("blobs", OK, f"{address} takes an object and gives it back")
+    fix = "correct its address, AWS_ENDPOINT_URL_S3 and the keys: docs/storage.md"
+    return Check("blobs", FAIL, f"{address}: {failure}", fix)
+
+
+def blobs_failure(address: str) -> str:
+    """Why an object store does not work from here; empty: it does. Blocks."""
+    command = program("coordinator.shell.bulk.try_bucket", address)
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it does not answer within {PROBE_TIMEOUT_S} s"
+    if not ended.returncode:
+        return ""
+    return ended.stdout or (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
 def dial_failure(host: str, port: int) -> str:
     """Why a TCP connection cannot be made; empty: it can. Blocks."""
     try:
@@ -265,9 +287,15 @@ class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/d
     checks: list[Check]
 
 
-def diagnosis() -> Diagnosis:
-    """Measure everything; takes seconds, most of them importing torch."""
+def diagnosis(blobs: str = "") -> Diagnosis:
+    """Measure everything; takes seconds, most of them importing torch.
+
+    Args:
+        blobs: Address of the object store of a coordinator here; empty: there is none.
+    """
     checks = list(_checks(resolve_settings()))
+    if blobs:
+        checks.append(blobs_check(blobs, blobs_failure(blobs)))
     return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
 
 

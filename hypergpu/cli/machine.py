@@ -277,13 +277,25 @@ def compare(  # noqa: PLR0913 - each is an option
         raise typer.Exit(MISSED_STATUS)
 
 
-def doctor(*, as_json: AsJson = False) -> None:
+def doctor(
+    *,
+    blobs: Annotated[
+        str,
+        typer.Option(
+            "--blobs",
+            metavar="s3://BUCKET/PREFIX",
+            envvar="HYPERGPU_COORDINATOR_BLOBS",
+            help="Try the coordinator's object store too: one PUT and one GET.",
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
     """Check what training needs on this machine, with fixes."""
     from hypergpu.cli.doctor import FAIL, diagnosis, verdict_line
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import say, say_json
 
-    found = diagnosis()
+    found = diagnosis(blobs)
     if as_json:
         say_json(found)
     else:

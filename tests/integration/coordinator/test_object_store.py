@@ -1,6 +1,8 @@
 """The object store beside a server that is away, throttles, lies, or says what is wrong."""
 
 import asyncio
+import os
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.messages import BytesServed
 from coordinator.shell.bulk.object_store import ObjectStore
-from hypergpu.cluster.s3_server import S3Server
+from hypergpu.cluster.processes import program
+from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
@@ -251,3 +254,27 @@ def test_an_address_that_names_no_bucket_is_refused(address: str) -> None:
     with pytest.raises(HyperGPUError) as refused:
         S3Bucket(address, "x")
     assert refused.value.reason is Reason.ARGUMENT_INVALID
+
+
+@pytest.mark.parametrize(
+    ("bucket", "secret", "said"),
+    [
+        (BUCKET, "", ""),
+        ("elsewhere", "", "NoSuchBucket"),
+        (BUCKET, "forged", "SignatureDoesNotMatch"),
+    ],
+)
+def test_a_bucket_is_tried_for_doctor(
+    s3_server: S3Server, bucket: str, secret: str, said: str
+) -> None:
+    keys = {"AWS_SECRET_ACCESS_KEY": secret} if secret else {}
+    tried = subprocess.run(
+        program("coordinator.shell.bulk.try_bucket", f"s3://{bucket}/here"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **s3_server.environment, **keys},
+        check=False,
+    )
+    assert (tried.returncode == 0) == (not said)
+    assert said in tried.stdout
+    assert "forged" not in tried.stdout + tried.stderr

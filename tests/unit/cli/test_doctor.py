@@ -10,6 +10,8 @@ from hypergpu.cli.doctor import (
     FAIL,
     OK,
     WARN,
+    blobs_check,
+    blobs_failure,
     clock_check,
     control_check,
     dial_failure,
@@ -191,3 +193,11 @@ def test_a_port_that_nobody_answers_at_is_named_with_its_fix() -> None:
 def test_this_kernel_tells_what_its_connections_get() -> None:
     found = controls()
     assert found.default in found.available
+
+
+def test_an_object_store_that_fails_has_a_fix() -> None:
+    assert blobs_check("s3://bucket", "").verdict == OK
+    check = blobs_check("s3://bucket", "it does not answer")
+    assert check.verdict == FAIL
+    assert "AWS_ENDPOINT_URL_S3" in check.fix
+    assert "s3://BUCKET/PREFIX" in blobs_failure("https://bucket")
