@@ -13,7 +13,7 @@ from hypergpu.cluster.s3_server import BUCKET, S3Server
 
 _BODY_BYTES_MAX = 64 << 20
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
-"""What is answered in place of the server; None: the server answers."""
+"""Answers in place of the server; None: the server answers."""
 
 
 def bucket_of(server: S3Server, *, url: str = "", folder: str = "coordinator") -> S3Bucket:

@@ -58,7 +58,7 @@ class Kit:
         sealed = await self.store.seal_upload(NAME, BLOB)
         await asyncio.to_thread(self.uploads.finish, sealed, BLOB)
 
-    async def fetched(self, blob: BlobRef = BLOB) -> bytes:
+    async def fetch(self, blob: BlobRef = BLOB) -> bytes:
         """What a node gets by a fresh ticket."""
         ticket = await self.store.ticket(NODE, blob)
         return (await get_range(ticket.ranges[0], 0, blob.size_bytes))[1]
@@ -104,11 +104,11 @@ async def refusal_of(asking: Awaitable[object]) -> HyperGPUError:
 async def test_throttling_is_a_reason_and_passes(kit: Kit, faulty: FaultyServer) -> None:
     kit.blobs.put(CONTENT)
     faulty.fault = refusing(503, "SlowDown")
-    refused = await refusal_of(kit.fetched())
+    refused = await refusal_of(kit.fetch())
     assert refused.reason is Reason.STORE_UNREACHABLE
     assert "SlowDown" in refused.detail
     faulty.fault = None
-    assert await kit.fetched() == CONTENT
+    assert await kit.fetch() == CONTENT
 
 
 async def test_a_store_that_is_away_at_a_commit_keeps_the_upload(
@@ -127,7 +127,7 @@ async def test_a_store_that_is_away_at_a_commit_keeps_the_upload(
 async def test_clocks_that_differ_are_named(kit: Kit, faulty: FaultyServer) -> None:
     kit.blobs.put(CONTENT)
     faulty.fault = refusing(403, "RequestTimeTooSkewed")
-    assert "RequestTimeTooSkewed" in (await refusal_of(kit.fetched())).detail
+    assert "RequestTimeTooSkewed" in (await refusal_of(kit.fetch())).detail
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "NoSuchBucket", "SignatureDoesNotMatch"])
@@ -152,12 +152,12 @@ async def test_a_copy_that_lies_is_replaced_once_somebody_doubts_it(
 ) -> None:
     kit.blobs.put(CONTENT)
     faulty.fault = lying_copies
-    assert await kit.fetched() != CONTENT
+    assert await kit.fetch() != CONTENT
     kit.store.doubt(BLOB.digest)
-    assert await kit.fetched() == CONTENT
+    assert await kit.fetch() == CONTENT
     written = [each for each in faulty.asked if each.startswith("PUT")]
     kit.store.doubt(BLOB.digest)
-    await kit.fetched()
+    await kit.fetch()
     assert [each for each in faulty.asked if each.startswith("PUT")] == written
 
 
@@ -212,7 +212,7 @@ async def test_a_copy_is_written_once_for_all_who_ask(kit: Kit, faulty: FaultySe
 async def test_committed_uploads_and_removed_blobs_leave_the_bucket(kit: Kit) -> None:
     await kit.offer()
     await kit.commit()
-    await kit.fetched()
+    await kit.fetch()
     assert len(await kit.keys()) == 1
     await kit.store.remove([BLOB.digest, Digest(digest_of(b"another"))])
     assert await kit.keys() == []
@@ -221,7 +221,7 @@ async def test_committed_uploads_and_removed_blobs_leave_the_bucket(kit: Kit) ->
 async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit) -> None:
     await kit.offer()
     kept = kit.blobs.put(b"kept")
-    await kit.fetched(kept)
+    await kit.fetch(kept)
     await kit.store.ticket(NODE, kit.blobs.put(b"gone", keep_s=-1))
     kit.blobs.collect(frozenset({kept.digest}))
     assert await asyncio.to_thread(kit.store.sweep, 0) == 0
@@ -229,7 +229,7 @@ async def test_what_nobody_knows_is_swept_and_the_rest_stays(kit: Kit) -> None:
     assert len(await kit.keys()) == 2
     kit.uploads.discard(NAME)
     assert await asyncio.to_thread(kit.store.sweep, FUTURE_S) == 1
-    assert await kit.fetched(kept) == b"kept"
+    assert await kit.fetch(kept) == b"kept"
 
 
 async def test_parts_that_nobody_finishes_are_swept(kit: Kit) -> None:
