@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
-from benchmarks.ours.lean_nodes import LeanNodes
 from benchmarks.ours.table import ResultTable
+from benchmarks.ours.transfer_nodes import TransferNodes
 from benchmarks.round_overhead import WARM_UP_ROUNDS, trained_seconds
 from hypergpu.cluster.processes import kill_group
 from hypergpu.cluster.s3_server import BUCKET, S3Server
@@ -50,13 +50,13 @@ class StoreFigures(NamedTuple):
 
     round_s: Sequence[float]
     weights_bytes: Sequence[int]
-    """Of a node's calls in a round."""
+    """What the messages of a node in a round weigh."""
 
 
 def run(is_quick: bool) -> ResultTable:
     """Measure both stores by turns."""
     amount = Amount(10, 1_000_000, 3) if is_quick else Amount(50, 25_000_000, 4)
-    embedded, bucket = _measured(amount, with_bucket=False), _measured(amount, with_bucket=True)
+    embedded, bucket = _measure(amount, with_bucket=False), _measure(amount, with_bucket=True)
     ratio = statistics.median(bucket.round_s) / statistics.median(embedded.round_s)
     weight = statistics.median(bucket.weights_bytes)
     return ResultTable(
@@ -82,7 +82,7 @@ def _row(name: str, found: StoreFigures, ratio: float) -> list[str]:
     return [name, f"{seconds:.2f} [{min(found.round_s):.2f}]", f"{weight:.0f}", f"{ratio:.2f}"]
 
 
-def _measured(amount: Amount, *, with_bucket: bool) -> StoreFigures:
+def _measure(amount: Amount, *, with_bucket: bool) -> StoreFigures:
     with tempfile.TemporaryDirectory() as name, ExitStack() as owner:
         folder = Path(name)
         settings: Mapping[str, str] = NODES_ARE_SILENT
@@ -91,7 +91,7 @@ def _measured(amount: Amount, *, with_bucket: bool) -> StoreFigures:
             address = {"HYPERGPU_COORDINATOR_BLOBS": f"s3://{BUCKET}/benchmark"}
             settings = {**NODES_ARE_SILENT, **server.environment, **address}
         cluster = owner.enter_context(running(folder, is_plaintext=True, settings=settings))
-        nodes = owner.enter_context(_lean_nodes(cluster, amount.nodes))
+        nodes = owner.enter_context(_transfer_nodes(cluster, amount.nodes))
         seconds = trained_seconds(cluster, _spec_of(amount))
         weights = [int(line) for line in nodes.read_text("ascii").splitlines()]
     # The first round sends no delta.
@@ -113,13 +113,13 @@ def _spec_of(amount: Amount) -> JobSpec:
 
 
 @contextmanager
-def _lean_nodes(cluster: Running, count: int) -> Iterator[Path]:
+def _transfer_nodes(cluster: Running, count: int) -> Iterator[Path]:
     """Run nodes; gives the file of what their calls weigh."""
-    told = LeanNodes(count, str(cluster.folder), cluster.node_token())
+    told = TransferNodes(count, str(cluster.folder), cluster.node_token())
     said, log = cluster.folder / "weights", cluster.folder / "nodes.log"
     with said.open("wb") as out, log.open("wb") as errors:
         child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ours.lean_nodes"],
+            [sys.executable, "-m", "benchmarks.ours.transfer_nodes"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,

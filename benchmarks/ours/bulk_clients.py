@@ -14,7 +14,7 @@ from hypergpu.part_file import Span
 from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.bulk import BulkClient, FileRange, client_context, limit_stalls
+from hypergpu.wire.bulk import BulkClient, FileRange, client_context
 
 STEP_BYTES = 1 << 20
 _TIMEOUT_MS = Milliseconds(60_000)
@@ -58,8 +58,8 @@ async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
             source = FileRange(Path(work.path), Span(0, work.size_bytes))
             await client.send(ranged, source, stall, lambda _: None)
             continue
-        async with client.open(ranged, 0, work.size_bytes) as incoming:
-            async for _piece in limit_stalls(incoming, stall, work.size_bytes):
+        async with client.open(ranged, Span(0, work.size_bytes), stall) as pieces:
+            async for _piece in pieces:
                 pass
     await client.close()
 

@@ -18,17 +18,16 @@ from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.part_file import DigestingPartFile, PartFile
+from hypergpu.part_file import DigestingPartFile, PartFile, Span
 from hypergpu.statements import BlobRef
 from hypergpu.streams import PIECE_BYTES, StallTimeout, transfer_timeout_s
 from hypergpu.v1 import node_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkRefusedError, limit_stalls
+from hypergpu.wire.bulk import BulkAbsentError
 
 log = structlog.get_logger()
 
 _BATCH_BYTES = 1 << 20
 """Written per hop to a thread; also what a kill may cost each connection."""
-_NOT_FOUND = 404
 _ATTEMPTS = 2
 """Downloads of a blob, of which the first may go on where an earlier one ended."""
 _BATCH_S = 1.0
@@ -69,12 +68,11 @@ class _Tickets:
 
     @asynccontextmanager
     async def doubting(self, digest: Digest) -> AsyncIterator[None]:
-        """Doubt the ticket by which a store does not find the blob."""
+        """Doubt the ticket by which a store does not give the blob."""
         try:
             yield
-        except BulkRefusedError as refused:
-            if refused.status == _NOT_FOUND:
-                self.doubt(digest)
+        except BulkAbsentError:
+            self.doubt(digest)
             raise
 
     def doubt(self, digest: Digest) -> None:
@@ -118,15 +116,10 @@ class _RangeFetch:
             await self._renew_ticket()
         ranged = self._ticket.range_at(start)
         batch, stall = _Batch(self._part, start), self._stalls[connection]
-        opening = self._calls.bulk.open(ranged, start, end)
+        opening = self._calls.bulk.open(ranged, Span(start, end), stall)
         try:
-            async with (
-                asyncio.timeout(stall.limit_s(end - start)) as answering,
-                self._tickets.doubting(self._blob.digest),
-                opening as incoming,
-            ):
-                answering.reschedule(None)
-                async for piece in limit_stalls(incoming, stall, end - start):
+            async with self._tickets.doubting(self._blob.digest), opening as pieces:
+                async for piece in pieces:
                     batch.add(piece)
                     fresh = max(0, batch.end - chosen.offset)
                     chosen.offset += fresh
@@ -204,10 +197,10 @@ class Download:
         if 0 < size_bytes <= limit_bytes:
             timeout_ms = source.calls.timeout_ms
             stall = StallTimeout(PIECE_BYTES, timeout_ms)
-            opening = source.calls.bulk.open(ticket.range_at(0), 0, size_bytes)
+            opening = source.calls.bulk.open(ticket.range_at(0), Span(0, size_bytes), stall)
             async with asyncio.timeout(transfer_timeout_s(size_bytes, timeout_ms)):
-                async with self._tickets.doubting(digest), opening as incoming:
-                    async for piece in limit_stalls(incoming, stall, size_bytes):
+                async with self._tickets.doubting(digest), opening as pieces:
+                    async for piece in pieces:
                         content += piece
         if digest_of(content) != digest:
             self._tickets.doubt(digest)

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+from yarl import URL
 
 from hypergpu.client.connection import RESTARTING, TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
 from hypergpu.client.values import ModelHeader, blob_ref, model_header
@@ -23,8 +24,10 @@ from hypergpu.streams import PIECE_BYTES, SHARED, StallTimeout, fill_durably, wr
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkBrokenError, FileRange, limit_stalls
+from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
+from hypergpu.wire.credentials import TLS_NAME
 
+_PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5
 """Tries in a row that move no byte before a transfer gives up."""
 
@@ -107,7 +110,7 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
 async def _send_file(
     calls: CoordinatorCalls, file: LocalFile, advance: Callable[[int], None]
 ) -> None:
-    committed, idle_tries = 0, 0
+    committed, idle_tries, wrong_digests = 0, 0, 0
     while True:
         missing = [Span(0, file.size_bytes)]
         try:
@@ -124,7 +127,9 @@ async def _send_file(
             held = file.size_bytes - _size(missing)
             idle_tries = idle_tries + 1 if held <= committed else 0
             committed = max(committed, held)
-            is_passing = refused.reason in RESTARTING | {Reason.OFFSET_MISMATCH}
+            # Once an object store may have changed them; twice it was somebody here.
+            wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
+            is_passing = refused.reason in _PASSING and wrong_digests <= 1
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
@@ -154,7 +159,7 @@ async def _send_ranges(
         stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
         source = FileRange(file.path, Span(each.start, each.end))
         try:
-            with _explain_broken(calls):
+            with _explain_broken(calls, each):
                 await calls.bulk.send(each, source, stall, count)
         except OSError as broken:
             detail = f"{file.path}: {broken.strerror}"
@@ -162,12 +167,15 @@ async def _send_ranges(
 
 
 @contextmanager
-def _explain_broken(calls: CoordinatorCalls) -> Iterator[None]:
+def _explain_broken(calls: CoordinatorCalls, ranged: tensor_pb2.TicketRange) -> Iterator[None]:
     """Let bulk that breaks off be an error after which another try may help."""
     try:
         yield
     except (BulkBrokenError, TimeoutError) as broken:
         why = str(broken) or "nothing got through in time"
+        if (host := URL(ranged.url, encoded=True).host) != TLS_NAME:
+            detail, fix = f"the object store at {host}: {why}", "see that this machine reaches it"
+            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail, fix=fix) from broken
         detail = f"the bulk port of the coordinator at {calls.to.address}: {why}"
         fix = "open its bulk port too, 7702 unless it was told another: hypergpu up --bulk-port"
         raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix) from broken
@@ -217,6 +225,8 @@ class FetchedBytes:
     """How much came, in all tries."""
 
     count = 0
+    is_doubted = False
+    """Whether the last ticket led to something else, or to nothing."""
 
 
 async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Report) -> ExportedModel:
@@ -244,14 +254,16 @@ async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Repor
 async def _fetch_with_resume(
     calls: CoordinatorCalls, order: ExportOrder, report: Report
 ) -> ModelHeader:
-    idle_tries, fetched = 0, FetchedBytes()
+    idle_tries, wrong_digests, fetched = 0, 0, FetchedBytes()
     while True:
         before = fetched.count
         try:
             return await _fetch(calls, order, fetched, report)
         except HyperGPUError as refused:
             idle_tries = 0 if fetched.count > before else idle_tries + 1
-            if refused.reason not in RESTARTING or idle_tries >= IDLE_TRIES:
+            wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
+            is_passing = refused.reason in _PASSING and wrong_digests <= 1
+            if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
 
@@ -260,8 +272,11 @@ async def _fetch(
     calls: CoordinatorCalls, order: ExportOrder, fetched: FetchedBytes, report: Report
 ) -> ModelHeader:
     """Fetch what is missing of the model."""
-    request = job_pb2.ResolveModelRequest(job_id=order.job_id, which=order.which)
+    request = job_pb2.ResolveModelRequest(
+        job_id=order.job_id, which=order.which, is_doubted=fetched.is_doubted
+    )
     answer = await calls.call(calls.jobs.ResolveModel, request)
+    fetched.is_doubted = False
     header = model_header(answer)
     _begin_part(order, header.digest)
     part = DigestingPartFile(order.part, Bytes(header.size_bytes))
@@ -269,8 +284,9 @@ async def _fetch(
         missing = part.missing()
         done = header.size_bytes - _size(missing)
         for start, end in missing:
-            with _explain_broken(calls):
-                async for size_bytes in _fetch_range(calls, answer.ticket, part, Span(start, end)):
+            ranged = next(each for each in answer.ticket.ranges if each.start <= start < each.end)
+            with _explain_broken(calls, ranged), _doubting(fetched):
+                async for size_bytes in _fetch_range(calls, ranged, part, Span(start, end)):
                     fetched.count += size_bytes
                     done += size_bytes
                     report(f"model of {order.job_id}", done, header.size_bytes)
@@ -279,21 +295,31 @@ async def _fetch(
         part.close()
     if digest != header.digest:
         order.part.unlink()
+        fetched.is_doubted = True
         detail = f"the model arrived as {digest[:16]}..., not {header.digest[:16]}..."
         raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
     order.part_digest.unlink(missing_ok=True)
     return header
 
 
+@contextmanager
+def _doubting(fetched: FetchedBytes) -> Iterator[None]:
+    """Doubt a ticket by which the store does not give the model."""
+    try:
+        yield
+    except BulkAbsentError:
+        fetched.is_doubted = True
+        raise
+
+
 async def _fetch_range(
-    calls: CoordinatorCalls, ticket: tensor_pb2.Ticket, part: PartFile, span: Span
+    calls: CoordinatorCalls, ranged: tensor_pb2.TicketRange, part: PartFile, span: Span
 ) -> AsyncIterator[int]:
     """Write a range as it comes; gives the size of each piece."""
     stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
-    ranged = next(each for each in ticket.ranges if each.start <= span.start < each.end)
     at = span.start
-    async with calls.bulk.open(ranged, span.start, span.end) as incoming:
-        async for piece in limit_stalls(incoming, stall, span.end - span.start):
+    async with calls.bulk.open(ranged, span, stall) as pieces:
+        async for piece in pieces:
             part.write(at, piece)
             at += len(piece)
             yield len(piece)

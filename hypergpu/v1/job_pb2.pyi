@@ -502,16 +502,20 @@ class ResolveModelRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     WHICH_FIELD_NUMBER: builtins.int
+    IS_DOUBTED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     which: builtins.str
     """"latest" or "best"; empty is "latest"."""
+    is_doubted: builtins.bool
+    """An earlier ticket for it was refused, or brought something else: look whether the copy is good."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         which: builtins.str = ...,
+        is_doubted: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "which", b"which"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_doubted", b"is_doubted", "job_id", b"job_id", "which", b"which"]) -> None: ...
 
 global___ResolveModelRequest = ResolveModelRequest
 

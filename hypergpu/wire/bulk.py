@@ -44,10 +44,9 @@ class BulkBrokenError(Exception):
 class BulkRefusedError(BulkBrokenError):
     """The store refused them; a fresh ticket may help."""
 
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"the store answered {status}: {text}")
-        self.status = status
-        """Status code of HTTP."""
+
+class BulkAbsentError(BulkRefusedError):
+    """The store has no such blob, or another one: its copy is no good."""
 
 
 def client_context(authority: str) -> ssl.SSLContext:
@@ -73,20 +72,25 @@ class BulkClient:
 
     @asynccontextmanager
     async def open(
-        self, ranged: tensor_pb2.TicketRange, start: int, end: int
-    ) -> AsyncIterator[aiohttp.StreamReader]:
-        """The bytes of a blob from ``start`` to ``end``, as they come.
+        self, ranged: tensor_pb2.TicketRange, span: Span, stall: StallTimeout
+    ) -> AsyncIterator[AsyncGenerator[bytes]]:
+        """Some bytes of a blob, in pieces as they come.
 
         Raises:
             BulkBrokenError: The connection broke.
             BulkRefusedError: The store refused them.
+            BulkAbsentError: It has something else, or nothing.
+            TimeoutError: No answer came in time, or no piece.
         """
+        start, end = span
         headers = {**ranged.headers, "Range": f"bytes={start}-{end - 1}"}
+        request, limit_s = self._request("GET", ranged, headers), stall.limit_s(end - start)
         try:
-            async with self._request("GET", ranged, headers) as response:
+            async with asyncio.timeout(limit_s) as answering, request as response:
                 if not _is_range(response, start, end):
                     raise await _refusal(response)
-                yield response.content
+                answering.reschedule(None)
+                yield _limit_stalls(response.content, stall, end - start)
         except aiohttp.ClientError as broken:
             raise _break_error(broken) from broken
 
@@ -181,7 +185,7 @@ def _open_socket(address: Any) -> socket.socket:
     return opened
 
 
-async def limit_stalls(
+async def _limit_stalls(
     incoming: aiohttp.StreamReader, stall_timeout: StallTimeout, left_bytes: int
 ) -> AsyncGenerator[bytes]:
     """What comes, as it comes, up to so many bytes.
@@ -276,8 +280,10 @@ def _next_step(step: int, took_s: float) -> int:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> BulkRefusedError:
+    if response.ok or response.status in {404, 416}:
+        return BulkAbsentError(f"the store has not this range of it (status {response.status})")
     text = (await response.content.read(_TEXT_BYTES_MAX)).decode(errors="replace")
-    return BulkRefusedError(response.status, text)
+    return BulkRefusedError(f"the store answered {response.status}: {text}")
 
 
 def _is_range(response: aiohttp.ClientResponse, start: int, end: int) -> bool:

@@ -324,7 +324,7 @@ def test_an_idle_upload_reserves_what_it_stored_until_it_goes_on(
     assert blobs.space.used_bytes == 200
     quarantine.expire(idle_s=-1)
     assert blobs.space.used_bytes == 0
-    assert quarantine.open(NAME, BLOB) == upload
+    assert quarantine.open(NAME, BLOB).missing == upload.missing
     assert blobs.space.used_bytes == 200
     bring(tmp_path, upload, (0, 200))
     quarantine.expire(idle_s=-1)
@@ -431,3 +431,15 @@ def test_a_spare_file_holds_nothing_of_the_upload_that_takes_it(tmp_path: Path) 
     fresh = BlobRef(digest_of(b"other"), old.size_bytes)
     assert uploads.open(NAME, fresh).missing == ((0, old.size_bytes),)
     assert space.used_bytes == old.size_bytes
+
+
+def test_an_idle_upload_is_reserved_again_before_it_is_fetched(
+    blobs: BlobStore, quarantine: UploadStore
+) -> None:
+    quarantine.open(NAME, BLOB)
+    quarantine.expire(idle_s=-1)
+    blobs.put(bytes(900))
+    with refusal(Reason.DISK_FULL):
+        quarantine.reopen(NAME, BLOB)
+    with refusal(Reason.OFFSET_MISMATCH):
+        quarantine.reopen(upload_name("nobody's"), BLOB)

@@ -46,6 +46,8 @@ class OpenUpload(NamedTuple):
     size_bytes: Bytes
     missing: tuple[Span, ...]
     """What has not come yet, in order."""
+    is_new: bool
+    """Whether nobody knew of it: nothing of it was sent."""
 
 
 class UploadStore:
@@ -84,13 +86,22 @@ class UploadStore:
             try:
                 with reject_when_full("the upload cannot begin"):
                     self._make(path, blob)
-                    return OpenUpload(
-                        path.name, blob.size_bytes, missing_spans(path, blob.size_bytes)
-                    )
+                    missing = missing_spans(path, blob.size_bytes)
+                    return OpenUpload(path.name, blob.size_bytes, missing, is_new)
             except BaseException:
                 if is_new:
                     self._drop(path)
                 raise
+
+    def reopen(self, name: str, blob: BlobRef) -> OpenUpload:
+        """Go on with an upload, whose whole size is reserved again.
+
+        Raises:
+            HyperGPUError: OFFSET_MISMATCH, nobody began it; DISK_FULL.
+        """
+        with self._lock:
+            self._require_begun(self._folder / name)
+        return self.open(name, blob)
 
     def seal(self, name: str, blob: BlobRef) -> Path:
         """Give a whole upload a name under which nobody opens it for writing.
@@ -102,8 +113,7 @@ class UploadStore:
         """
         path = self._folder / name
         with self._lock:
-            if path not in self._reserved:
-                raise HyperGPUError(Reason.OFFSET_MISMATCH, "nothing of it is here: offer it first")
+            self._require_begun(path)
             left_bytes = sum(end - start for start, end in missing_spans(path, blob.size_bytes))
             if left_bytes:
                 detail = f"{left_bytes} of {blob.size_bytes} bytes are missing: offer it again"
@@ -195,6 +205,10 @@ class UploadStore:
             for path in void:
                 self._drop(path)
         return len(void)
+
+    def _require_begun(self, path: Path) -> None:
+        if path not in self._reserved:
+            raise HyperGPUError(Reason.OFFSET_MISMATCH, "nothing of it is here: offer it first")
 
     def _make(self, path: Path, blob: BlobRef) -> None:
         """Make the file. Over an older blob's of the same size, if there is one."""

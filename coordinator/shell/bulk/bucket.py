@@ -6,6 +6,7 @@ Endpoint, region and keys come from where every S3 program looks for them: the v
 """
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,28 +20,56 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
-from hypergpu.units import several
+from hypergpu.streams import transfer_timeout_s
+from hypergpu.units import Milliseconds
 
 _ADDRESS = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^?#]*))?")
 _EXPIRY_S = 16 * 60
 """Stores refuse everything when clocks are 15 minutes apart; until then an address must hold."""
-_STEP_BYTES = 1 << 20
-_DELETE_MAX = 1000
-"""Most keys of one call."""
+_STEP_BYTES = 256 << 10
+_TIMEOUT_MS = Milliseconds(10_000)
 _MISSING = frozenset({"NoSuchKey", "404"})
+_FORBIDDEN = frozenset(
+    {
+        "AccessDenied",
+        "Forbidden",
+        "InvalidAccessKeyId",
+        "NoCredentialsError",
+        "NoSuchBucket",
+        "PartialCredentialsError",
+        "SignatureDoesNotMatch",
+        "Unauthorized",
+    }
+)
+_EMPTY = "InvalidRange"
+"""Answer of an object without bytes where some are asked for."""
 _UPLOADING = TransferConfig(
     multipart_threshold=64 << 20, multipart_chunksize=16 << 20, max_concurrency=4
 )
 _CLIENT = Config(
     signature_version="s3v4",
-    connect_timeout=5,
-    read_timeout=20,
-    retries={"total_max_attempts": 3, "mode": "standard"},
+    connect_timeout=3,
+    read_timeout=8,
+    retries={"total_max_attempts": 2, "mode": "standard"},
     max_pool_connections=32,
     # Not every store knows the newer checksums, and digests are compared anyway.
     request_checksum_calculation="when_required",
     response_checksum_validation="when_required",
 )
+
+
+class BucketError(HyperGPUError):
+    """The store refused something, or did not answer."""
+
+    def __init__(self, detail: str, code: str = "") -> None:
+        super().__init__(Reason.STORE_UNREACHABLE, detail)
+        self.code = code
+        """Name of the error by the store or by boto3."""
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether keys, bucket or permissions are wrong, which does not pass by itself."""
+        return self.code in _FORBIDDEN
 
 
 class StoredObject(NamedTuple):
@@ -75,7 +104,7 @@ class S3Bucket:
         parts = [*(found["prefix"] or "").split("/"), folder]
         self._prefix = "".join(f"{part}/" for part in parts if part)
         try:
-            self._client: Any = boto3.session.Session().client("s3", config=_CLIENT, **told)
+            self._client: Any = _client(told)
         except (BotoCoreError, ValueError) as wrong:
             raise HyperGPUError(Reason.ARGUMENT_INVALID, f"blobs: {wrong}") from wrong
 
@@ -83,7 +112,7 @@ class S3Bucket:
         """Write, read and delete one object.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE, with what the store says.
+            BucketError: With what the store says.
         """
         key, content = "check", b"HyperGPU"
         with self._explain("a test object"):
@@ -91,8 +120,15 @@ class S3Bucket:
             read = self._client.get_object(**self._object(key))["Body"].read()
             self._client.delete_object(**self._object(key))
         if read != content:
-            detail = "what was written to the object store is not what it gives back"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail)
+            raise BucketError("what was written to the object store is not what it gives back")
+
+    def probe(self) -> None:
+        """Ask for an object, there or not.
+
+        Raises:
+            BucketError: The store refused it, or did not answer.
+        """
+        self.size("probe")
 
     def read_address(self, key: str) -> str:
         """An address at which everybody may read an object for a while."""
@@ -108,10 +144,10 @@ class S3Bucket:
         return self._sign("upload_part", {**self._part_upload(begun), **part})
 
     def size(self, key: str) -> int | None:
-        """Size in bytes of an object that is not empty; None: there is none.
+        """Size of an object in bytes; None: there is none.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         with self._explain(key):
             try:
@@ -120,9 +156,12 @@ class S3Bucket:
             except ClientError as refused:
                 if _code(refused) in _MISSING:
                     return None
+                if _code(refused) == _EMPTY:
+                    return 0
                 raise
-        answer["Body"].close()
-        return int(answer["ContentRange"].rpartition("/")[2])
+            answer["Body"].close()
+        whole = answer.get("ContentRange", "").rpartition("/")[2]
+        return int(whole) if whole.isdecimal() else int(answer["ContentLength"])
 
     def read(self, key: str, span: Span, write: Callable[[int, bytes], None]) -> bool:
         """Read bytes of an object.
@@ -136,28 +175,31 @@ class S3Bucket:
             Whether there is such an object. It may be shorter.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         wanted = f"bytes={span.start}-{span.end - 1}"
         with self._explain(key):
             try:
                 body = self._client.get_object(**self._object(key), Range=wanted)["Body"]
             except ClientError as refused:
-                if _code(refused) in _MISSING | {"InvalidRange"}:
+                if _code(refused) in _MISSING | {_EMPTY}:
                     return False
                 raise
+            give_up_s = time.monotonic() + transfer_timeout_s(span.end - span.start, _TIMEOUT_MS)
             at = span.start
             with body:
                 while at < span.end and (piece := body.read(min(_STEP_BYTES, span.end - at))):
                     write(at, piece)
                     at += len(piece)
+                    if time.monotonic() > give_up_s:
+                        raise BucketError(f"the object store is too slow ({key})")
         return True
 
     def write(self, key: str, path: Path) -> None:
         """Write a file's bytes as an object, large ones in parts.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
             OSError: The file cannot be read.
         """
         with self._explain(key):
@@ -167,21 +209,18 @@ class S3Bucket:
         """Delete objects, there or not.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
-        for start in range(0, len(keys), _DELETE_MAX):
-            some = keys[start : start + _DELETE_MAX]
-            named = [{"Key": self._prefix + key} for key in some]
-            with self._explain(several(len(some), "object")):
-                self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
-                )
+        # One by one: of many at once stores want checksums that not all understand.
+        for key in keys:
+            with self._explain(key):
+                self._client.delete_object(**self._object(key))
 
     def begin(self, key: str) -> StoredObject:
         """Begin to write an object in parts, or go on with that.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         for begun in self.part_uploads(key):
             if begun.key == key:
@@ -194,7 +233,7 @@ class S3Bucket:
         """Tag of each part that came, by its number.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         return {
             part["PartNumber"]: str(part["ETag"])
@@ -205,7 +244,7 @@ class S3Bucket:
         """Make an object of parts.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         parts = [{"PartNumber": number, "ETag": tags[number]} for number in sorted(tags)]
         with self._explain(begun.key):
@@ -217,7 +256,7 @@ class S3Bucket:
         """Drop what came of an object in parts.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         with self._explain(begun.key):
             self._client.abort_multipart_upload(**self._part_upload(begun))
@@ -226,7 +265,7 @@ class S3Bucket:
         """All objects whose keys begin so.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         found = self._pages("list_objects_v2", "Contents", **self._beginning(folder))
         return [
@@ -237,7 +276,7 @@ class S3Bucket:
         """All uploads in parts whose keys begin so.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store refused it, or did not answer.
         """
         found = self._pages("list_multipart_uploads", "Uploads", **self._beginning(folder))
         return [
@@ -265,20 +304,19 @@ class S3Bucket:
             error = refused.response.get("Error", {})
             said = f"{error.get('Code', '')} {error.get('Message', '')}".strip()
             detail = f"the object store answers {said} ({what})"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from refused
+            raise BucketError(detail, _code(refused)) from refused
         except HTTPClientError as broken:
             kind, url = type(broken).__name__, self._client.meta.endpoint_url
             detail = f"the object store at {url} does not answer: {kind} ({what})"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from broken
+            raise BucketError(detail, kind) from broken
         except (BotoCoreError, S3UploadFailedError) as broken:
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, f"{broken} ({what})") from broken
+            raise BucketError(f"{broken} ({what})", type(broken).__name__) from broken
 
     def _sign(self, operation: str, parameters: dict[str, Any]) -> str:
         try:
             return str(self._client.generate_presigned_url(operation, parameters, _EXPIRY_S))
         except BotoCoreError as wrong:
-            detail = f"nothing can be signed: {wrong}"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail) from wrong
+            raise BucketError(f"nothing can be signed: {wrong}") from wrong
 
     def _object(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
@@ -291,6 +329,15 @@ class S3Bucket:
 
     def _key(self, name: str) -> str:
         return name.removeprefix(self._prefix)
+
+
+def _client(told: dict[str, str]) -> Any:
+    client = boto3.session.Session().client("s3", config=_CLIENT, **told)
+    if client.meta.endpoint_url.endswith(".amazonaws.com"):
+        # The one address for all regions does not serve those that were opened later.
+        config = _CLIENT.merge(Config(s3={"addressing_style": "virtual"}))
+        client = boto3.session.Session().client("s3", config=config, **told)
+    return client
 
 
 def _code(refused: ClientError) -> str:

@@ -59,6 +59,7 @@ class EmbeddedStore:
         on_bytes: Callable[[BytesServed | BytesReceived], None],
     ) -> None:
         """Serve the coordinator's folder, and hear of bytes that were sent and received."""
+        self.obstacle = ""
         self._folder = folder
         self._uploads = uploads
         self._on_bytes = on_bytes
@@ -102,16 +103,16 @@ class EmbeddedStore:
         claims = Claims("PUT", upload.name, upload.size_bytes, node, "", self._expiry_ms())
         return self._ticket(claims, upload.missing)
 
-    async def seal_upload(self, name: str, blob: BlobRef) -> Path:
+    async def receive_upload(self, name: str, blob: BlobRef) -> Path:
         """Seal an upload, and have every process close it."""
         sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
         await self.close_upload(name)
         return sealed
 
-    def doubt(self, digest: Digest) -> None:
+    async def doubt(self, digest: Digest) -> None:
         """There are no copies: the coordinator's own file is served."""
 
-    async def remove(self, digests: Collection[Digest]) -> None:
+    def remove(self, digests: Collection[Digest]) -> None:
         """There are no copies."""
 
     async def close_upload(self, name: str) -> None:

@@ -6,9 +6,12 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -16,7 +19,7 @@ import structlog
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
 from coordinator.shell.blobs.writing import reject_when_full
-from coordinator.shell.bulk.bucket import S3Bucket
+from coordinator.shell.bulk.bucket import BucketError, S3Bucket
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
 from hypergpu.crypto import is_digest
@@ -25,7 +28,6 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.part_file import PartFile, Span
 from hypergpu.statements import BlobRef
 from hypergpu.streams import write_durably
-from hypergpu.units import Bytes
 from hypergpu.v1 import tensor_pb2
 
 log = structlog.get_logger()
@@ -33,22 +35,28 @@ log = structlog.get_logger()
 ONE_PUT_BYTES_MAX = 16 << 20
 """Larger uploads go in parts, of which those that came need not come again."""
 PART_BYTES = 8 << 20
-_PARTS_MAX = 10_000
-"""Limit of the protocol."""
+_PARTS_MAX = 512
+"""A ticket with an address for each stays small."""
 _UPLOADS = "uploads/"
 _BLOBS = "blobs/"
 _SECRET = "uploads.key"
 _SECRET_BYTES = 32
-_AT_ONCE = 4
-"""Uploads that are fetched at a time, each through one buffer."""
-_WRITE_WAIT_S = 5.0
+_TRANSFERS = 4
+"""Uploads that are fetched and blobs that are written at a time, each through one buffer."""
+_CALLS = 4
+"""Small calls at a time."""
+_WAIT_S = 5.0
 """A blob that takes longer to get into the bucket is asked for again."""
+_PROBE_S = 15.0
+_PROBE_AGAIN_S = 2.0
+"""Time between looks at a store that failed."""
 _SWEEP_S = 600.0
-_LEFT_S = 3600.0
-"""What nobody knows is deleted when it is so old: a ticket for it may still be used."""
+_UNKNOWN_S = 3600.0
+"""Age at which what nobody knows is deleted: until then a ticket for it may be used."""
 _DOUBT_S = 600.0
-"""A blob is written again at most so often, whoever complains."""
-_FORBIDDEN = ("AccessDenied", "InvalidAccessKeyId", "NoSuchBucket", "SignatureDoesNotMatch")
+"""Time between two new copies of a blob for which nothing but a complaint speaks."""
+
+Result = TypeVar("Result")
 
 
 class _Copy:
@@ -59,14 +67,14 @@ class _Copy:
         self.keys: list[str] = []
         """The newest is in use: a store may not overwrite what somebody doubts."""
         self.writing: asyncio.Task[None] | None = None
-        """Done well: the copy is there."""
+        """The task that writes it; ended without an error: the copy is there."""
         self.doubted_s = -_DOUBT_S
         self.bearers: set[NodeId | None] = set()
         """Nodes that were given a ticket for a job's model."""
         self.renew()
 
     def renew(self) -> None:
-        """Have the copy made again, under another key."""
+        """Have the copy written again, under another key."""
         self.writing = None
         self.keys.append(f"{_BLOBS}{self.blob.digest}.{len(self.keys)}")
 
@@ -74,7 +82,8 @@ class _Copy:
 class ObjectStore:
     """Copies in a bucket: of uploads until they are here, and of blobs for those who fetch them.
 
-    Nobody guesses a key: that of a blob holds its digest, that of an upload a secret.
+    Nobody guesses a key: that of a blob holds its digest, that of an upload a secret. After a call
+    that failed all fail at once until the store answers again.
     """
 
     port = 0
@@ -96,35 +105,54 @@ class ObjectStore:
             uploads: Quarantine of what comes.
             on_bytes: Hears of models that nodes were given a ticket for.
         """
+        self._failure: BucketError | None = None
+        """Last failure of the store, which has not answered since."""
         self._bucket = bucket
         self._blobs = blobs
         self._uploads = uploads
         self._secret = _kept_secret(folder / _SECRET)
         self._on_bytes = on_bytes
         self._copies: dict[Digest, _Copy] = {}
-        self._offered: set[str] = set()
-        """Keys of uploads that were offered since the start."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._fetching = asyncio.Semaphore(_AT_ONCE)
+        self._tasks: set[asyncio.Task[object]] = set()
+        # Of its own: a store that hangs must not hold the threads of everybody else.
+        self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="bucket")
+        self._transfers = ThreadPoolExecutor(_TRANSFERS, thread_name_prefix="bucket-bytes")
+
+    @property
+    def obstacle(self) -> str:
+        """Why jobs wait for the store; empty: they do not."""
+        return str(self._failure) if self._failure else ""
 
     async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
-        """Try the bucket. One that only does not answer may yet do so."""
+        """Try the bucket for a moment. One that only does not answer may yet do so."""
+        trying = self._detach(self._note(self._calls, self._bucket.check))
         try:
-            await asyncio.to_thread(self._bucket.check)
-        except HyperGPUError as refused:
-            if any(each in refused.detail for each in _FORBIDDEN):
+            async with asyncio.timeout(_WAIT_S):
+                await asyncio.shield(trying)
+        except BucketError as refused:
+            if refused.is_forbidden:
                 detail = f"blobs: {refused.detail}"
                 raise HyperGPUError(Reason.ARGUMENT_INVALID, detail) from refused
             log.warning("the object store cannot be used yet", reason=str(refused))
+        except TimeoutError:
+            log.warning("the object store does not answer yet")
 
     async def run(self) -> None:
-        """Delete what nobody needs any more, now and then, until cancelled."""
+        """Look after the store until cancelled: does it answer, and what does nobody need?"""
+        swept_s = -_SWEEP_S
         while True:
-            try:
-                await asyncio.to_thread(self.sweep, time.time() - _LEFT_S)
-            except HyperGPUError as refused:
-                log.warning("the bucket was not swept", reason=str(refused))
-            await asyncio.sleep(_SWEEP_S)
+            await self.look()
+            if not self._failure and time.monotonic() - swept_s >= _SWEEP_S:
+                swept_s = time.monotonic()
+                with suppress(BucketError):
+                    await self._call(partial(self.sweep, time.time() - _UNKNOWN_S))
+            await asyncio.sleep(_PROBE_AGAIN_S if self._failure else _PROBE_S)
+
+    async def look(self) -> None:
+        """See whether the store answers."""
+        with suppress(BucketError):
+            await self._note(self._calls, self._bucket.probe)
 
     async def ticket(
         self, node: NodeId | None, blob: BlobRef, purpose: str = ""
@@ -145,35 +173,38 @@ class ObjectStore:
         """A ticket for one PUT, or one for each part that is missing."""
         ranges: list[tensor_pb2.TicketRange] = []
         if upload.missing:
-            key = self._upload_key(upload.name)
-            async with self._lock(key):
-                ranges = await asyncio.to_thread(self._missing, key, upload.size_bytes)
-                self._offered.add(key)
+            # A caller that goes away leaves neither lock nor thread behind in a state of their own.
+            ranges = await asyncio.shield(self._detach(self._offer(upload)))
         return tensor_pb2.Ticket(ranges=ranges, life_ms=LIFE_MS)
 
-    async def seal_upload(self, name: str, blob: BlobRef) -> Path:
+    async def receive_upload(self, name: str, blob: BlobRef) -> Path:
         """Fetch an upload, seal it, and delete it there."""
         key = self._upload_key(name)
-        async with self._fetching, self._lock(key):
-            await asyncio.to_thread(self._fetch, name, key, blob.size_bytes)
+        async with self._lock(key):
+            upload = await asyncio.to_thread(self._uploads.reopen, name, blob)
+            if upload.missing:
+                await self._transfer(partial(self._fetch, key, upload))
             sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
-            self._offered.discard(key)
-        await self._delete([key])
+        self._detach(self._delete([key]))
         return sealed
 
-    def doubt(self, digest: Digest) -> None:
-        """Write the copy again before the next ticket for it, now and then at most."""
-        copy, now_s = self._copies.get(digest), time.monotonic()
-        if copy is None or now_s - copy.doubted_s < _DOUBT_S:
+    async def doubt(self, digest: Digest) -> None:
+        """Have the copy written again where it is not what it should be, or now and then."""
+        copy = self._copies.get(digest)
+        if copy is None or copy.writing is None or not copy.writing.done():
             return
-        log.warning("a copy in the object store is doubted and made again", blob=digest)
+        size_bytes = await self._call(partial(self._bucket.size, copy.keys[-1]))
+        now_s = time.monotonic()
+        if size_bytes == copy.blob.size_bytes and now_s - copy.doubted_s < _DOUBT_S:
+            return
+        log.warning("a copy in the object store is doubted and written again", blob=digest)
         copy.doubted_s = now_s
         copy.renew()
 
-    async def remove(self, digests: Collection[Digest]) -> None:
-        """Delete copies of blobs."""
+    def remove(self, digests: Collection[Digest]) -> None:
+        """Delete copies of blobs, in the background."""
         copies = [self._copies.pop(digest) for digest in digests if digest in self._copies]
-        await self._delete([key for copy in copies for key in copy.keys])
+        self._detach(self._delete([key for copy in copies for key in copy.keys]))
 
     def sweep(self, before_s: float) -> int:
         """Delete what is older and nobody knows, such as uploads under leases that ended. Blocks.
@@ -185,38 +216,36 @@ class ObjectStore:
             The number of objects.
 
         Raises:
-            HyperGPUError: STORE_UNREACHABLE.
+            BucketError: The store cannot be used.
         """
         uploads = {self._upload_key(name) for name in self._uploads.names()}
-        written = [each.key for each in self._bucket.objects(_UPLOADS) if each.since_s < before_s]
-        left = [key for key in written if key not in uploads]
-        copies = [each.key for each in self._bucket.objects(_BLOBS) if each.since_s < before_s]
-        left += [key for key in copies if not self._is_stored(key)]
-        self._bucket.delete(left)
-        begun = [each for each in self._bucket.part_uploads(_UPLOADS) if each.since_s < before_s]
-        void = [each for each in begun if each.key not in uploads]
+        in_use = uploads | {copy.keys[-1] for copy in list(self._copies.values())}
+        begun = [each for each in self._bucket.part_uploads("") if each.since_s < before_s]
+        void = [each for each in begun if each.key not in in_use]
         for each in void:
             self._bucket.abandon(each)
+        written = [each.key for each in self._bucket.objects("") if each.since_s < before_s]
+        left = [key for key in written if key not in uploads and not self._is_copy(key)]
+        self._bucket.delete(left)
         return len(left) + len(void)
 
     async def _have_written(self, copy: _Copy) -> None:
         """Wait a moment for the copy, which one task writes whoever waits for it.
 
         Raises:
-            HyperGPUError: NOT_READY, it takes longer; STORE_UNREACHABLE; BLOB_UNKNOWN, it was
-                collected meanwhile.
+            BucketError: The store cannot be used.
+            HyperGPUError: NOT_READY, it takes longer; BLOB_UNKNOWN, it was collected meanwhile.
         """
         if copy.writing is None or (copy.writing.done() and copy.writing.exception()):
-            copy.writing = asyncio.create_task(self._write(copy, copy.keys[-1]), name="copy")
+            write = partial(self._write_missing, copy.blob, copy.keys[-1])
+            copy.writing = self._detach(self._transfer(write))
         try:
-            async with asyncio.timeout(_WRITE_WAIT_S):
+            async with asyncio.timeout(_WAIT_S):
                 await asyncio.shield(copy.writing)
         except TimeoutError:
+            self._refuse_unreachable()
             detail = f"{copy.blob.digest} is on its way to the object store"
             raise HyperGPUError(Reason.NOT_READY, detail) from None
-
-    async def _write(self, copy: _Copy, key: str) -> None:
-        await asyncio.to_thread(self._write_missing, copy.blob, key)
 
     def _write_missing(self, blob: BlobRef, key: str) -> None:
         """Write a blob's copy, unless one of its size is there from an earlier start."""
@@ -226,14 +255,25 @@ class ObjectStore:
         if file is None:
             raise HyperGPUError(Reason.BLOB_UNKNOWN, f"{blob.digest} was just collected")
         with file:
-            self._bucket.write(key, Path(file.name))
+            try:
+                self._bucket.write(key, Path(file.name))
+            except FileNotFoundError as gone:
+                detail = f"{blob.digest} was just collected"
+                raise HyperGPUError(Reason.BLOB_UNKNOWN, detail) from gone
+
+    async def _offer(self, upload: OpenUpload) -> list[tensor_pb2.TicketRange]:
+        key = self._upload_key(upload.name)
+        async with self._lock(key):
+            if upload.is_new and upload.size_bytes <= ONE_PUT_BYTES_MAX:
+                return self._one_put(key, upload.size_bytes)
+            return await self._call(partial(self._missing, key, upload.size_bytes))
 
     def _missing(self, key: str, size_bytes: int) -> list[tensor_pb2.TicketRange]:
         """Ranges that were not sent to the bucket yet."""
-        if key in self._offered and self._bucket.size(key) == size_bytes:
+        if self._bucket.size(key) == size_bytes:
             return []
         if size_bytes <= ONE_PUT_BYTES_MAX:
-            return [_range(self._bucket.write_address(key, size_bytes), Span(0, size_bytes))]
+            return self._one_put(key, size_bytes)
         begun = self._bucket.begin(key)
         came = self._bucket.parts(begun)
         return [
@@ -242,35 +282,89 @@ class ObjectStore:
             if number not in came
         ]
 
-    def _fetch(self, name: str, key: str, size_bytes: int) -> None:
+    def _one_put(self, key: str, size_bytes: int) -> list[tensor_pb2.TicketRange]:
+        return [_range(self._bucket.write_address(key, size_bytes), Span(0, size_bytes))]
+
+    def _fetch(self, key: str, upload: OpenUpload) -> None:
         """Write what the bucket has of an upload to its file here, as far as it is missing."""
-        if size_bytes > ONE_PUT_BYTES_MAX and self._bucket.size(key) is None:
-            self._finish_parts(key, size_bytes)
+        size_bytes = self._bucket.size(key)
+        if size_bytes != upload.size_bytes and self._has_joined(key, upload.size_bytes):
+            size_bytes = upload.size_bytes
+        if size_bytes != upload.size_bytes:
+            # A store that does not overwrite would keep it for ever.
+            self._bucket.delete([key])
+            return
         with reject_when_full("the upload cannot be fetched"), suppress(FileNotFoundError):
-            part = PartFile(self._uploads.path(name), Bytes(size_bytes))
+            part = PartFile(self._uploads.path(upload.name), upload.size_bytes)
             try:
-                for span in part.missing():
+                for span in upload.missing:
                     if not self._bucket.read(key, span, part.write):
                         break
             finally:
                 part.close()
 
-    def _finish_parts(self, key: str, size_bytes: int) -> None:
-        """Make an object of its parts, if they are all there."""
+    def _has_joined(self, key: str, size_bytes: int) -> bool:
+        """Whether all parts were there, and are an object now."""
+        if size_bytes <= ONE_PUT_BYTES_MAX:
+            return False
         begun = next((each for each in self._bucket.part_uploads(key) if each.key == key), None)
         came = {} if begun is None else self._bucket.parts(begun)
-        if begun is not None and came.keys() == {number for number, _ in _parts(size_bytes)}:
-            self._bucket.finish(begun, came)
+        if begun is None or came.keys() != {number for number, _ in _parts(size_bytes)}:
+            return False
+        self._bucket.finish(begun, came)
+        return True
+
+    async def _call(self, call: Callable[[], Result]) -> Result:
+        """Make a small call, unless the store fails."""
+        self._refuse_unreachable()
+        return await self._note(self._calls, call)
+
+    async def _transfer(self, work: Callable[[], Result]) -> Result:
+        """Move bytes, unless the store fails."""
+        self._refuse_unreachable()
+        return await self._note(self._transfers, work)
+
+    async def _note(self, threads: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Make a call, and take note whether the store answers."""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(threads, call)
+        except BucketError as refused:
+            if not self._failure:
+                log.warning("the object store fails", reason=str(refused))
+            self._failure = refused
+            raise
+        if self._failure:
+            log.info("the object store answers again")
+        self._failure = None
+        return found
+
+    def _refuse_unreachable(self) -> None:
+        """Refuse what needs a store that fails: `run` looks when it is back."""
+        if self._failure:
+            raise BucketError(self._failure.detail, self._failure.code)
+
+    def _detach(self, work: Coroutine[object, object, Result]) -> "asyncio.Task[Result]":
+        """Start work that goes on when its caller is gone, and whose error may go unheard."""
+        task = asyncio.create_task(work, name="object store")
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: "asyncio.Task[object]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     async def _delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. What remains is swept later."""
-        try:
-            await asyncio.to_thread(self._bucket.delete, keys)
-        except HyperGPUError as refused:
-            log.warning("objects were not deleted yet", reason=str(refused))
+        """Delete objects. What remains is swept."""
+        for key in keys:
+            # Who sends the same upload again waits, or it would be deleted.
+            async with self._lock(key):
+                await self._call(partial(self._bucket.delete, [key]))
 
-    def _is_stored(self, copy_key: str) -> bool:
-        digest = copy_key.removeprefix(_BLOBS).partition(".")[0]
+    def _is_copy(self, key: str) -> bool:
+        """Whether an object is the copy of a blob that is here."""
+        digest = key.removeprefix(_BLOBS).partition(".")[0]
         return is_digest(digest) and self._blobs.size(Digest(digest)) is not None
 
     def _lock(self, key: str) -> asyncio.Lock:

@@ -21,11 +21,15 @@ class BulkStore(Protocol):
     port: int
     """Port to dial at the coordinator's host; 0: tickets name another host."""
 
+    @property
+    def obstacle(self) -> str:
+        """Numbered reason for which jobs wait for the store; empty: they do not."""
+
     async def bind(self, host: str, port: int, certificates: Certificates | None) -> None:
         """Make ready to serve. Embedded stores take the port.
 
         Raises:
-            HyperGPUError: ADDRESS_UNUSABLE; or SETTINGS_INVALID, the bucket is not to be used.
+            HyperGPUError: ADDRESS_UNUSABLE; or ARGUMENT_INVALID, the bucket is not to be used.
         """
 
     async def run(self) -> None:
@@ -56,15 +60,19 @@ class BulkStore(Protocol):
             HyperGPUError: STORE_UNREACHABLE.
         """
 
-    async def seal_upload(self, name: str, blob: BlobRef) -> Path:
+    async def receive_upload(self, name: str, blob: BlobRef) -> Path:
         """Have all bytes of an upload here, in a sealed file to which nobody writes any more.
 
         Raises:
             HyperGPUError: OFFSET_MISMATCH, bytes are missing; DISK_FULL; STORE_UNREACHABLE.
         """
 
-    def doubt(self, digest: Digest) -> None:
-        """Take note that somebody was refused a blob, or got something else."""
+    async def doubt(self, digest: Digest) -> None:
+        """Look after a blob that somebody did not find, or got as something else.
 
-    async def remove(self, digests: Collection[Digest]) -> None:
-        """Drop copies of blobs that were removed here. Whatever fails is done later."""
+        Raises:
+            HyperGPUError: STORE_UNREACHABLE.
+        """
+
+    def remove(self, digests: Collection[Digest]) -> None:
+        """Drop copies of blobs that were removed here, in the background."""

@@ -371,6 +371,12 @@ class Services(NamedTuple):
         """Users' data laid out as folders for the evaluator."""
         return self.settings.data_dir / DATASETS
 
+    def obstacle(self, runtime: JobRuntime) -> str:
+        """Numbered reason for which a job waits; empty: it goes on, or has ended."""
+        if runtime.job.phase in ENDED:
+            return ""
+        return runtime.obstacle or self.bulk.obstacle
+
     def needed_blobs(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""
         found = set(self.pins.all())
@@ -453,7 +459,7 @@ async def collect(services: Services) -> Bytes:
             log.warning("blobs were not collected", reason=str(failed))
             return Bytes(0)
     failpoint("collect.done")
-    await services.bulk.remove(collected.digests)
+    services.bulk.remove(collected.digests)
     if collected.digests:
         log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
     return collected.freed_bytes

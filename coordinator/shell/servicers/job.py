@@ -122,13 +122,15 @@ async def _wait(change: asyncio.Event, timeout_s: float) -> None:
 
 
 async def resolve_model(
-    services: Services, runtime: JobRuntime, which: str
+    services: Services, runtime: JobRuntime, request: job_pb2.ResolveModelRequest
 ) -> job_pb2.ResolveModelResponse:
     """A ticket for a job's model, with what turns it into named tensors."""
-    model = _choose_model(runtime.job, which or "latest")
+    model = _choose_model(runtime.job, request.which or "latest")
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     blob = await asyncio.to_thread(services.blobs.find, model.blob.digest)
+    if request.is_doubted:
+        await services.bulk.doubt(blob.digest)
     return job_pb2.ResolveModelResponse(
         blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
@@ -407,7 +409,7 @@ class JobServicer:
         self, request: job_pb2.ResolveModelRequest, caller: Caller
     ) -> job_pb2.ResolveModelResponse:
         runtime = self._changeable(caller, request.job_id)
-        return await resolve_model(self._services, runtime, request.which)
+        return await resolve_model(self._services, runtime, request)
 
     def watch_job(
         self, request: job_pb2.WatchJobRequest, caller: Caller
@@ -417,7 +419,7 @@ class JobServicer:
 
     def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
         summary = translate.job_summary(runtime.job, runtime.now_ms())
-        summary.reason = runtime.obstacle or summary.reason
+        summary.reason = self._services.obstacle(runtime) or summary.reason
         return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:

@@ -208,7 +208,7 @@ class _Commit:
         services, name, blob = self._services, self._offered.upload, self._received.update.blob
         check = IncrementalCheck(_layout(self._runtime), self._received.update.codec)
         with self._runtime.tell_obstacle():
-            sealed = await services.bulk.seal_upload(name, blob)
+            sealed = await services.bulk.receive_upload(name, blob)
         failpoint("upload.complete")
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, observe=check.feed, keep_s=_KEEP_S))

@@ -104,7 +104,7 @@ class OperatorServicer:
             software=session.software if session else record.software,
             updates_accepted=record.updates_accepted + accepted,
             updates_rejected=record.updates_rejected + rejected,
-            reason=(runtime.obstacle if runtime else "") or reason,
+            reason=(self._services.obstacle(runtime) if runtime else "") or reason,
             pause_reason=connected.pause_reason(node),
         )
 

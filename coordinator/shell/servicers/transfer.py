@@ -46,7 +46,7 @@ async def commit_data(services: Services, blob: BlobRef) -> job_pb2.CommitDataRe
     name = _data_name(blob)
 
     async def commit() -> None:
-        sealed = await services.bulk.seal_upload(name, blob)
+        sealed = await services.bulk.receive_upload(name, blob)
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
 
@@ -90,9 +90,9 @@ async def resolve_blob(
             raise HyperGPUError(Reason.NOT_READY, detail) from error
         raise
     purpose = runtime.job.job_id if digest in _model_digests(runtime.job) else ""
-    if request.is_doubted:
-        services.bulk.doubt(digest)
     with runtime.tell_obstacle():
+        if request.is_doubted:
+            await services.bulk.doubt(digest)
         ticket = await services.bulk.ticket(node, blob, purpose)
     return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
 

@@ -3,6 +3,8 @@
 import time
 from pathlib import Path
 
+import psutil
+
 from hypergpu.client import Coordinator
 from hypergpu.cluster.cluster import LocalCluster
 from hypergpu.cluster.s3_server import BUCKET, S3Server
@@ -87,5 +89,9 @@ def test_a_job_waits_for_its_object_store_through_a_kill_of_the_coordinator(
             server.start()
             follow(cluster, coordinator, job_id)
             made = coordinator.export(job_id, tmp_path / "model")
+            secret = server.environment["AWS_SECRET_ACCESS_KEY"]
+            for child in psutil.Process().children(recursive=True):
+                if "coordinator.shell.evaluator" in child.cmdline():
+                    assert secret not in child.environ().values()
             assert coordinator.job(job_id).job.phase == "finished"
             assert made.model.stat().st_size > 0

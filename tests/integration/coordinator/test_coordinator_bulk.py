@@ -25,8 +25,9 @@ from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.crypto import digest_of
 from hypergpu.ids import JobId, NodeId
+from hypergpu.part_file import Span
 from hypergpu.statements import BlobRef
-from hypergpu.streams import unix_s
+from hypergpu.streams import PIECE_BYTES, StallTimeout, unix_s
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
@@ -40,6 +41,10 @@ SECRET = bytes(32)
 UPDATE = CONTENT[::-1]
 FRESH = BlobRef(digest_of(UPDATE), Bytes(len(UPDATE)))
 NAME = upload_name("an update", owner="a node")
+
+
+def patience() -> StallTimeout:
+    return StallTimeout(PIECE_BYTES, Milliseconds(20_000))
 
 
 class StoreKit:
@@ -159,13 +164,13 @@ async def test_a_blob_is_not_written_over_while_it_is_sent(tmp_path: Path) -> No
         large = kit.blobs.put(bytes(64 << 20), keep_s=-1)
         ticket = (await kit.store.ticket(NODE, large, "")).ranges[0]
         client = BulkClient("127.0.0.1", None)
-        async with client.open(ticket, 0, large.size_bytes) as incoming:
-            first = await incoming.readany()
+        async with client.open(ticket, Span(0, large.size_bytes), patience()) as pieces:
+            left = large.size_bytes - len(await anext(pieces))
             kit.blobs.collect(frozenset())
             assert not kit.blobs.reuse(tmp_path / "reused", large.size_bytes)
-            left = large.size_bytes - len(first)
-            while left:
-                left -= len(await incoming.readany())
+            async for piece in pieces:
+                left -= len(piece)
+            assert not left
         await client.close()
         again = kit.blobs.put(bytes(64 << 20), keep_s=-1)
         kit.blobs.collect(frozenset())
@@ -198,20 +203,20 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
     async with serve_store(tmp_path, certificates) as kit:
         for node, is_served in ((NODE, True), (OTHER, False)):
             client = _client(tmp_path / node, authority, node)
-            opening = client.open(await kit.ticket(), 0, len(CONTENT))
+            opening = client.open(await kit.ticket(), Span(0, len(CONTENT)), patience())
             if is_served:
-                async with opening as incoming:
-                    assert await incoming.readexactly(len(CONTENT)) == CONTENT
+                async with opening as pieces:
+                    assert b"".join([piece async for piece in pieces]) == CONTENT
             else:
                 with pytest.raises(BulkBrokenError, match="403"):
                     await opening.__aenter__()
             await client.close()
         user = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
         with pytest.raises(BulkBrokenError, match="403"):
-            await user.open(await kit.ticket(), 0, 1).__aenter__()
+            await user.open(await kit.ticket(), Span(0, 1), patience()).__aenter__()
         ticket = await kit.store.ticket(None, kit.blob)
-        async with user.open(ticket.ranges[0], 0, 5) as incoming:
-            assert await incoming.readexactly(5) == CONTENT[:5]
+        async with user.open(ticket.ranges[0], Span(0, 5), patience()) as pieces:
+            assert b"".join([piece async for piece in pieces]) == CONTENT[:5]
         await user.close()
 
 

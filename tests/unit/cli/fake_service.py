@@ -100,6 +100,10 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self.offsets: list[int] = []
         """Where transfers began."""
         self.authorizations: set[str] = set()
+        self.model = MODEL
+        """What the store gives."""
+        self.doubts = 0
+        """Tickets that were asked for because an earlier one was no good."""
 
     def _note(self, name: str, context: Context) -> None:
         self.called.append(name)
@@ -183,6 +187,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
 
     def ResolveModel(self, request: Any, context: Context) -> job_pb2.ResolveModelResponse:
         self._note(f"ResolveModel {request.which}", context)
+        self.doubts += request.is_doubted
         ticket = tensor_pb2.Ticket(ranges=[self._range("model", 0, len(MODEL))], life_ms=60_000)
         return job_pb2.ResolveModelResponse(
             blob=tensor_pb2.BlobRef(digest=self.jobs[0].model, size_bytes=len(MODEL)),
@@ -304,7 +309,7 @@ class _BulkRequest(BaseHTTPRequestHandler):
         self.end_headers()
         if self.service.breaks():
             last, self.close_connection = start + CHUNK - 1, True
-        self.wfile.write(MODEL[start : last + 1])
+        self.wfile.write(self.service.model[start : last + 1])
 
     def take(self) -> None:
         start, last = map(int, self.headers["Content-Range"][6:-2].split("-"))

@@ -419,16 +419,24 @@ def test_part_of_an_earlier_command_is_used(
     assert service.offsets == [300]
 
 
-def test_damaged_model_is_refused_and_not_written(
+def test_a_model_that_arrives_damaged_is_fetched_again(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:
     digest = service.jobs[0].model.value.hex()
     keep_part(tmp_path, b"x" * 300)
     (tmp_path / f".{JOB}-latest.digest").write_text(digest, "ascii")
+    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+    assert service.doubts == 1
+
+
+def test_a_model_that_stays_damaged_is_refused_and_not_written(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    service.model = bytes(len(service.model))
     ended = hypergpu("job", "export", "--out", str(tmp_path))
     assert ended.exit_code == Reason.DIGEST_MISMATCH.exit_code
     assert not (tmp_path / "model.safetensors").exists()
-    assert hypergpu("job", "export", "--out", str(tmp_path)).exit_code == 0
+    assert service.doubts == 1
 
 
 @pytest.mark.parametrize(("flags", "which"), [([], "latest"), (["--best"], "best")])

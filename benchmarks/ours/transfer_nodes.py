@@ -43,7 +43,7 @@ _CAPABLE = WorkerCapabilities(
 )
 
 
-class LeanNodes(msgspec.Struct, frozen=True):
+class TransferNodes(msgspec.Struct, frozen=True):
     """What the process is told. First line on stdin."""
 
     nodes: int
@@ -55,7 +55,7 @@ class WeighedCalls(Calls):
     """Calls whose messages are weighed."""
 
     weight_bytes = 0
-    """Of requests and answers since the last look."""
+    """Weight of requests and answers since the last look."""
 
     async def resolve_blob(
         self, digest: Digest, *, is_doubted: bool
@@ -80,10 +80,26 @@ class WeighedCalls(Calls):
         self.weight_bytes += request.ByteSize()
 
 
-class LeanNode:
+class MadeUpdates:
+    """Updates that all nodes share, made once."""
+
+    def __init__(self) -> None:
+        self.content: list[bytes] = []
+        self._lock = asyncio.Lock()
+
+    async def make(self, download: Download, calls: Calls, layout: Digest) -> None:
+        """Make them, unless they are."""
+        async with self._lock:
+            if not self.content:
+                source = BlobSource(calls)
+                text = await download.fetch_small(source, layout, _LAYOUT_BYTES_MAX)
+                self.content = await asyncio.to_thread(_encode_all, layout_from_json(text))
+
+
+class TransferNode:
     """One node: fetches what is new, sends an update that is made already."""
 
-    def __init__(self, folder: Path, updates: list[bytes], number: int) -> None:
+    def __init__(self, folder: Path, updates: MadeUpdates, number: int) -> None:
         self._paths = StatePaths(folder)
         self._key = IdentityKey.generate()
         self._updates = updates
@@ -93,7 +109,9 @@ class LeanNode:
         """Join and work for ever."""
         with self._paths:
             access = Access(self._paths, self._key, timeout_ms=_TIMEOUT_MS)
-            capabilities = capabilities_message(_CAPABLE, f"lean-{self._number}", node_pb2.Caps())
+            capabilities = capabilities_message(
+                _CAPABLE, f"transfer-{self._number}", node_pb2.Caps()
+            )
             joined = await access.join(parse_token(token), capabilities)
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._key.node_id))
             bulk = BulkClient("127.0.0.1", None)
@@ -112,12 +130,7 @@ class LeanNode:
                     calls.weight_bytes = 0
 
     async def _fetch(self, download: Download, calls: Calls, assignment: Assignment) -> None:
-        if not self._updates:
-            layout = await download.fetch_small(
-                BlobSource(calls), assignment.task.layout, _LAYOUT_BYTES_MAX
-            )
-            made = await asyncio.to_thread(_made_updates, layout_from_json(layout))
-            self._updates[:] = self._updates or made
+        await self._updates.make(download, calls, assignment.task.layout)
         if assignment.deltas:
             path = await download.fetch(BlobSource(calls), assignment.deltas[-1].blob)
             path.unlink()
@@ -127,7 +140,7 @@ class LeanNode:
     ) -> None:
         """Send an update that no other node sends in this round, nor this one in others."""
         place = self._number + others * assignment.lease.round
-        content = bytearray(self._updates[place % _MADE])
+        content = bytearray(self._updates.content[place % _MADE])
         # The low byte of a scale: the update stays well-formed.
         content[0] = (content[0] + place // _MADE) % 256
         path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
@@ -143,7 +156,7 @@ class LeanNode:
         path.unlink()
 
 
-def _made_updates(layout: Layout) -> list[bytes]:
+def _encode_all(layout: Layout) -> list[bytes]:
     made = []
     for seed in range(_MADE):
         flat = Flat.empty(layout)
@@ -159,12 +172,14 @@ def _say(value: object) -> None:
     sys.stdout.flush()
 
 
-async def work(told: LeanNodes) -> None:
+async def work(told: TransferNodes) -> None:
     """Run all nodes until killed."""
-    updates: list[bytes] = []
-    nodes = [LeanNode(Path(told.folder) / f"lean-{n}", updates, n) for n in range(told.nodes)]
+    updates = MadeUpdates()
+    nodes = [
+        TransferNode(Path(told.folder) / f"transfer-{n}", updates, n) for n in range(told.nodes)
+    ]
     await asyncio.gather(*(node.run(told.token, told.nodes) for node in nodes))
 
 
 if __name__ == "__main__":
-    asyncio.run(work(msgspec.json.decode(sys.stdin.readline(), type=LeanNodes)))
+    asyncio.run(work(msgspec.json.decode(sys.stdin.readline(), type=TransferNodes)))
