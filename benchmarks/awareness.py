@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.ours.awareness.ddp import ddp_figures
 from benchmarks.ours.awareness.flower import flower_figures
 from benchmarks.ours.awareness.runs import (
     COLUMNS,
@@ -44,6 +45,10 @@ BESIDE = {"c-independent": "C, losses one by one", "c-bbr": "C between hosts wit
 """Second columns: no promise rests on them."""
 NAIVE_CONNECTIONS = {"a": 4, "b": 16, "c": 16, "d": 16, "c-independent": 16, "c-bbr": 1}
 """Connections of each naive node, as plans give on the same lines."""
+
+
+DDP_GRADES = ("a", "b")
+"""Grades where somebody might still use it."""
 
 
 class SeedsAndSteps(NamedTuple):
@@ -332,6 +337,12 @@ def parts(is_quick: bool) -> BenchmarkParts:
     def beside_flower() -> PartFigures:
         return flower_figures(aware_median_s(runs, "c", effort.seeds))
 
+    def beside_ddp() -> PartFigures:
+        seeds = range(1, effort.seeds + 1)
+        steps = statistics.median(reached_by_sync(runs, seed).rounds for seed in seeds)
+        ours_s = {grade: aware_median_s(runs, grade, effort.seeds) for grade in DDP_GRADES}
+        return ddp_figures(ours_s, steps)
+
     def notes() -> list[str]:
         said = [*_NOTES]
         if is_quick:
@@ -345,6 +356,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         measures |= {
             "text": lambda: text_figures(runs, effort),
             "flower": beside_flower,
+            "ddp": beside_ddp,
             "changing": lambda: changing_figures(runs, seeds=effort.seeds),
             "recovery": lambda: recovery_figures(runs, seeds=effort.seeds),
         }

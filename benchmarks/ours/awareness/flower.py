@@ -13,19 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.ours.awareness.runs import (
-    GRADES,
-    KEPT,
-    ROOT,
-    TRIES,
-    WORLDS,
-    LateError,
-    NotReachedError,
-    times,
-)
+from benchmarks.ours.awareness.links import over_links, sound_output
+from benchmarks.ours.awareness.runs import GRADES, KEPT, ROOT, WORLDS, NotReachedError, times
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
-from benchmarks.peers.seconds import python_of, run_peer
+from benchmarks.peers.seconds import python_of
 from hypergpu.client.history import EvaluationPoint, Reached, target_reached_at
 from hypergpu.crypto import digest_of
 from hypergpu.jobfile.reading import read_job_file
@@ -158,7 +150,7 @@ def flower_run(
     sys.stderr.write(f"{name}: {rounds} rounds{', kept' if kept.exists() else ''}\n")
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(_output(name, _command(way, settings, world)))
+        kept.write_bytes(sound_output(name, _command(way, settings, world), LIMIT_S))
     return msgspec.json.decode(kept.read_bytes(), type=FlowerRun)
 
 
@@ -193,18 +185,4 @@ def _command(way: FlowerMode, settings: Sequence[str], world: Path | None) -> li
     ours = sysconfig.get_paths()["purelib"]
     words = [f"--packages={ours}", f"--job={JOB}", *settings]
     script = [str(python_of("flower")), "-m", f"benchmarks.peers.{way.script}", *words]
-    if world is None:
-        return script
-    shaped = [sys.executable, "-m", "netsim", "shape", str(world), "--backend", "tunnel"]
-    return [*shaped, "--", *script]
-
-
-def _output(name: str, command: Sequence[str]) -> bytes:
-    """The line that a script wrote last, when its links were as asked."""
-    late = ""
-    for _ in range(TRIES):
-        said, wrote = run_peer(name, command, LIMIT_S)
-        late = next((line for line in wrote.splitlines() if line.startswith("INVALID")), "")
-        if not late:
-            return said
-    raise LateError(f"{name}: {late}")
+    return script if world is None else over_links(script, world)
