@@ -45,6 +45,7 @@ from hypergpu.wire.credentials import parse_token
 NODES = 8
 SIZE_BYTES = 100 << 20
 SESSIONS = 100
+STALLED = 2_000
 LOADING_NICE = 10
 _SAMPLE_S = 0.05
 _ENDLESS = 1_000_000
@@ -68,6 +69,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "plain": lambda: line_figures(amount, is_plaintext=True),
             "tls": lambda: line_figures(amount, is_plaintext=False),
             "hub": lambda: hub_figures(amount),
+            "stalled": lambda: stalled_figures(amount),
         },
         notes=lambda: (
             f"Files of {amount.size_bytes >> 20} MiB by a process each, one connection a node.",
@@ -294,6 +296,27 @@ class HubLoad:
             self.peak_bytes = max(self.peak_bytes, _usage(hub).memory_bytes - idle_bytes)
 
 
+class StalledLoad:
+    """A machine with many requests that send nothing."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        """The longest life of one of them."""
+
+    @contextmanager
+    def on(self, cluster: Running) -> Iterator[None]:
+        """Stall while the block runs."""
+        work, *_ = asyncio.run(_endless_uploads(cluster, cluster.folder))
+        client = _loading_client(msgspec.structs.replace(work, kind="stall", times=STALLED))
+        if client.stdin is None or client.stdout is None:
+            raise AssertionError("the child was spawned with pipes")
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        self.worst_s = float(client.stdout.readline())
+        yield
+        kill_group(client)
+
+
 async def _endless_uploads(cluster: Running, source: Path) -> list[BulkWork]:
     """What each client sends again and again: its ticket lasts a minute."""
     text = await asyncio.to_thread(Path(cluster.ready.operator_token_file).read_text)
@@ -341,6 +364,19 @@ def _usage(hub: psutil.Process) -> _Usage:
     return _Usage(
         sum(each.user + each.system for each in times),
         sum(each.memory_info().rss for each in processes),
+    )
+
+
+def stalled_figures(amount: _Amount) -> PartFigures:
+    """Heartbeats while many requests send nothing."""
+    stalled = StalledLoad()
+    with tempfile.TemporaryDirectory() as name:
+        found = fanout.coordinator_outcome(Path(name), amount.hub, stalled.on)
+    p99_ms = found.percentile_ms(99)
+    life = f"closed within {stalled.worst_s:.1f} s"
+    return PartFigures(
+        rows=[[f"hub, {STALLED:,} stalled PUTs", f"p99 {p99_ms:.1f} ms", life, "", ""]],
+        metrics={"stalled_heartbeat_p99_ms": p99_ms, "stalled_closed_s": stalled.worst_s},
     )
 
 

@@ -6,11 +6,15 @@ import asyncio
 import socket
 import ssl
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from yarl import URL
 
 from hypergpu.part_file import Span
+from hypergpu.process import raise_descriptor_limit
 from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
@@ -32,7 +36,7 @@ class BulkWork(msgspec.Struct, frozen=True):
     """What to move, how often. First line on stdin."""
 
     kind: str
-    """``put`` or ``get`` by HTTP, ``raw`` over a socket, ``gloo``."""
+    """``put`` or ``get`` by HTTP, ``stall``, ``raw`` over a socket, ``gloo``."""
     path: str
     """File to send; of gloo the file at which the two meet."""
     size_bytes: int
@@ -62,6 +66,32 @@ async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
             async for _piece in pieces:
                 pass
     await client.close()
+
+
+async def stall(work: BulkWork) -> None:
+    """Begin many requests that send nothing, again and again; say how long the first ones lived."""
+    raise_descriptor_limit()
+    url = URL(work.url)
+    head = (
+        f"PUT {url.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {work.size_bytes}\r\n"
+        f"Authorization: {work.authorization}\r\n"
+        f"Content-Range: bytes 0-{work.size_bytes - 1}/*\r\n\r\n"
+    )
+
+    async def begin() -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", url.port)
+        writer.write(head.encode())
+        began_s = time.monotonic()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        return time.monotonic() - began_s
+
+    await asyncio.to_thread(wait_for_start)
+    while True:
+        lives_s = await asyncio.gather(*(begin() for _ in range(work.times)))
+        sys.stdout.write(f"{max(lives_s)}\n")
+        sys.stdout.flush()
 
 
 def send_raw(work: BulkWork) -> None:
@@ -107,7 +137,9 @@ def wait_for_start() -> None:
 def main() -> None:
     """Do what the first line says."""
     work = msgspec.json.decode(sys.stdin.readline(), type=BulkWork)
-    if work.kind in {"put", "get"}:
+    if work.kind == "stall":
+        asyncio.run(stall(work))
+    elif work.kind in {"put", "get"}:
         context = None if work.tls is None else client_context(Path(work.tls.authority).read_text())
         asyncio.run(move_by_http(work, context))
     else:

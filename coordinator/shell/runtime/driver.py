@@ -115,7 +115,7 @@ class JobRuntime:
         try:
             yield
         except HyperGPUError as refused:
-            if refused.reason in _OBSTACLES:
+            if refused.reason in _OBSTACLES and self.obstacle != str(refused):
                 self.obstacle = str(refused)
                 log.warning("a job waits", job_id=self.job.job_id, reason=str(refused))
             raise
