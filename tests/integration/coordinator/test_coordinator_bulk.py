@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import psutil
 import pytest
 from yarl import URL
 
@@ -359,3 +360,21 @@ async def test_who_is_refused_before_the_handshake_is_over_is_closed_after_it(
             for refused in opened[:5]:
                 with suppress(ConnectionError, ssl.SSLEOFError):
                     assert await asyncio.to_thread(finish_handshake, refused) == b""
+
+
+@pytest.mark.full
+async def test_who_reads_nothing_is_hung_up_on(kit: StoreKit) -> None:
+    large = kit.blobs.put(bytes(64 << 20))
+    ticket = (await kit.store.ticket(NODE, large)).ranges[0]
+    url = URL(ticket.url)
+    with socket.create_connection(("127.0.0.1", kit.store.port)) as link:
+        head = f"GET {url.path} HTTP/1.1\r\nHost: x\r\nRange: bytes=0-{large.size_bytes - 1}\r\n"
+        link.sendall(f"{head}Authorization: {ticket.headers['Authorization']}\r\n\r\n".encode())
+        assert await asyncio.to_thread(link.recv, 1)
+        # Its limit is 40 s; the system looks now and then.
+        while any(
+            each.status == psutil.CONN_ESTABLISHED
+            for process in kit.store.processes
+            for each in psutil.Process(process.pid).net_connections()
+        ):
+            await asyncio.to_thread(kit.blobs.size, large.digest)
