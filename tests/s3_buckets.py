@@ -16,11 +16,17 @@ Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 """Answers in place of the server; None: the server answers."""
 
 
-def bucket_of(server: S3Server, *, url: str = "", folder: str = "coordinator") -> S3Bucket:
-    """A prefix of its own on the server, or on one at another address that passes requests on."""
+def bucket_of(server: S3Server, *, url: str = "", prefix: str = "") -> S3Bucket:
+    """A bucket on the server, or on one at another address that passes requests on.
+
+    Args:
+        server: A server.
+        url: Address of the other one.
+        prefix: Names a part of the bucket; empty: a part of its own.
+    """
     return S3Bucket(
-        f"s3://{BUCKET}/{secrets.token_hex(8)}",
-        folder,
+        f"s3://{BUCKET}/{prefix or secrets.token_hex(8)}",
+        "coordinator",
         endpoint_url=url or server.url,
         aws_access_key_id=server.environment["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=server.environment["AWS_SECRET_ACCESS_KEY"],

@@ -1,6 +1,7 @@
 """Every store of bulk bytes: what is fetched, what is sent, and what goes on after a restart."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,11 +85,12 @@ class Plane:
 async def plane(
     request: pytest.FixtureRequest, tmp_path: Path, s3_server: S3Server
 ) -> AsyncIterator[Plane]:
-    bucket = bucket_of(s3_server)
+    prefix = secrets.token_hex(8)
 
     def make(plane: Plane) -> BulkStore:
         if request.param == "embedded":
             return EmbeddedStore(plane.folder, plane.uploads, lambda _: None)
+        bucket = bucket_of(s3_server, prefix=prefix)
         return ObjectStore(bucket, plane.folder, plane.blobs, plane.uploads, lambda _: None)
 
     found = Plane(tmp_path, make)

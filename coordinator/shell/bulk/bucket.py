@@ -6,6 +6,7 @@ Endpoint, region and keys come from where every S3 program looks for them: the v
 """
 
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,7 @@ class S3Bucket:
         self._bucket = found["bucket"]
         parts = [*(found["prefix"] or "").split("/"), folder]
         self._prefix = "".join(f"{part}/" for part in parts if part)
+        self._is_over = threading.Event()
         try:
             self._client: Any = _client(told)
         except (BotoCoreError, ValueError) as wrong:
@@ -191,6 +193,7 @@ class S3Bucket:
                 while at < span.end and (piece := body.read(min(_STEP_BYTES, span.end - at))):
                     write(at, piece)
                     at += len(piece)
+                    self._refuse_when_over()
                     if time.monotonic() > give_up_s:
                         raise BucketError(f"the object store is too slow ({key})")
         return True
@@ -203,7 +206,12 @@ class S3Bucket:
             OSError: The file cannot be read.
         """
         with self._explain(key):
-            self._client.upload_file(str(path), *self._object(key).values(), Config=_UPLOADING)
+            self._client.upload_file(
+                str(path),
+                *self._object(key).values(),
+                Callback=lambda _: self._refuse_when_over(),
+                Config=_UPLOADING,
+            )
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, there or not.
@@ -283,6 +291,14 @@ class S3Bucket:
             StoredObject(self._key(each["Key"]), each["Initiated"].timestamp(), each["UploadId"])
             for each in found
         ]
+
+    def close(self) -> None:
+        """Break off what is being read and written, for good."""
+        self._is_over.set()
+
+    def _refuse_when_over(self) -> None:
+        if self._is_over.is_set():
+            raise BucketError("this coordinator stops")
 
     def _pages(self, operation: str, what: str, **arguments: Any) -> list[Any]:
         with self._explain(arguments.get("Key", arguments.get("Prefix", ""))):

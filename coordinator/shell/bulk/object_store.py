@@ -141,13 +141,19 @@ class ObjectStore:
     async def run(self) -> None:
         """Look after the store until cancelled: does it answer, and what does nobody need?"""
         swept_s = -_SWEEP_S
-        while True:
-            await self.look()
-            if not self._failure and time.monotonic() - swept_s >= _SWEEP_S:
-                swept_s = time.monotonic()
-                with suppress(BucketError):
-                    await self._call(partial(self.sweep, time.time() - _UNKNOWN_S))
-            await asyncio.sleep(_PROBE_AGAIN_S if self._failure else _PROBE_S)
+        try:
+            while True:
+                await self.look()
+                if not self._failure and time.monotonic() - swept_s >= _SWEEP_S:
+                    swept_s = time.monotonic()
+                    with suppress(BucketError):
+                        await self._call(partial(self.sweep, time.time() - _UNKNOWN_S))
+                await asyncio.sleep(_PROBE_AGAIN_S if self._failure else _PROBE_S)
+        finally:
+            # Python ends no process before its threads.
+            self._bucket.close()
+            for threads in (self._calls, self._transfers):
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def look(self) -> None:
         """See whether the store answers."""
