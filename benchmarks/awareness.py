@@ -337,11 +337,10 @@ def parts(is_quick: bool) -> BenchmarkParts:
     def beside_flower() -> PartFigures:
         return flower_figures(aware_median_s(runs, "c", effort.seeds))
 
-    def beside_ddp() -> PartFigures:
+    def beside_ddp(grade: str) -> PartFigures:
         seeds = range(1, effort.seeds + 1)
         steps = statistics.median(reached_by_sync(runs, seed).rounds for seed in seeds)
-        ours_s = {grade: aware_median_s(runs, grade, effort.seeds) for grade in DDP_GRADES}
-        return ddp_figures(ours_s, steps)
+        return ddp_figures(grade, aware_median_s(runs, grade, effort.seeds), steps)
 
     def notes() -> list[str]:
         said = [*_NOTES]
@@ -356,7 +355,12 @@ def parts(is_quick: bool) -> BenchmarkParts:
         measures |= {
             "text": lambda: text_figures(runs, effort),
             "flower": beside_flower,
-            "ddp": beside_ddp,
+            "ddp": lambda: merge_figures(
+                [
+                    measure_part(f"DDP on {grade.upper()}", partial(beside_ddp, grade))
+                    for grade in DDP_GRADES
+                ]
+            ),
             "changing": lambda: changing_figures(runs, seeds=effort.seeds),
             "recovery": lambda: recovery_figures(runs, seeds=effort.seeds),
         }
