@@ -4,7 +4,7 @@ holds back the connection that it meets, not the blob.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from gpu_node.shell.control import gather_or_cancel
 from hypergpu.part_file import Span
@@ -14,6 +14,10 @@ from hypergpu.wire.bulk import BulkBrokenError
 
 RANGE_BYTES_MAX = 4 << 20
 """Over several connections; one moves all that is missing in a row at once."""
+_PATIENCE_S = 0.25
+"""A range is moved again only after so long, about what a system waits before it sends again: the
+slower of two requests is broken off, and its connection has to be opened anew.
+"""
 
 
 class RangeUnderWay:
@@ -70,6 +74,7 @@ class RangeQueue:
         self._attempts_max = attempts
         self._ranges = [RangeUnderWay(span) for span in ranges]
         self._next = 0
+        self._is_over = asyncio.Event()
 
     @classmethod
     def cut(
@@ -100,7 +105,7 @@ class RangeQueue:
 
     async def _serve(self, move: Move, lane: int) -> None:
         """Move range after range over one connection."""
-        while (chosen := self._take()) is not None:
+        while (chosen := await self._take()) is not None:
             left_bytes, is_first = chosen.left_bytes, chosen.connections == 0
             chosen.connections += 1
             timeout_s = transfer_timeout_s(
@@ -113,12 +118,17 @@ class RangeQueue:
                 # The other connection of the two may have been first, or may yet be.
                 if chosen.left_bytes and is_first:
                     raise
+            if not any(each.left_bytes for each in self._ranges):
+                self._is_over.set()
 
-    def _take(self) -> RangeUnderWay | None:
-        """The next range; without one the range that is least far, which is moved again."""
+    async def _take(self) -> RangeUnderWay | None:
+        """The next range; without one, a moment later, the range that is least far: again."""
         if self._next < len(self._ranges):
             self._next += 1
             return self._ranges[self._next - 1]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._is_over.wait()
         slow = [each for each in self._ranges if each.left_bytes and self._may_try(each)]
         return max(slow, key=lambda each: each.left_bytes - each.handed_bytes, default=None)
 
