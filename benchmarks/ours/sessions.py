@@ -28,7 +28,7 @@ from hypergpu.wire.credentials import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0
-_CAPABLE = WorkerCapabilities(
+CAPABLE = WorkerCapabilities(
     device="cpu",
     device_name="none",
     memory_bytes=Bytes(0),
@@ -88,7 +88,7 @@ async def daemons(
         folder = Path(spread.folder) / f"node-{number}"
         paths = owner.enter_context(StatePaths(folder))
         daemon = Daemon(NodeSettings(state_dir=folder, worker="null"), paths, token=token)
-        tasks.append(asyncio.create_task(daemon.run(_CAPABLE)))
+        tasks.append(asyncio.create_task(daemon.run(CAPABLE)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks.ours.sessions import CAPABLE
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.access import NODE_KEY, Access, open_channel
 from gpu_node.shell.cache import BlobCache
@@ -16,7 +17,6 @@ from gpu_node.shell.calls import Calls, capabilities_message, hello_message
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.transfers import Uploader
-from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Digest
 from hypergpu.statements import Assignment, Lease
@@ -34,13 +34,6 @@ _CACHE_BYTES = Bytes(1 << 40)
 _LAYOUT_BYTES_MAX = 1 << 20
 _MADE = 4
 """Updates that all others are made of."""
-_CAPABLE = WorkerCapabilities(
-    device="cpu",
-    device_name="none",
-    memory_bytes=Bytes(0),
-    kind="null",
-    workloads={"null": 1},
-)
 
 
 class TransferNodes(msgspec.Struct, frozen=True):
@@ -110,7 +103,7 @@ class TransferNode:
         with self._paths:
             access = Access(self._paths, self._key, timeout_ms=_TIMEOUT_MS)
             capabilities = capabilities_message(
-                _CAPABLE, f"transfer-{self._number}", node_pb2.Caps()
+                CAPABLE, f"transfer-{self._number}", node_pb2.Caps()
             )
             joined = await access.join(parse_token(token), capabilities)
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._key.node_id))

@@ -269,13 +269,13 @@ class S3Bucket:
         with self._explain(begun.key):
             self._client.abort_multipart_upload(**self._part_upload(begun))
 
-    def objects(self, folder: str) -> list[StoredObject]:
-        """All objects whose keys begin so.
+    def objects(self) -> list[StoredObject]:
+        """All objects.
 
         Raises:
             BucketError: The store refused it, or did not answer.
         """
-        found = self._pages("list_objects_v2", "Contents", **self._beginning(folder))
+        found = self._pages("list_objects_v2", "Contents", **self._beginning(""))
         return [
             StoredObject(self._key(each["Key"]), each["LastModified"].timestamp()) for each in found
         ]

@@ -210,7 +210,8 @@ class ObjectStore:
     def remove(self, digests: Collection[Digest]) -> None:
         """Delete copies of blobs, in the background."""
         copies = [self._copies.pop(digest) for digest in digests if digest in self._copies]
-        self._detach(self._delete([key for copy in copies for key in copy.keys]))
+        if copies:
+            self._detach(self._delete([key for copy in copies for key in copy.keys]))
 
     def sweep(self, before_s: float) -> int:
         """Delete what is older and nobody knows, such as uploads under leases that ended. Blocks.
@@ -230,7 +231,7 @@ class ObjectStore:
         void = [each for each in begun if each.key not in in_use]
         for each in void:
             self._bucket.abandon(each)
-        written = [each.key for each in self._bucket.objects("") if each.since_s < before_s]
+        written = [each.key for each in self._bucket.objects() if each.since_s < before_s]
         left = [key for key in written if key not in uploads and not self._is_copy(key)]
         self._bucket.delete(left)
         return len(left) + len(void)

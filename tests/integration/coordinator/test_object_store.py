@@ -65,7 +65,7 @@ class Kit:
 
     async def keys(self) -> list[str]:
         """Keys of all objects."""
-        return [each.key for each in await asyncio.to_thread(self.bucket.objects, "")]
+        return [each.key for each in await asyncio.to_thread(self.bucket.objects)]
 
 
 @pytest.fixture
