@@ -36,6 +36,8 @@ class NewReceipts(NamedTuple):
 
     receipts: list[SignedReceipt]
     lines: list[ReceiptLine]
+    rows_count: int = 0
+    """Journal rows that were folded, whether they gave receipts or not."""
 
 
 NoteReceipts = Callable[[JobId, Sequence[ReceiptLine]], None]
@@ -92,13 +94,13 @@ class Projection:
         changed = False
         async with self._lock:
             while True:
-                before = self._cursors.get(job_id)
                 made = await asyncio.to_thread(self.fold_rows, job_id)
                 self.note_receipts(job_id, made.lines)
                 self._hand_out(job_id, made.receipts)
-                if self._cursors.get(job_id) == before:
+                changed = changed or made.rows_count > 0
+                # Fewer than were asked for: no more were there.
+                if made.rows_count < ROWS_AT_ONCE:
                     return changed
-                changed = True
 
     def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> NewReceipts:
         """Fold the next rows of a job and commit their receipts. Blocks."""
@@ -112,7 +114,7 @@ class Projection:
             self._store.keep_job(job_id, record, made.receipts)
             self._states[job_id] = state
         self._cursors[job_id] = rows[-1].sequence + 1, _mark(rows[-1])
-        return made
+        return made._replace(rows_count=len(rows))
 
     async def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         """Take over receipts that only the node has, and hand it those that it lacks."""
