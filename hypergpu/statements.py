@@ -289,6 +289,11 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """First steps of the next round, to take once this one's update is out."""
     reason: str = ""
 
+    @property
+    def newest_blob(self) -> BlobRef:
+        """Blob that a node with the model before lacks: the newest delta, or the whole model."""
+        return self.deltas[-1].blob if self.deltas else self.task.model
+
 
 _CONTRIBUTION_TYPE = keccak(
     b"Contribution(bytes32 job,uint32 epoch,uint32 round,address node,bytes32 shard,bytes32 model,"

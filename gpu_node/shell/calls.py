@@ -1,10 +1,11 @@
 """The calls of NodeService: messages, and how fast bulk moves."""
 
+import asyncio
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import grpc
 
@@ -24,6 +25,7 @@ from gpu_node.core.state import (
     Uploading,
 )
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.phases import PhaseDurations, WorkPhase
 from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, shard_digest
@@ -37,7 +39,7 @@ from hypergpu.streams import (
     transfer_timeout_s,
 )
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2
+from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.messages import (
     digest_message,
@@ -256,6 +258,26 @@ def contribution(
         lease=assignment.lease.number,
         nonce=nonce,
     )
+
+
+class ReceivedTicket(NamedTuple):
+    """A ticket to fetch a blob."""
+
+    message: tensor_pb2.Ticket = tensor_pb2.Ticket()
+    renew_at_s: float = 0.0
+    """Time of the event loop from which another one is asked for."""
+
+    @classmethod
+    def now(cls, message: tensor_pb2.Ticket) -> Self:
+        """A ticket that has just come."""
+        return cls(message, asyncio.get_running_loop().time() + message.life_ms / 2000)
+
+    def range_at(self, offset: int) -> tensor_pb2.TicketRange:
+        """The range that holds a byte."""
+        for each in self.message.ranges:
+            if each.start <= offset < each.end:
+                return each
+        raise HyperGPUError(Reason.CALL_BROKEN, f"the ticket covers no byte {offset}")
 
 
 def update_offer(

@@ -19,7 +19,14 @@ import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
 from gpu_node.shell.access import Access, describe_error, rejection_in
-from gpu_node.shell.calls import Calls, ControlCall, event_in, hello_message, reject_other_version
+from gpu_node.shell.calls import (
+    Calls,
+    ControlCall,
+    ReceivedTicket,
+    event_in,
+    hello_message,
+    reject_other_version,
+)
 from gpu_node.shell.probing import Prober
 from gpu_node.shell.receipts import ReceiptKeeper
 from hypergpu.errors import HyperGPUError, Reason
@@ -157,6 +164,7 @@ class CoordinatorStream:
         """Receipts that the coordinator signed for this node."""
         self.calls: Calls | None = None
         """Bulk calls; None while there is no link."""
+        self._ticket: tuple[Lease, ReceivedTicket] | None = None
 
     def open(self, working: tuple[Lease, ...]) -> None:
         """Dial; the outcome is reported. An earlier stream ends."""
@@ -175,6 +183,14 @@ class CoordinatorStream:
         """Change the capabilities: a fresh stream's hello names them."""
         self.capabilities, self._is_starting = capabilities, False
         self._outbox.put_nowait(None)
+
+    def take_ticket(self, lease: Lease) -> ReceivedTicket:
+        """The ticket that came with an assignment, once; later an expired one.
+
+        The next attempt asks for a fresh one, whatever was wrong with the first.
+        """
+        found, self._ticket = self._ticket, None
+        return found[1] if found is not None and found[0] == lease else ReceivedTicket()
 
     def note_worker_starting(self) -> None:
         """Note that work would wait for the worker: a hello says so until it is ready."""
@@ -333,6 +349,7 @@ class CoordinatorStream:
         if reason := self.receipts.changed_terms(lease.job_id, terms):
             self._hand_back(message.lease, reason)
         else:
+            self._ticket = lease, ReceivedTicket.now(message.model_ticket)
             self._report(ShardAssigned(at_ms=monotonic_ms(), assignment=assignment))
 
     def _hand_back(self, lease: node_pb2.Lease, reason: str) -> None:

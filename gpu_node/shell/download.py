@@ -3,17 +3,18 @@ digest has the last word.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
 
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls, Measurements, TransferTimer
+from gpu_node.shell.calls import Calls, Measurements, ReceivedTicket, TransferTimer
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -21,7 +22,7 @@ from hypergpu.ids import Digest
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
 from hypergpu.statements import BlobRef
 from hypergpu.streams import PIECE_BYTES, StallTimeout, transfer_timeout_s
-from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import BulkAbsentError
 
 log = structlog.get_logger()
@@ -39,18 +40,8 @@ class BlobSource(NamedTuple):
 
     calls: Calls
     connections: int = 1
-
-
-class _Ticket(NamedTuple):
-    message: tensor_pb2.Ticket
-    renew_at_s: float
-
-    def range_at(self, offset: int) -> tensor_pb2.TicketRange:
-        """The range that holds a byte."""
-        for each in self.message.ranges:
-            if each.start <= offset < each.end:
-                return each
-        raise HyperGPUError(Reason.CALL_BROKEN, f"the ticket covers no byte {offset}")
+    tickets: Mapping[Digest, ReceivedTicket] = MappingProxyType({})
+    """Tickets that need not be asked for."""
 
 
 class _Tickets:
@@ -59,12 +50,16 @@ class _Tickets:
     def __init__(self) -> None:
         self._doubted: set[Digest] = set()
 
-    async def resolve(self, calls: Calls, digest: Digest) -> tuple[_Ticket, int]:
+    def given(self, source: BlobSource, digest: Digest) -> ReceivedTicket:
+        """The ticket that came without being asked for; an expired one where there is none."""
+        none = ReceivedTicket()
+        return none if digest in self._doubted else source.tickets.get(digest, none)
+
+    async def resolve(self, calls: Calls, digest: Digest) -> tuple[ReceivedTicket, int]:
         """A fresh ticket for a blob, and the blob's size."""
         answer = await calls.resolve_blob(digest, is_doubted=digest in self._doubted)
         self._doubted.discard(digest)
-        renew_at_s = asyncio.get_running_loop().time() + answer.ticket.life_ms / 2000
-        return _Ticket(answer.ticket, renew_at_s), answer.size_bytes
+        return ReceivedTicket.now(answer.ticket), answer.size_bytes
 
     @asynccontextmanager
     async def doubting(self, digest: Digest) -> AsyncIterator[None]:
@@ -102,18 +97,17 @@ class _RangeFetch:
             StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self.connections)
             for _ in range(self.connections)
         ]
-        self._ticket = _Ticket(tensor_pb2.Ticket(), 0.0)
+        self._ticket = tickets.given(source, blob.digest)
 
     async def run(self, timer: TransferTimer) -> None:
         """Fetch all of them. A connection that breaks ends the others too; what came is written."""
         if self._ranges.left_bytes:
-            await self._renew_ticket()
+            await self._renew_ticket_if_due()
             await self._ranges.run(partial(self._fetch, timer))
 
     async def _fetch(self, timer: TransferTimer, chosen: RangeUnderWay, connection: int) -> None:
         start, end = chosen.offset, chosen.span.end
-        if asyncio.get_running_loop().time() >= self._ticket.renew_at_s:
-            await self._renew_ticket()
+        await self._renew_ticket_if_due()
         ranged = self._ticket.range_at(start)
         batch, stall = _Batch(self._part, start), self._stalls[connection]
         opening = self._calls.bulk.open(ranged, Span(start, end), stall)
@@ -129,7 +123,9 @@ class _RangeFetch:
         finally:
             batch.write()
 
-    async def _renew_ticket(self) -> None:
+    async def _renew_ticket_if_due(self) -> None:
+        if asyncio.get_running_loop().time() < self._ticket.renew_at_s:
+            return
         self._ticket, size_bytes = await self._tickets.resolve(self._calls, self._blob.digest)
         if size_bytes != self._blob.size_bytes:
             detail = f"{self._blob.digest} has {self._blob.size_bytes} bytes, not {size_bytes}"

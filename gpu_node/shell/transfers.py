@@ -341,7 +341,8 @@ class TransferTasks:
         self._cache.pin(frozenset(needed | {delta.base for delta in assignment.deltas}))
         dataset: Path | None = None
         try:
-            source = BlobSource(calls, assignment.connections)
+            tickets = {assignment.newest_blob.digest: self._stream.take_ticket(lease)}
+            source = BlobSource(calls, assignment.connections, tickets)
             if task.manifest is not None:
                 dataset = await self._datasets.fetch(source, task.manifest)
             model = await self._models.get(source, assignment)

@@ -713,6 +713,7 @@ class Assignment(google.protobuf.message.Message):
     TERMS_FIELD_NUMBER: builtins.int
     PREFETCHED_FIELD_NUMBER: builtins.int
     PREFETCH_FIELD_NUMBER: builtins.int
+    MODEL_TICKET_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -758,6 +759,10 @@ class Assignment(google.protobuf.message.Message):
     def prefetch(self) -> global___Prefetch:
         """What the next round's shard will begin with if this node takes part in it."""
 
+    @property
+    def model_ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
+        """Fetches the model's newest delta, or without deltas the model. Absent where it has to be asked for."""
+
     def __init__(
         self,
         *,
@@ -778,9 +783,10 @@ class Assignment(google.protobuf.message.Message):
         terms: hypergpu.v1.receipt_pb2.Terms | None = ...,
         prefetched: global___Prefetch | None = ...,
         prefetch: global___Prefetch | None = ...,
+        model_ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 

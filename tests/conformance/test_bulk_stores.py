@@ -123,6 +123,17 @@ async def test_ranges_of_a_blob_are_fetched(plane: Plane) -> None:
                 assert b"".join([piece async for piece in pieces]) == SMALL[start:end]
 
 
+async def test_a_ticket_that_is_ready_fetches_the_blob(plane: Plane) -> None:
+    blob = plane.blobs.put(SMALL)
+    ticket = plane.store.ready_ticket(NODE, blob, "")
+    if isinstance(plane.store, ObjectStore):
+        assert ticket is None
+        return
+    assert ticket is not None
+    status, content = await get_range(ticket.ranges[0], 0, len(SMALL))
+    assert (status, content) == (206, SMALL)
+
+
 async def test_a_range_outside_is_refused(plane: Plane) -> None:
     ticket = await plane.store.ticket(NODE, plane.blobs.put(SMALL))
     async with bulk_client() as client:

@@ -95,8 +95,11 @@ class EmbeddedStore:
         self, node: NodeId | None, blob: BlobRef, purpose: str = ""
     ) -> tensor_pb2.Ticket:
         """A ticket to fetch a blob. Nothing is waited for."""
-        claims = Claims("GET", blob.digest, blob.size_bytes, node, purpose, self._expiry_ms())
-        return self._ticket(claims, [Span(0, blob.size_bytes)])
+        return self._fetch_ticket(node, blob, purpose)
+
+    def ready_ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> tensor_pb2.Ticket:
+        """The same ticket."""
+        return self._fetch_ticket(node, blob, purpose)
 
     async def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
         """A ticket to send what is missing of an upload. Nothing is waited for."""
@@ -134,6 +137,10 @@ class EmbeddedStore:
                 log.error("a bulk process does not answer and is killed", pid=process.pid)
                 process.kill()
         await asyncio.gather(*answers)
+
+    def _fetch_ticket(self, node: NodeId | None, blob: BlobRef, purpose: str) -> tensor_pb2.Ticket:
+        claims = Claims("GET", blob.digest, blob.size_bytes, node, purpose, self._expiry_ms())
+        return self._ticket(claims, [Span(0, blob.size_bytes)])
 
     def _ticket(self, claims: Claims, spans: Iterable[Span]) -> tensor_pb2.Ticket:
         scheme = "http" if self._certificates is None else "https"

@@ -175,6 +175,9 @@ class ObjectStore:
         ranged = tensor_pb2.TicketRange(url=url, start=0, end=blob.size_bytes)
         return tensor_pb2.Ticket(ranges=[ranged], life_ms=LIFE_MS)
 
+    def ready_ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> None:
+        """None: a copy may have to be written first."""
+
     async def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
         """A ticket for one PUT, or one for each part that is missing."""
         ranges: list[tensor_pb2.TicketRange] = []

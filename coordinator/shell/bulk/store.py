@@ -49,6 +49,9 @@ class BulkStore(Protocol):
             HyperGPUError: NOT_READY, it is on its way to the store; STORE_UNREACHABLE.
         """
 
+    def ready_ticket(self, node: NodeId, blob: BlobRef, purpose: str) -> tensor_pb2.Ticket | None:
+        """A ticket for which nothing has to be waited for; None: ask for one. See `ticket`."""
+
     async def upload_ticket(self, node: NodeId | None, upload: OpenUpload) -> tensor_pb2.Ticket:
         """A ticket to send what is missing of an upload.
 

@@ -161,7 +161,11 @@ def _perform(  # noqa: C901  one branch a command
 
 def assign(services: Services, runtime: JobRuntime, command: AssignShard) -> None:
     """Tell a participant its work, if it is connected."""
-    message = assignment_message(command.assignment_at(runtime.now_ms()))
+    assignment = command.assignment_at(runtime.now_ms())
+    message = assignment_message(assignment)
+    job_id, blob = runtime.job.job_id, assignment.newest_blob
+    if (ticket := services.bulk.ready_ticket(command.node, blob, job_id)) is not None:
+        message.model_ticket.CopyFrom(ticket)
     services.nodes.send(command.node, node_pb2.ControlResponse(assignment=message))
 
 

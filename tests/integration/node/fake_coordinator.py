@@ -39,7 +39,7 @@ from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
-from hypergpu.wire.messages import terms_message
+from hypergpu.wire.messages import blob_value, terms_message
 from hypergpu.workloads.workload import build, find, numpy_layout
 
 # ruff: noqa: N802 (the methods are named by the schema)
@@ -66,7 +66,9 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     bulk_port = 0
     ticket_life_ms = 60_000
     tickets = 0
-    """Tickets that were given so far."""
+    """Tickets that were asked for so far, to fetch and to send."""
+    assigns_tickets = False
+    """Whether assignments bring the ticket for their model."""
 
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
@@ -115,13 +117,18 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         if content is None:
             await abort(context, HyperGPUError(Reason.BLOB_UNKNOWN, "it is not here"))
             return node_pb2.ResolveBlobResponse()
+        self.tickets += 1
+        return node_pb2.ResolveBlobResponse(
+            size_bytes=len(content), ticket=self.ticket(digest, len(content))
+        )
+
+    def ticket(self, digest: Digest, size_bytes: int) -> tensor_pb2.Ticket:
+        """A ticket for a blob, which need not be here."""
         scheme = "http" if self.authority is None else "https"
         whole = tensor_pb2.TicketRange(
-            url=f"{scheme}://{TLS_NAME}:{self.bulk_port}/{digest}", end=len(content)
+            url=f"{scheme}://{TLS_NAME}:{self.bulk_port}/{digest}", end=size_bytes
         )
-        ticket = tensor_pb2.Ticket(ranges=[whole], life_ms=self.ticket_life_ms)
-        self.tickets += 1
-        return node_pb2.ResolveBlobResponse(size_bytes=len(content), ticket=ticket)
+        return tensor_pb2.Ticket(ranges=[whole], life_ms=self.ticket_life_ms)
 
     async def serve_range(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request at the bulk port."""
@@ -448,6 +455,9 @@ class DaemonKit:
         )
         if accepted is not None:
             message.last_accepted.CopyFrom(message_of(accepted))
+        if self.service.assigns_tickets:
+            blob = blob_value(message.model.blob)
+            message.model_ticket.CopyFrom(self.service.ticket(blob.digest, blob.size_bytes))
         self.service.to_say.put_nowait(node_pb2.ControlResponse(assignment=message))
         return message
 

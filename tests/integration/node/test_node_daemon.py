@@ -76,6 +76,24 @@ async def test_a_daemon_that_joined_once_needs_no_token_and_remembers_its_end_st
     assert not after.start.returns_update
 
 
+async def test_a_model_is_fetched_by_the_ticket_of_its_assignment(kit: DaemonKit) -> None:
+    kit.service.assigns_tickets = True
+    async with kit.daemon(kit.there.token):
+        kit.assign(0, 1)
+        await kit.update()
+    # The update's alone.
+    assert kit.service.tickets == 1
+
+
+async def test_a_fetch_that_broke_asks_for_a_ticket_of_its_own(kit: DaemonKit) -> None:
+    kit.service.assigns_tickets = True
+    kit.service.break_after_bytes = 0
+    async with kit.daemon(kit.there.token):
+        kit.assign(0, 1)
+        await kit.update()
+    assert kit.service.tickets == 2
+
+
 async def test_work_done_once_is_only_sent_again_under_another_lease(kit: DaemonKit) -> None:
     async with kit.daemon(kit.there.token):
         kit.assign(0, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpu_node.shell.cache import BlobCache
-from gpu_node.shell.calls import Calls
+from gpu_node.shell.calls import Calls, ReceivedTicket
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
 from gpu_node.shell.state import StatePaths
@@ -352,6 +352,31 @@ async def test_a_ticket_that_grows_old_is_renewed(kit: DownloadKit) -> None:
     kit.service.ticket_life_ms = 0
     assert await kit.fetch(connections=2) == CONTENT
     assert kit.service.tickets > 1
+
+
+def given_source(kit: DownloadKit) -> BlobSource:
+    """A source with a ticket for the blob that need not be asked for."""
+    ticket = ReceivedTicket.now(kit.service.ticket(BLOB.digest, BLOB.size_bytes))
+    return BlobSource(kit.calls, 2, {BLOB.digest: ticket})
+
+
+async def test_a_ticket_that_is_there_is_not_asked_for(kit: DownloadKit) -> None:
+    path = await kit.download.fetch(given_source(kit), BLOB)
+    assert path.read_bytes() == CONTENT
+    assert not kit.service.tickets
+
+
+async def test_a_ticket_that_was_there_too_long_is_asked_for(kit: DownloadKit) -> None:
+    kit.service.ticket_life_ms = 0
+    await kit.download.fetch(given_source(kit), BLOB)
+    assert kit.service.tickets
+
+
+async def test_a_given_ticket_that_led_to_something_else_is_used_once(kit: DownloadKit) -> None:
+    kit.service.blobs[BLOB.digest] = CONTENT[:-1] + b"x"
+    with pytest.raises(HyperGPUError, match="DIGEST_MISMATCH"):
+        await kit.download.fetch(given_source(kit), BLOB)
+    assert kit.service.tickets == 1
 
 
 async def test_a_small_blob_comes_over_one_connection(kit: DownloadKit) -> None:
