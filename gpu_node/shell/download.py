@@ -50,7 +50,7 @@ class _Tickets:
     def __init__(self) -> None:
         self._doubted: set[Digest] = set()
 
-    def given(self, source: BlobSource, digest: Digest) -> ReceivedTicket:
+    def first_ticket(self, source: BlobSource, digest: Digest) -> ReceivedTicket:
         """The ticket that came without being asked for; an expired one where there is none."""
         none = ReceivedTicket()
         return none if digest in self._doubted else source.tickets.get(digest, none)
@@ -97,7 +97,7 @@ class _RangeFetch:
             StallTimeout(PIECE_BYTES, self._calls.timeout_ms, connections=self.connections)
             for _ in range(self.connections)
         ]
-        self._ticket = tickets.given(source, blob.digest)
+        self._ticket = tickets.first_ticket(source, blob.digest)
 
     async def run(self, timer: TransferTimer) -> None:
         """Fetch all of them. A connection that breaks ends the others too; what came is written."""
