@@ -202,7 +202,7 @@ def participant_summary(
     elif progress is not None and progress.lease == participant.lease:
         message.steps_done = progress.steps_done
         message.loss = progress.loss
-        if progress.phase is not None and participant.work is WorkState.PENDING:
+        if progress.phase is not None and participant.is_open:
             message.phase = progress.phase.value
     return message
 

@@ -35,6 +35,7 @@ _FAULT_WORDS = {
     "clock_jump": "clock jump",
     "corrupt": "corrupts",
     "lie": "lies",
+    "silent": "silent",
     "slow_device": "slow device",
 }
 LANES_MAX = 40

@@ -124,6 +124,7 @@ _ONLY_VIRTUAL = {
     "clock_jump": "this machine's clock stays as it is",
     "corrupt": "updates travel encrypted and signed",
     "lie": "the node's program does not lie",
+    "silent": "the node's program does its work",
 }
 
 

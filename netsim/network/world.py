@@ -274,6 +274,10 @@ class LieFault(WorldFault, frozen=True, kw_only=True, tag="lie"):
     factor: Annotated[float, msgspec.Meta(ge=-1e6, le=1e6)] = -1.0
 
 
+class SilentFault(WorldFault, frozen=True, kw_only=True, tag="silent"):
+    """The node heartbeats and takes work, and no update of it comes."""
+
+
 class SlowDeviceFault(WorldFault, frozen=True, kw_only=True, tag="slow_device"):
     """Inner steps take ``factor`` times as long."""
 
@@ -289,6 +293,7 @@ FaultEntry = (
     | ClockJumpFault
     | CorruptFault
     | LieFault
+    | SilentFault
     | SlowDeviceFault
 )
 """One entry of a world file's ``[[faults]]``."""

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState, live_blobs
 from coordinator.core.round.assignment import available_nodes
+from coordinator.core.round.standing import waits_for_all
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})
 
@@ -71,11 +72,18 @@ def _prefetch_violations(job: Job) -> Iterator[str]:
 
 
 def _stall_violations(job: Job) -> Iterator[str]:
-    """Somebody who could work is here, nobody works, and nothing is on its way."""
+    """Somebody who could work is here, nobody works, and nothing is on its way; or nobody will look
+    who is late.
+    """
     if job.phase is not Phase.TRAINING or job.round is None or job.lost_model:
         return
-    if not job.round.counts.get(WorkState.PENDING, 0) and (idle := available_nodes(job)):
+    counts = job.round.counts
+    at_work = counts.get(WorkState.PENDING, 0) + counts.get(WorkState.ON_TRIAL, 0)
+    if not at_work and (idle := available_nodes(job)):
         yield f"round {job.round.number} waits for nobody while {idle} are here"
+    is_timed = job.round.timer_at_ms or job.round.is_overdue or waits_for_all(job.round.spec)
+    if at_work and not is_timed:
+        yield f"nobody will look who is late in round {job.round.number}"
 
 
 def _measurement_violations(job: Job) -> Iterator[str]:
@@ -110,7 +118,7 @@ def _open_shards(job: Job) -> Iterator[Shard]:
     """What nodes have to train on, or may."""
     if job.round is not None:
         for participant in job.round.participants.values():
-            if participant.work is WorkState.PENDING:
+            if participant.is_open:
                 yield participant.shard
         yield from job.round.orphans
     for member in job.members.values():

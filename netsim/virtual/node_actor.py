@@ -71,6 +71,8 @@ class NodeFaults(msgspec.Struct, frozen=True):
     """Share of updates that arrive with other bytes than were sent."""
     lie: float = 1.0
     """What the node multiplies its pseudo-gradients by."""
+    is_silent: bool = False
+    """Whether the node heartbeats and takes work, and never ends any."""
 
 
 class NodeActor:
@@ -339,7 +341,7 @@ class NodeActor:
         self, assignment: Assignment, update: TrainedUpdate, took_ms: Milliseconds
     ) -> None:
         lease = assignment.lease
-        if self._training == lease:
+        if self._training == lease and not self.faults.is_silent:
             self._training = None
             now_ms = self._agenda.now_ms
             self._begun = (assignment.prefetch, now_ms)

@@ -25,6 +25,7 @@ from netsim.network.world import (
     CorruptFault,
     LieFault,
     NodeDescription,
+    SilentFault,
     SlowDeviceFault,
     SlowDiskFault,
     WorldDescription,
@@ -107,6 +108,8 @@ def _impair(node: NodeActor, fault: WorldFault, *, is_over: bool) -> None:
             node.faults = replace(node.faults, corruption=0.0 if is_over else percent / 100)
         case LieFault(factor=factor):
             node.faults = replace(node.faults, lie=1.0 if is_over else factor)
+        case SilentFault():
+            node.faults = replace(node.faults, is_silent=not is_over)
         case _:
             pass
 

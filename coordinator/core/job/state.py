@@ -92,11 +92,18 @@ class WorkState(Enum):
     """Where one participant is within its round."""
 
     PENDING = "pending"
+    ON_TRIAL = "on trial"  # its update counts; the round waits for it only while it has patience
+    LATE = "late"  # its update counts as long as the round waits for others
+    PASSED_OVER = "passed over"  # the round closed without it, or its shard is somebody else's
     RECEIVED = "received"
     LOST = "lost"
     HANDED_BACK = "handed back"
     CUT = "cut by the deadline"
     UNREADABLE = "update damaged on disk"
+
+
+OPEN_WORK = frozenset({WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE})
+"""Where an update may still come in."""
 
 
 class Participant(msgspec.Struct, frozen=True):
@@ -115,6 +122,11 @@ class Participant(msgspec.Struct, frozen=True):
     """From its assignment until its update was in, pauses left out; 0: it is not."""
     is_out_of_memory: bool = False
     """Whether it handed its shard back because its batch did not fit into memory."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its update would be accepted."""
+        return self.work in OPEN_WORK
 
     @property
     def inner_steps(self) -> int:
@@ -155,6 +167,12 @@ class Round(msgspec.Struct, frozen=True):
     """0: none."""
     is_overdue: bool = False
     """The deadline has passed: the round closes as soon as its quorum is there."""
+    timer_at_ms: Milliseconds = Milliseconds(0)
+    """When the round looks again who is late; 0: not before something happens."""
+    trial_until_ms: Milliseconds = Milliseconds(0)
+    """How long it waits for those on trial, once it waits for nobody else; 0: it does not yet."""
+    longest_ms: Milliseconds = Milliseconds(0)
+    """The longest time that one of its updates took; 0: none is in."""
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
 
@@ -165,11 +183,11 @@ class Round(msgspec.Struct, frozen=True):
 
     @property
     def pending(self) -> dict[NodeId, Participant]:
-        """Participants whose updates are awaited."""
+        """Participants whose updates may still come in."""
         return {
             node: participant
             for node, participant in self.participants.items()
-            if participant.work is WorkState.PENDING
+            if participant.is_open
         }
 
     @property
@@ -181,6 +199,50 @@ class Round(msgspec.Struct, frozen=True):
             if participant.work is WorkState.RECEIVED and participant.update is not None
         ]
         return sorted(received, key=lambda each: each[1].slot)
+
+
+_ARREARS_MOST, _ARREARS_TRUSTED = 4, 2
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a member has kept up with its rounds. Only updates that are in speak for it."""
+
+    pace_ms: Milliseconds = Milliseconds(0)
+    """What its updates take at present; 0: none has come in."""
+    pace_steps: int = 0
+    """Inner steps of the update that ``pace_ms`` is of."""
+    arrears: int = 0
+    """Two for each round that passed it over, less one for each update since; 4 at most."""
+    missed_in_a_row: int = 0
+    """Rounds in a row that passed it over."""
+    rests_until_round: int = 0
+    """It gets no shard before that round, as long as proven nodes are there."""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether rounds wait for it: it has worked, and did not fall behind twice of late."""
+        return self.pace_ms > 0 and self.arrears <= _ARREARS_TRUSTED
+
+    def after_update(self, took_ms: Milliseconds, inner_steps: int) -> "Standing":
+        """The standing once an update of it is in. A single fast round does not make it fast."""
+        pace_ms = Milliseconds(max(took_ms, 3 * self.pace_ms // 4))
+        return Standing(pace_ms, inner_steps, max(0, self.arrears - 1))
+
+    def after_miss(self, number: int) -> "Standing":
+        """The standing once round ``number`` passed it over: unless proven it is tried again at
+        once, and rests longer after each further miss.
+        """
+        missed = self.missed_in_a_row + 1
+        arrears = min(_ARREARS_MOST, self.arrears + 2)
+        after = msgspec.structs.replace(self, arrears=arrears, missed_in_a_row=missed)
+        if after.is_proven:
+            return after
+        rests = min(_REST_MOST, (1 << min(missed - 1, _REST_MOST)) - 1)
+        return msgspec.structs.replace(after, rests_until_round=number + 1 + rests)
+
+
+_REST_MOST = 32
+"""Rounds."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -196,6 +258,7 @@ class Member(msgspec.Struct, frozen=True):
     """First steps of the next round: they become the beginning of its shard or go back into the
     stream.
     """
+    standing: Standing = Standing()
 
     @property
     def can_work(self) -> bool:
@@ -337,6 +400,8 @@ class Job(msgspec.Struct, frozen=True):
     """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
     """Memory of the newest plan that a round was opened with; the next one is made from it."""
+    patience_ms: Milliseconds | None = None
+    """How long its rounds may still wait for nodes on trial; None: no round has closed yet."""
     tally: Tally = Tally()
     unmeasured: tuple[UnmeasuredRound, ...] = ()
     """By number."""

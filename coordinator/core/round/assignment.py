@@ -26,6 +26,13 @@ from coordinator.core.job.state import (
     initial_of,
 )
 from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
+from coordinator.core.round.standing import (
+    is_awaited,
+    late_at_ms,
+    resting_members,
+    standing_reason,
+    waits_for_all,
+)
 from hypergpu.ids import NodeId
 from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, SampleRange, Task
 from hypergpu.units import Samples
@@ -106,10 +113,11 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         else:
             return_samples(streams, member.slot % len(streams), prefetch.ranges)
     shards = {}
+    places = _partitions(job, plan, streams, prefetched)
     for node, part in plan.nodes.items():
         first = prefetched[node].ranges if node in prefetched else ()
         samples = Samples(part.inner_steps * part.batch(stated) - shard_samples(first))
-        place = members[node].slot % len(streams)
+        place = places[node]
         rest, streams[place] = take_samples(streams[place], samples)
         shards[node] = Shard(place, (*first, *rest))
     done = job.tally.samples + sum(shard_samples(shard.ranges) for shard in shards.values())
@@ -117,13 +125,28 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         if not part.prefetch_steps:
             continue
         slot, number = members[node].slot, plan.round + 1
-        place = shards[node].partition
+        place = slot % len(streams)
         samples = Samples(part.prefetch_steps * part.batch(stated))
         ranges, streams[place] = take_samples(streams[place], samples)
         seed = seed_for(job.spec.training.seed, "prefetch", slot, number)
         prefetch = Prefetch(number, part.prefetch_steps, ranges, seed, Samples(done), total_samples)
         members[node] = replace(members[node], prefetch=prefetch)
     return ShardDeal(shards, prefetched, members, tuple(streams))
+
+
+def _partitions(
+    job: Job, plan: RoundPlan, streams: list[Stream], prefetched: Mapping[NodeId, Prefetch]
+) -> dict[NodeId, int]:
+    """The partition of each node: its own, or one that was left behind by nodes that have no part
+    in the round; those who take one over are others from round to round.
+    """
+    places = {node: job.members[node].slot % len(streams) for node in plan.nodes}
+    served = set(places.values())
+    left = [n for n, stream in enumerate(streams) if stream.returned and n not in served]
+    free = [node for node in places if node not in prefetched]
+    for count, partition in enumerate(left[: len(free)]):
+        places[free[(plan.round + count) % len(free)]] = partition
+    return places
 
 
 def _is_of_use(prefetch: Prefetch, number: int, part: NodePlan | None, stated: int) -> bool:
@@ -156,7 +179,8 @@ def is_done(job: Job) -> bool:
 
 def plan_request(job: Job) -> PlanRequest:
     """All that the plan of the next round may depend on. The same state gives the same request."""
-    nodes = available_nodes(job)
+    resting = resting_members(job, job.newest_model.round)
+    nodes = [node for node in available_nodes(job) if node not in resting]
     due = {node: due_prefetch(job, node) for node in nodes}
     return PlanRequest(
         round=job.newest_model.round,
@@ -201,15 +225,15 @@ def replace_participants(round_: Round, participants: Mapping[NodeId, Participan
 
 
 def deadline(job: Job) -> tuple[SetDeadline, ...]:
-    """The open round's deadline, if it has one that has not passed."""
+    """The open round's timer, if it has one."""
     round_ = job.round
-    if round_ is None or not round_.deadline_at_ms or round_.is_overdue:
+    if round_ is None or not round_.timer_at_ms:
         return ()
-    return (SetDeadline(round_.number, round_.deadline_at_ms),)
+    return (SetDeadline(round_.number, round_.timer_at_ms),)
 
 
 def cancellations(round_: Round, reason: str) -> tuple[CancelShard, ...]:
-    """Commands that void the leases of all pending participants."""
+    """Commands that void the leases of all participants whose updates could still come in."""
     return tuple(
         CancelShard(node, round_.number, participant.lease, reason)
         for node, participant in round_.pending.items()
@@ -269,11 +293,11 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
 
 
 def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
-    """Take a pending participant's shard away and give it to an idle node, if there is one."""
+    """Take an open participant's shard away and give it to an idle node, if there is one."""
     round_ = job.round
     if round_ is None or (gone := round_.participants.get(node)) is None:
         return JobStep(job)
-    if gone.work is WorkState.PENDING:
+    if gone.is_open:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
     elif gone.work is not WorkState.HANDED_BACK:
         return JobStep(job)
@@ -297,24 +321,87 @@ def reassign_orphans(job: Job) -> JobStep:
         before = round_.participants.get(node)
         own = before is not None and before.shard in orphans
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
-        plan = _inherited_plan(round_, shard)
-        started[node] = Participant(job.members[node].slot, lease, shard, plan, job.at_ms)
+        member, plan = job.members[node], _inherited_plan(round_, shard)
+        taken = Participant(member.slot, lease, shard, plan, job.at_ms)
+        started[node] = replace(taken, work=_first_work(round_, member))
         lease += 1
     round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)
     return JobStep(job, tuple(assignment(job, node) for node in started))
 
 
-def _idle_nodes(job: Job, round_: Round) -> list[NodeId]:
-    """Nodes that may take an orphan over; resting ones only when nobody else is there at all."""
-    idle = [
-        node
-        for node in available_nodes(job)
-        if node not in round_.participants or round_.participants[node].work is WorkState.LOST
-    ]
-    awake = [node for node in idle if node not in round_.resting]
+def _first_work(round_: Round, member: Member) -> WorkState:
+    """Where a member begins that takes a shard over: nobody waits for one on trial, unless nobody
+    else works.
+    """
     is_staffed = any(round_.counts.get(work) for work in (WorkState.PENDING, WorkState.RECEIVED))
-    return awake if awake or is_staffed else idle
+    is_on_trial = is_staffed and not is_awaited(round_.spec, member.standing)
+    return WorkState.ON_TRIAL if is_on_trial else WorkState.PENDING
+
+
+def mark_late(job: Job) -> Job:
+    """The job with those late who are over their limits. While no update is in, nobody is."""
+    round_ = job.open_round
+    if not round_.longest_ms or waits_for_all(round_.spec):
+        return job
+    late = {
+        node: replace(participant, work=WorkState.LATE)
+        for node, participant in round_.participants.items()
+        if participant.work is WorkState.PENDING and _is_late(job, node)
+    }
+    return replace(job, round=replace_participants(round_, late))
+
+
+def _is_late(job: Job, node: NodeId) -> bool:
+    round_ = job.open_round
+    standing = job.members[node].standing
+    return late_at_ms(round_, round_.participants[node], standing) <= job.at_ms
+
+
+def relieve_silent(job: Job) -> JobStep:
+    """While no update is in: give shards that are overdue, or that only nodes on trial have, to
+    idle nodes. Else a round of silent nodes would keep later ones out for ever.
+    """
+    round_ = job.round
+    if round_ is None or job.phase is not Phase.TRAINING or round_.longest_ms:
+        return JobStep(job)
+    idle = _idle_nodes(job, round_)
+    spare = len(idle) - len(round_.orphans)
+    if waits_for_all(round_.spec) or spare <= 0:
+        return JobStep(job)
+    is_unproven = not round_.counts.get(WorkState.PENDING)
+    over = [
+        node
+        for node in round_.pending
+        if _is_late(job, node)
+        or (is_unproven and any(job.members[one].standing.is_proven for one in idle))
+    ]
+    step = JobStep(job)
+    for node in sorted(over, key=lambda one: round_.participants[one].lease)[:spare]:
+        reason = "its shard was given to a node that was idle: no update had come in"
+        lease = round_.participants[node].lease
+        vacancy = vacate_shard(step.job, node, WorkState.PASSED_OVER)
+        cancelled = CancelShard(node, round_.number, lease, reason)
+        step = JobStep(vacancy.job, (*step.commands, cancelled, *vacancy.commands))
+    return step
+
+
+def _idle_nodes(job: Job, round_: Round) -> list[NodeId]:
+    """Nodes that may take an orphan over; those that rest or were passed over only when nobody
+    else is there at all.
+    """
+    works = {node: part.work for node, part in round_.participants.items()}
+    able = [node for node in available_nodes(job) if works.get(node, WorkState.LOST) in _IDLE]
+    awake = [
+        node
+        for node in able
+        if node not in round_.resting and works.get(node) is not WorkState.PASSED_OVER
+    ]
+    staff = (WorkState.PENDING, WorkState.ON_TRIAL, WorkState.RECEIVED)
+    return awake if awake or any(round_.counts.get(work) for work in staff) else able
+
+
+_IDLE = frozenset({WorkState.LOST, WorkState.PASSED_OVER})
 
 
 def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
@@ -331,14 +418,18 @@ def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
 
 def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
     """The node's band in the job's newest round, and why: ``low: H=20, batch 10 of 32, ...``;
-    None: no plan named it.
+    None: no plan named it, and it keeps up.
     """
     round_ = job.round or job.closed
-    if round_ is None or round_.spec.strategy != "aware":
+    if round_ is None:
         return None
     if node in round_.resting:
         return Band.POOR, round_.resting[node]
     participant = round_.participants.get(node)
     if participant is None:
+        return None
+    if reason := standing_reason(job.members[node], participant):
+        return Band.POOR, reason
+    if round_.spec.strategy != "aware":
         return None
     return participant.plan.band, participant.plan.reason

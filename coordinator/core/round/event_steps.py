@@ -32,9 +32,10 @@ from coordinator.core.round.assignment import (
     JobStep,
     assignment,
     cancellations,
-    deadline,
     is_done,
+    mark_late,
     reassign_orphans,
+    relieve_silent,
     replace_participants,
     return_samples,
     shard_samples,
@@ -53,7 +54,9 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     job = replace(job, members={**job.members, event.node: member})
     if job.phase is Phase.WAITING:
         return open_round(job)
-    return close_if_due(reassign_orphans(job))
+    step = reassign_orphans(job)
+    relief = relieve_silent(step.job)
+    return close_if_due(JobStep(relief.job, (*step.commands, *relief.commands)))
 
 
 def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
@@ -80,7 +83,7 @@ def pause_node(job: Job, event: events.NodePaused) -> JobStep:
     """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
     participant = job.round.participants.get(event.node) if job.round is not None else None
     cancelled: tuple[Command, ...] = ()
-    if job.round is not None and participant and participant.work is WorkState.PENDING:
+    if job.round is not None and participant and participant.is_open:
         cancelled = (CancelShard(event.node, job.round.number, participant.lease, event.reason),)
     step = lose_node(job, event)
     return JobStep(step.job, (*cancelled, *step.commands))
@@ -99,9 +102,14 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
     )
     took_ms = Milliseconds(max(1, event.at_ms - participant.assigned_at_ms))
     participant = replace(participant, work=WorkState.RECEIVED, update=update, took_ms=took_ms)
+    before = job.members[event.node]
     member = replace(
-        job.members[event.node], last_accepted=update.blob.digest, accepted_lease=event.lease
+        before,
+        last_accepted=update.blob.digest,
+        accepted_lease=event.lease,
+        standing=before.standing.after_update(took_ms, participant.inner_steps),
     )
+    round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
     tally = replace(
         job.tally,
         samples=Samples(job.tally.samples + samples),
@@ -154,9 +162,17 @@ def _remove_node(job: Job, node: NodeId) -> Job:
     return replace(job, members={**job.members, node: member})
 
 
-def note_deadline(job: Job, _event: events.DeadlineReached) -> JobStep:
-    """From here on a quorum is enough."""
-    return close_if_due(JobStep(replace(job, round=replace(job.open_round, is_overdue=True))))
+def note_deadline(job: Job, event: events.DeadlineReached) -> JobStep:
+    """See who is late. Once the round's deadline has passed a quorum is enough."""
+    round_ = job.open_round
+    is_passed = bool(round_.deadline_at_ms) and event.at_ms >= round_.deadline_at_ms
+    is_overdue = round_.is_overdue or is_passed
+    round_ = replace(round_, is_overdue=is_overdue, timer_at_ms=Milliseconds(0))
+    job = replace(job, round=round_)
+    step = close_if_due(JobStep(job))
+    if step.job.phase is not Phase.TRAINING:
+        return step
+    return close_if_due(relieve_silent(mark_late(job)))
 
 
 def pause_job(job: Job, event: events.JobPaused) -> JobStep:
@@ -183,7 +199,7 @@ def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
         return JobStep(job)
     job = _renew_leases(job, job.open_round)
     again = (assignment(job, node) for node in job.open_round.pending)
-    renewed: tuple[Command, ...] = (*deadline(job), *again)
+    renewed: tuple[Command, ...] = tuple(again)
     step = reassign_orphans(job)
     return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
 
@@ -213,18 +229,26 @@ def _renew_leases(job: Job, round_: Round) -> Job:
     for node, participant in round_.participants.items():
         handed_back = participant.work is WorkState.HANDED_BACK and participant.shard in orphans
         tries_again = handed_back and job.members[node].can_work
-        if participant.work is WorkState.PENDING or tries_again:
+        if participant.is_open or tries_again:
             if tries_again:
                 orphans.remove(participant.shard)
+            work = WorkState.PENDING if tries_again else participant.work
             assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
             again[node] = replace(
-                participant, work=WorkState.PENDING, lease=lease, assigned_at_ms=assigned_at_ms
+                participant, work=work, lease=lease, assigned_at_ms=assigned_at_ms
             )
             lease += 1
-    deadline_at_ms = round_.deadline_at_ms
-    if deadline_at_ms:
-        deadline_at_ms = Milliseconds(deadline_at_ms + paused_ms)
-    round_ = replace(round_, orphans=tuple(orphans), deadline_at_ms=deadline_at_ms)
+    deadline_at_ms, trial_until_ms = (
+        Milliseconds(at_ms + paused_ms if at_ms else 0)
+        for at_ms in (round_.deadline_at_ms, round_.trial_until_ms)
+    )
+    round_ = replace(
+        round_,
+        orphans=tuple(orphans),
+        deadline_at_ms=deadline_at_ms,
+        trial_until_ms=trial_until_ms,
+        timer_at_ms=Milliseconds(0),
+    )
     return replace(job, round=replace_participants(round_, again), next_lease=lease)
 
 

@@ -4,7 +4,6 @@ Also the commands still to be performed for a job: with them a restarted coordin
 """
 
 from collections.abc import Mapping
-from math import ceil
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -29,7 +28,6 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.node_work import prefetch_limit
-from coordinator.core.plan.participation import LEAST_MS
 from coordinator.core.quality import judging_commands
 from coordinator.core.round.assignment import (
     JobStep,
@@ -43,9 +41,18 @@ from coordinator.core.round.assignment import (
     replace_participants,
     return_samples,
 )
+from coordinator.core.round.standing import (
+    assigned_shards,
+    is_awaited,
+    next_timer_ms,
+    quorum,
+    remaining_patience_ms,
+    resting_members,
+    standings_after,
+)
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.units import Milliseconds, Samples, several
 
 
 def open_round(job: Job) -> JobStep:
@@ -61,7 +68,8 @@ def open_round(job: Job) -> JobStep:
     if job.spec.strategy == "aware":
         job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
         return JobStep(job, (PlanRound(plan_request(job)),))
-    return _begin_round(job, _stated_plan(job, nodes))
+    resting = resting_members(job, number)
+    return _begin_round(job, _stated_plan(job, [node for node in nodes if node not in resting]))
 
 
 def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
@@ -81,6 +89,9 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
+    resting = {**resting_members(job, plan.round), **plan.resting}
+    awaited = {n for n in plan.nodes if is_awaited(job.spec, job.members[n].standing)}
+    on_trial = plan.nodes.keys() - awaited if awaited else set()
     deal = deal_shards(job, plan, total_samples)
     participants = {
         node: Participant(
@@ -90,6 +101,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             plan=part,
             assigned_at_ms=job.at_ms,
             prefetched=deal.prefetched.get(node),
+            work=WorkState.ON_TRIAL if node in on_trial else WorkState.PENDING,
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
@@ -100,11 +112,14 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         total_samples=total_samples,
         opened_at_ms=job.at_ms,
         participants=participants,
-        counts={WorkState.PENDING: len(participants)},
+        counts={
+            WorkState.PENDING: len(participants) - len(on_trial),
+            WorkState.ON_TRIAL: len(on_trial),
+        },
         inner_steps=plan.memory.inner_steps,
         down=plan.down,
         is_sparse=plan.is_sparse,
-        resting=plan.resting,
+        resting={node: why for node, why in resting.items() if node not in plan.nodes},
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
@@ -116,6 +131,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         streams=deal.streams,
         next_lease=job.next_lease + len(participants),
     )
+    job = replace(job, round=replace(round_, timer_at_ms=next_timer_ms(job)))
     return JobStep(job, (*deadline(job), *(assignment(job, node) for node in participants)))
 
 
@@ -213,47 +229,54 @@ def update_weights(works: Mapping[NodeId, AcceptedUpdate], sharding: str) -> Wei
     return Weights(weights, min(_SCALE_MOST, max(1.0, scale)))
 
 
-_ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
-_QUORUM_TIMES = 4
-"""A round that was planned before any node was measured closes after so many times the time that
-its quorum took. All take as many steps in it: a node may be so many times slower than the median.
-"""
-
-
 def close_if_due(step: JobStep) -> JobStep:
     """Close the round if its rule says so; otherwise leave it open.
 
     It closes when no expected update is missing, or when its deadline has passed and a quorum is
-    there. A round without a single update never closes. One that was planned without a deadline,
-    since nothing was known of its nodes, has one as soon as its quorum is there.
+    there. A round without a single update never closes. For nodes on trial it waits as long as the
+    job has patience, once nobody else is awaited.
     """
     job, round_ = step.job, step.job.round
     if round_ is None or job.phase is not Phase.TRAINING or job.lost_model:
         return step
-    received, pending = (
-        round_.counts.get(work, 0) for work in (WorkState.RECEIVED, WorkState.PENDING)
-    )
-    # A lost node counts only as long as nobody has taken its shard over.
-    assigned = received + pending + len(round_.orphans)
-    quorum = max(1, ceil(round_.spec.round.quorum * assigned - _ROUNDING))
-    if not received:
-        is_stalled = not pending and round_.counts.get(WorkState.HANDED_BACK, 0) > 0
-        after = JobStep(_pause_stalled(job) if is_stalled else job)
+    received, pending, on_trial, handed_back = (round_.counts.get(work, 0) for work in _CLOSING)
+    if not received and not (pending or on_trial) and handed_back:
+        after = JobStep(_pause_stalled(job))
+    elif not received:
+        after = _set_timer(job, next_timer_ms(job))
     elif not pending:
-        after = _close_round(
-            job, round_, f"every expected update is there ({received} of {assigned})"
-        )
-    elif received < quorum:
-        after = JobStep(job)
-    elif round_.is_overdue:
-        after = _close_round(
-            job,
-            round_,
-            f"deadline passed with a quorum ({received} of {assigned}, {quorum} needed)",
-        )
+        after = _close_after_trials(job, round_)
+    elif round_.is_overdue and received >= quorum(round_):
+        needed = f"{received} of {assigned_shards(round_)}, {quorum(round_)} needed"
+        after = _close_round(job, round_, f"deadline passed with a quorum ({needed})")
+    elif received in (1, quorum(round_)) or round_.timer_at_ms <= job.at_ms:
+        after = _set_timer(job, next_timer_ms(job))
     else:
-        after = _set_late_deadline(job, round_)
+        after = JobStep(job)
     return JobStep(after.job, (*step.commands, *after.commands))
+
+
+_CLOSING = (WorkState.RECEIVED, WorkState.PENDING, WorkState.ON_TRIAL, WorkState.HANDED_BACK)
+_PASSED_OVER = (WorkState.ON_TRIAL, WorkState.LATE)
+
+
+def _close_after_trials(job: Job, round_: Round) -> JobStep:
+    """Close the round in which nobody is awaited, unless there is patience for those on trial."""
+    until_ms = round_.trial_until_ms or Milliseconds(job.at_ms + (job.patience_ms or 0))
+    if round_.counts.get(WorkState.ON_TRIAL, 0) and until_ms > job.at_ms:
+        job = replace(job, round=replace(round_, trial_until_ms=until_ms))
+        return _set_timer(job, until_ms)
+    received = round_.counts.get(WorkState.RECEIVED, 0)
+    why = f"every expected update is there ({received} of {assigned_shards(round_)})"
+    return _close_round(job, round_, why)
+
+
+def _set_timer(job: Job, at_ms: Milliseconds) -> JobStep:
+    """Let the round look again at that time; 0: not before something happens."""
+    if job.open_round.timer_at_ms == at_ms:
+        return JobStep(job)
+    job = replace(job, round=replace(job.open_round, timer_at_ms=at_ms))
+    return JobStep(job, deadline(job))
 
 
 def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> JobStep:
@@ -300,16 +323,6 @@ def _weights(round_: Round) -> Weights:
     )
 
 
-def _set_late_deadline(job: Job, round_: Round) -> JobStep:
-    """Give the round a deadline if its plan could not: a node that hangs does so for ever."""
-    if round_.spec.strategy != "aware" or round_.deadline_at_ms:
-        return JobStep(job)
-    took_ms = max(participant.took_ms for participant in round_.participants.values())
-    at_ms = Milliseconds(job.at_ms + max(LEAST_MS, (_QUORUM_TIMES - 1) * took_ms))
-    job = replace(job, round=replace(round_, deadline_at_ms=at_ms))
-    return JobStep(job, deadline(job))
-
-
 def _pause_stalled(job: Job) -> Job:
     """All available nodes gave their shards back: trying again at once would only repeat it."""
     if not available_nodes(job):
@@ -324,18 +337,32 @@ def _pause_stalled(job: Job) -> Job:
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:
-    """Cut pending participants, put shards without an update back, and aggregate the rest."""
+    """Cut whose updates are not in, put their shards back, and aggregate the rest."""
+    passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
     reason = f"round {round_.number} closed: {why}"
+    reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
     cut: dict[NodeId, Participant] = {
-        node: replace(participant, work=WorkState.CUT)
+        node: replace(participant, work=_work_at_close(participant.work))
         for node, participant in round_.pending.items()
     }
     streams = list(job.streams)
     for shard in (*(participant.shard for participant in cut.values()), *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
     closed = replace_participants(replace(round_, orphans=()), cut)
-    job = replace(job, phase=Phase.AGGREGATING, reason=reason, round=closed, streams=tuple(streams))
+    job = replace(
+        job,
+        phase=Phase.AGGREGATING,
+        reason=reason,
+        round=closed,
+        members=standings_after(job, closed),
+        patience_ms=remaining_patience_ms(job),
+        streams=tuple(streams),
+    )
     return JobStep(job, (*cancellations(round_, reason), aggregate(closed, job.newest_model)))
+
+
+def _work_at_close(work: WorkState) -> WorkState:
+    return WorkState.PASSED_OVER if work in _PASSED_OVER else WorkState.CUT
 
 
 def outstanding(job: Job) -> tuple[Command, ...]:

@@ -13,8 +13,10 @@ Rules that hold in every phase:
   sender, the log and the tests see.
 - An update counts only under its participant's newest lease, so a shard that was given to somebody
   else cannot come back twice.
-- A shard is either pending, covered by an accepted update, orphaned within its round, or back in
-  its stream. Samples are never dropped.
+- A shard is either with a node, covered by an accepted update, orphaned within its round, or back
+  in its stream. Samples are never dropped.
+- Only updates that are in speak for a node. A round waits for nobody who is late, and for those who
+  are on trial only while the job has patience; neither counts for a quorum (see `standing`).
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
 - Each accepted update is recorded with its quality once, in the order of rounds, after its round is
@@ -30,7 +32,7 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.commands import InitialiseModel
 from coordinator.core.job.events import Event
-from coordinator.core.job.state import ENDED, Job, Phase, WorkState
+from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.quality import record_quality
 from coordinator.core.round import event_steps
 from coordinator.core.round.assignment import JobStep, is_done
@@ -134,7 +136,7 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
         return f"{event.node} has no part in round {event.round}"
     if event.lease != participant.lease:
         return f"lease {event.lease} is void; the current one is {participant.lease}"
-    if participant.work is not WorkState.PENDING:
+    if not participant.is_open:
         return f"the work under lease {event.lease} is {participant.work.value} already"
     return ""
 
@@ -206,12 +208,10 @@ def _parameters_rejection(job: Job, event: events.ParametersChanged) -> str:
 
 def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
     round_ = job.round
-    if round_ is None or event.round != round_.number or not round_.deadline_at_ms:
+    if round_ is None or event.round != round_.number or not round_.timer_at_ms:
         return f"round {event.round} has no deadline now"
-    if event.at_ms < round_.deadline_at_ms:
-        return f"the deadline of round {event.round} is at {round_.deadline_at_ms} ms"
-    if round_.is_overdue:
-        return f"the deadline of round {event.round} has passed already"
+    if event.at_ms < round_.timer_at_ms:
+        return f"the deadline of round {event.round} is at {round_.timer_at_ms} ms"
     return ""
 
 

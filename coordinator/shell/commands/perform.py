@@ -190,7 +190,8 @@ def set_deadline(services: Services, runtime: JobRuntime, command: SetDeadline) 
             return
         event = DeadlineReached(at_ms=Milliseconds(0), round=command.round)
         work = services.driver.report(runtime.job.job_id, event)
-        _start(services, runtime, ("deadline", command.round), work)
+        # The timer before may still be reporting: a round has several, one after the other.
+        _start(services, runtime, ("deadline", command.at_ms), work)
 
     left_s = max(0, command.at_ms - runtime.now_ms()) / 1000 + 0.001
     runtime.deadline_timer = asyncio.get_running_loop().call_later(left_s, report)

@@ -25,7 +25,7 @@ from coordinator.core.job.events import (
     UpdateReceived,
     UpdateRejected,
 )
-from coordinator.core.job.state import Job, WorkState
+from coordinator.core.job.state import Job
 from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
@@ -126,7 +126,7 @@ class JobRuntime:
         return [
             upload_owner(self.job.job_id, node)
             for node, participant in participants.items()
-            if participant.work is WorkState.PENDING
+            if participant.is_open
         ]
 
     def wake(self) -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import ShardHandedBack
-from coordinator.core.job.state import Job, Phase, WorkState
+from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.assignment import assignment
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
@@ -219,7 +219,7 @@ def _resume(services: Services, session: ControlStream, working: Sequence[node_p
 def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     """What `outstanding` has for one node, without a look at all the others."""
     participant = job.round.participants.get(node) if job.round else None
-    if participant is None or participant.work is not WorkState.PENDING:
+    if participant is None or not participant.is_open:
         return None
     if job.phase is not Phase.TRAINING or job.lost_model:
         return None

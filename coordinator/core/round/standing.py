@@ -1,0 +1,191 @@
+"""Who keeps up with a job: how long a round waits for whom, and who rests.
+
+Theory of operation. A node that heartbeats and reports progress may never deliver: only updates
+that are in speak for it. A round waits for *proven* members, each up to its own limit, which
+follows from its forecast or from what its updates take. Everybody else is *on trial*: an update of
+theirs counts like any other, and the round waits for it only while the job has patience, a small
+share of its time. So however many silent nodes join, and whenever, they cost no more than that.
+
+Whoever is over its limit is late: it counts for no quorum any more, and the round closes without it
+once nobody else is awaited. Its shard goes back into the stream and out first in the next round.
+While no update is in, nobody is late: all may be slow alike. A shard goes to an idle node then.
+
+Where all updates are required (a quorum of 1), a round waits for every node that is not lost.
+"""
+
+from math import ceil
+
+from msgspec.structs import replace
+
+from coordinator.core.job.state import (
+    OPEN_WORK,
+    Job,
+    Member,
+    Participant,
+    Round,
+    Standing,
+    WorkState,
+)
+from coordinator.core.plan.participation import LEAST_MS
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.units import Milliseconds, several
+
+_FORECAST_TIMES = 2
+_PACE_TIMES = 3
+"""Where nothing is forecast, what its own updates took is all that is known of a node."""
+_QUORUM_TIMES = 4
+"""A node of which nothing is known may be so many times slower than the quorum, or so many times
+slower than the only ones that are in.
+"""
+_FEW_TIMES, _FEW_LEAST_MS = 16, 60_000
+_ARRIVALS_TIMES = 1.5
+"""Where everybody is slower than usual, nobody is late before this many times the newest update."""
+_LEAST_MS = 15_000
+"""Where nothing is planned nobody is late sooner: a node that is gone for so long is lost, too."""
+_UNHEARD_MS = 600_000
+"""Without any update a shard stays so long with its node while another node is idle."""
+_PATIENCE_SHARE = 32
+_PATIENCE_TIMES = 3
+"""The first rounds, and at no time more, may wait for so many times what their updates took."""
+
+
+def waits_for_all(spec: JobSpec) -> bool:
+    """Whether a round closes with every update that is not lost, and not without."""
+    return spec.round.quorum >= 1
+
+
+def is_awaited(spec: JobSpec, standing: Standing) -> bool:
+    """Whether a round waits for the member without calling on the job's patience.
+
+    A deadline that the user states is their word for how long a newcomer may take.
+    """
+    if waits_for_all(spec) or standing.is_proven:
+        return True
+    is_newcomer = not (standing.pace_ms or standing.missed_in_a_row)
+    return bool(spec.round.deadline_ms) and is_newcomer
+
+
+def resting_members(job: Job, number: int) -> dict[NodeId, str]:
+    """Members that get no shard in round ``number``, with the reason; none where nobody is proven:
+    a job never rests with all its nodes.
+    """
+    able = {node: member for node, member in job.members.items() if member.can_work}
+    if waits_for_all(job.spec) or not any(each.standing.is_proven for each in able.values()):
+        return {}
+    return {
+        node: f"{_passed_over(member.standing)}; tries again in round"
+        f" {member.standing.rests_until_round}"
+        for node, member in able.items()
+        if member.standing.rests_until_round > number
+    }
+
+
+def _passed_over(standing: Standing) -> str:
+    return f"no update in time, {several(standing.missed_in_a_row, 'round')} in a row"
+
+
+def standing_reason(member: Member, participant: Participant) -> str:
+    """Why the participant is less than awaited; empty where it is, or was never passed over."""
+    standing = member.standing
+    if participant.work is WorkState.LATE:
+        return "late: the round goes on without its update"
+    if participant.work is WorkState.ON_TRIAL and not standing.missed_in_a_row:
+        return "on trial: no update of it has come in yet"
+    if not standing.missed_in_a_row:
+        return ""
+    trial = "on trial: " if participant.work is WorkState.ON_TRIAL else ""
+    return f"{trial}{_passed_over(standing)}"
+
+
+def is_quorum_in(round_: Round) -> bool:
+    """Whether enough updates are in to close the round at its deadline."""
+    return round_.counts.get(WorkState.RECEIVED, 0) >= quorum(round_)
+
+
+_ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
+
+
+def quorum(round_: Round) -> int:
+    """Updates that may close the round at its deadline. Nodes that are late or on trial do not
+    count, one that is lost only as long as nobody has taken its shard over.
+    """
+    return max(1, ceil(round_.spec.round.quorum * assigned_shards(round_) - _ROUNDING))
+
+
+def assigned_shards(round_: Round) -> int:
+    """Shards whose updates are in, awaited, or orphaned."""
+    counts = round_.counts
+    both = counts.get(WorkState.RECEIVED, 0) + counts.get(WorkState.PENDING, 0)
+    return both + len(round_.orphans)
+
+
+def late_at_ms(round_: Round, participant: Participant, standing: Standing) -> Milliseconds:
+    """When an awaited participant is late in job time, as far as is known now: a later update of
+    somebody else may put it off.
+    """
+    if not round_.longest_ms:
+        return Milliseconds(participant.assigned_at_ms + _UNHEARD_MS)
+    allowed_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _own_ms(round_, participant, standing))
+    at_ms = Milliseconds(participant.assigned_at_ms + int(allowed_ms))
+    is_stated = round_.spec.round.deadline_ms > 0
+    return max(at_ms, round_.deadline_at_ms) if is_stated else at_ms
+
+
+def _own_ms(round_: Round, participant: Participant, standing: Standing) -> float:
+    least_ms = LEAST_MS if round_.spec.strategy == "aware" else _LEAST_MS
+    if participant.plan.forecast_ms:
+        return max(least_ms, _FORECAST_TIMES * participant.plan.forecast_ms)
+    if standing.pace_ms:
+        steps = participant.inner_steps / max(1, standing.pace_steps)
+        return max(_LEAST_MS, _PACE_TIMES * standing.pace_ms * steps)
+    if is_quorum_in(round_):
+        return max(least_ms, _QUORUM_TIMES * round_.longest_ms)
+    return max(_FEW_LEAST_MS, _FEW_TIMES * round_.longest_ms)
+
+
+def next_timer_ms(job: Job) -> Milliseconds:
+    """When the open round has to look again who is late, or has its deadline; 0: never.
+
+    Looks are some way apart, so that many nodes with limits of their own make few of them.
+    """
+    round_ = job.open_round
+    moments = [] if round_.is_overdue or not round_.deadline_at_ms else [round_.deadline_at_ms]
+    if not waits_for_all(round_.spec):
+        held = (WorkState.PENDING,) if round_.longest_ms else OPEN_WORK
+        soonest_ms = job.at_ms + (job.at_ms - round_.opened_at_ms) // _PATIENCE_SHARE
+        moments += [
+            max(
+                Milliseconds(soonest_ms),
+                late_at_ms(round_, participant, job.members[node].standing),
+            )
+            for node, participant in round_.participants.items()
+            if participant.work in held
+        ]
+    return min(moments, default=Milliseconds(0))
+
+
+def remaining_patience_ms(job: Job) -> Milliseconds:
+    """How long later rounds may wait for nodes on trial, once the open one has closed."""
+    round_ = job.open_round
+    took_ms = round_.longest_ms
+    if job.patience_ms is None:
+        left_ms = (1 + _PATIENCE_TIMES) * took_ms - (job.at_ms - round_.opened_at_ms)
+    elif round_.trial_until_ms:
+        left_ms = round_.trial_until_ms - job.at_ms
+    else:
+        left_ms = job.patience_ms
+    most_ms = _PATIENCE_TIMES * took_ms
+    return Milliseconds(min(most_ms, max(0, left_ms) + took_ms // _PATIENCE_SHARE))
+
+
+def standings_after(job: Job, round_: Round) -> dict[NodeId, Member]:
+    """The members once the round has closed: whom it passed over has a miss more."""
+    members = dict(job.members)
+    for node, participant in round_.participants.items():
+        is_planned = round_.spec.strategy == "aware"
+        is_cut = participant.work is WorkState.CUT and not is_planned
+        if participant.work is WorkState.PASSED_OVER or is_cut:
+            standing = members[node].standing.after_miss(round_.number)
+            members[node] = replace(members[node], standing=standing)
+    return members
