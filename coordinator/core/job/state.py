@@ -8,6 +8,7 @@ from enum import Enum
 
 import msgspec
 
+from coordinator.core.job.standing import Standing
 from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
@@ -199,50 +200,6 @@ class Round(msgspec.Struct, frozen=True):
             if participant.work is WorkState.RECEIVED and participant.update is not None
         ]
         return sorted(received, key=lambda each: each[1].slot)
-
-
-_ARREARS_MOST, _ARREARS_TRUSTED = 4, 2
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """How a member has kept up with its rounds. Only updates that are in speak for it."""
-
-    pace_ms: Milliseconds = Milliseconds(0)
-    """What its updates take at present; 0: none has come in."""
-    pace_steps: int = 0
-    """Inner steps of the update that ``pace_ms`` is of."""
-    arrears: int = 0
-    """Two for each round that passed it over, less one for each update since; 4 at most."""
-    missed_in_a_row: int = 0
-    """Rounds in a row that passed it over."""
-    rests_until_round: int = 0
-    """It gets no shard before that round, as long as proven nodes are there."""
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether rounds wait for it: it has worked, and did not fall behind twice of late."""
-        return self.pace_ms > 0 and self.arrears <= _ARREARS_TRUSTED
-
-    def after_update(self, took_ms: Milliseconds, inner_steps: int) -> "Standing":
-        """The standing once an update of it is in. A single fast round does not make it fast."""
-        pace_ms = Milliseconds(max(took_ms, 3 * self.pace_ms // 4))
-        return Standing(pace_ms, inner_steps, max(0, self.arrears - 1))
-
-    def after_miss(self, number: int) -> "Standing":
-        """The standing once round ``number`` passed it over: unless proven it is tried again at
-        once, and rests longer after each further miss.
-        """
-        missed = self.missed_in_a_row + 1
-        arrears = min(_ARREARS_MOST, self.arrears + 2)
-        after = msgspec.structs.replace(self, arrears=arrears, missed_in_a_row=missed)
-        if after.is_proven:
-            return after
-        rests = min(_REST_MOST, (1 << min(missed - 1, _REST_MOST)) - 1)
-        return msgspec.structs.replace(after, rests_until_round=number + 1 + rests)
-
-
-_REST_MOST = 32
-"""Rounds."""
 
 
 class Member(msgspec.Struct, frozen=True):

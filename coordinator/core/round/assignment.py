@@ -26,7 +26,7 @@ from coordinator.core.job.state import (
     initial_of,
 )
 from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
-from coordinator.core.round.standing import (
+from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
     resting_members,
@@ -347,15 +347,9 @@ def mark_late(job: Job) -> Job:
     late = {
         node: replace(participant, work=WorkState.LATE)
         for node, participant in round_.participants.items()
-        if participant.work is WorkState.PENDING and _is_late(job, node)
+        if participant.work is WorkState.PENDING and late_at_ms(job, node) <= job.at_ms
     }
     return replace(job, round=replace_participants(round_, late))
-
-
-def _is_late(job: Job, node: NodeId) -> bool:
-    round_ = job.open_round
-    standing = job.members[node].standing
-    return late_at_ms(round_, round_.participants[node], standing) <= job.at_ms
 
 
 def relieve_silent(job: Job) -> JobStep:
@@ -373,7 +367,7 @@ def relieve_silent(job: Job) -> JobStep:
     over = [
         node
         for node in round_.pending
-        if _is_late(job, node)
+        if late_at_ms(job, node) <= job.at_ms
         or (is_unproven and any(job.members[one].standing.is_proven for one in idle))
     ]
     step = JobStep(job)

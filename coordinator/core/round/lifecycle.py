@@ -41,9 +41,9 @@ from coordinator.core.round.assignment import (
     replace_participants,
     return_samples,
 )
-from coordinator.core.round.standing import (
+from coordinator.core.round.waiting import (
     assigned_shards,
-    is_awaited,
+    members_on_trial,
     next_timer_ms,
     quorum,
     remaining_patience_ms,
@@ -51,7 +51,7 @@ from coordinator.core.round.standing import (
     standings_after,
 )
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import SPARSE_CODECS
+from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds, Samples, several
 
 
@@ -68,8 +68,7 @@ def open_round(job: Job) -> JobStep:
     if job.spec.strategy == "aware":
         job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
         return JobStep(job, (PlanRound(plan_request(job)),))
-    resting = resting_members(job, number)
-    return _begin_round(job, _stated_plan(job, [node for node in nodes if node not in resting]))
+    return _begin_round(job, _stated_plan(job))
 
 
 def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
@@ -90,8 +89,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
     resting = {**resting_members(job, plan.round), **plan.resting}
-    awaited = {n for n in plan.nodes if is_awaited(job.spec, job.members[n].standing)}
-    on_trial = plan.nodes.keys() - awaited if awaited else set()
+    on_trial = members_on_trial(job, plan.nodes)
     deal = deal_shards(job, plan, total_samples)
     participants = {
         node: Participant(
@@ -149,26 +147,42 @@ def _funding_gap(job: Job, plan: RoundPlan) -> str:
     return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
 
 
-def _stated_plan(job: Job, nodes: list[NodeId]) -> RoundPlan:
-    """The round as the job file has it, the same for every node, whatever was measured."""
-    spec, steps = job.spec, job.spec.training.inner_steps
-    each = NodePlan(
-        inner_steps=steps,
-        codec=spec.codec.up,
-        reason=f"H={steps}, {spec.codec.up}",
-        connections=spec.round.connections,
-        prefetch_steps=prefetch_limit(spec, steps),
-    )
+_TRIAL_PART = 4
+"""A node on trial takes this part of the steps: it may be so many times slower and still be in
+before the others, and its pace is known then.
+"""
+
+
+def _stated_plan(job: Job) -> RoundPlan:
+    """The round as the job file has it, the same for every node but those that rest or are on
+    trial, whatever was measured.
+    """
+    spec, number = job.spec, job.newest_model.round
+    resting = resting_members(job, number)
+    nodes = [node for node in available_nodes(job) if node not in resting]
+    on_trial = members_on_trial(job, nodes)
+    steps = spec.training.inner_steps
+    full, trial = _stated_part(spec, steps), _stated_part(spec, max(1, steps // _TRIAL_PART))
     is_sparse = spec.codec.up in SPARSE_CODECS
     return RoundPlan(
-        round=job.newest_model.round,
-        nodes=dict.fromkeys(nodes, each),
-        resting={},
+        round=number,
+        nodes={node: trial if node in on_trial else full for node in nodes},
+        resting=resting,
         deadline_ms=Milliseconds(spec.round.deadline_ms),
         down=spec.codec.down,
         is_sparse=is_sparse,
         memory=PlanMemory(steps, 0, is_sparse),
         reason="",
+    )
+
+
+def _stated_part(spec: JobSpec, steps: int) -> NodePlan:
+    return NodePlan(
+        inner_steps=steps,
+        codec=spec.codec.up,
+        reason=f"H={steps}, {spec.codec.up}",
+        connections=spec.round.connections,
+        prefetch_steps=prefetch_limit(spec, steps),
     )
 
 
@@ -354,7 +368,7 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
         phase=Phase.AGGREGATING,
         reason=reason,
         round=closed,
-        members=standings_after(job, closed),
+        members=standings_after(job),
         patience_ms=remaining_patience_ms(job),
         streams=tuple(streams),
     )

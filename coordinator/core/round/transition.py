@@ -16,7 +16,7 @@ Rules that hold in every phase:
 - A shard is either with a node, covered by an accepted update, orphaned within its round, or back
   in its stream. Samples are never dropped.
 - Only updates that are in speak for a node. A round waits for nobody who is late, and for those who
-  are on trial only while the job has patience; neither counts for a quorum (see `standing`).
+  are on trial only while the job has patience; neither counts for a quorum (see `waiting`).
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
 - Each accepted update is recorded with its quality once, in the order of rounds, after its round is

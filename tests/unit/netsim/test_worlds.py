@@ -401,6 +401,7 @@ def test_churn_takes_nodes_away_and_brings_them_back_in_turns() -> None:
         ("clock_jump", "by_s = 60", "clock stays"),
         ("corrupt", "", "encrypted and signed"),
         ("lie", "", "does not lie"),
+        ("silent", "", "does its work"),
     ],
 )
 def test_what_real_programs_cannot_be_given_is_refused(kind: str, more: str, why: str) -> None:

@@ -13,10 +13,12 @@ While no update is in, nobody is late: all may be slow alike. A shard goes to an
 Where all updates are required (a quorum of 1), a round waits for every node that is not lost.
 """
 
+from collections.abc import Collection
 from math import ceil
 
 from msgspec.structs import replace
 
+from coordinator.core.job.standing import Standing
 from coordinator.core.job.state import (
     OPEN_WORK,
     Job,
@@ -34,11 +36,10 @@ from hypergpu.units import Milliseconds, several
 _FORECAST_TIMES = 2
 _PACE_TIMES = 3
 """Where nothing is forecast, what its own updates took is all that is known of a node."""
-_QUORUM_TIMES = 4
-"""A node of which nothing is known may be so many times slower than the quorum, or so many times
-slower than the only ones that are in.
-"""
+_QUORUM_TIMES = 3
+"""A node of which nothing is known may be so many times slower than the quorum."""
 _FEW_TIMES, _FEW_LEAST_MS = 16, 60_000
+"""So many times slower than the only ones that are in; and no node of known pace more than that."""
 _ARRIVALS_TIMES = 1.5
 """Where everybody is slower than usual, nobody is late before this many times the newest update."""
 _LEAST_MS = 15_000
@@ -46,8 +47,8 @@ _LEAST_MS = 15_000
 _UNHEARD_MS = 600_000
 """Without any update a shard stays so long with its node while another node is idle."""
 _PATIENCE_SHARE = 32
-_PATIENCE_TIMES = 3
-"""The first rounds, and at no time more, may wait for so many times what their updates took."""
+_PATIENCE_TIMES = 2
+"""The first rounds may wait for so many times what their updates took."""
 
 
 def waits_for_all(spec: JobSpec) -> bool:
@@ -79,6 +80,12 @@ def resting_members(job: Job, number: int) -> dict[NodeId, str]:
         for node, member in able.items()
         if member.standing.rests_until_round > number
     }
+
+
+def members_on_trial(job: Job, nodes: Collection[NodeId]) -> frozenset[NodeId]:
+    """Those of the participants that the round does not wait for; none where that leaves nobody."""
+    awaited = {node for node in nodes if is_awaited(job.spec, job.members[node].standing)}
+    return frozenset(nodes) - awaited if awaited else frozenset()
 
 
 def _passed_over(standing: Standing) -> str:
@@ -120,28 +127,34 @@ def assigned_shards(round_: Round) -> int:
     return both + len(round_.orphans)
 
 
-def late_at_ms(round_: Round, participant: Participant, standing: Standing) -> Milliseconds:
+def late_at_ms(job: Job, node: NodeId) -> Milliseconds:
     """When an awaited participant is late in job time, as far as is known now: a later update of
     somebody else may put it off.
     """
+    round_ = job.open_round
+    participant = round_.participants[node]
     if not round_.longest_ms:
         return Milliseconds(participant.assigned_at_ms + _UNHEARD_MS)
-    allowed_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _own_ms(round_, participant, standing))
+    allowed_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _own_ms(job, node))
     at_ms = Milliseconds(participant.assigned_at_ms + int(allowed_ms))
     is_stated = round_.spec.round.deadline_ms > 0
     return max(at_ms, round_.deadline_at_ms) if is_stated else at_ms
 
 
-def _own_ms(round_: Round, participant: Participant, standing: Standing) -> float:
+def _own_ms(job: Job, node: NodeId) -> float:
+    """By the participant's forecast; else by its pace, within what is known of all others."""
+    round_, standing = job.open_round, job.members[node].standing
+    participant = round_.participants[node]
     least_ms = LEAST_MS if round_.spec.strategy == "aware" else _LEAST_MS
     if participant.plan.forecast_ms:
         return max(least_ms, _FORECAST_TIMES * participant.plan.forecast_ms)
+    most_ms = max(_FEW_LEAST_MS, _FEW_TIMES * round_.longest_ms)
     if standing.pace_ms:
-        steps = participant.inner_steps / max(1, standing.pace_steps)
-        return max(_LEAST_MS, _PACE_TIMES * standing.pace_ms * steps)
-    if is_quorum_in(round_):
+        pace_ms = standing.pace_for(participant.inner_steps)
+        return min(most_ms, max(_LEAST_MS, _PACE_TIMES * pace_ms))
+    if job.patience_ms is not None or is_quorum_in(round_):
         return max(least_ms, _QUORUM_TIMES * round_.longest_ms)
-    return max(_FEW_LEAST_MS, _FEW_TIMES * round_.longest_ms)
+    return most_ms
 
 
 def next_timer_ms(job: Job) -> Milliseconds:
@@ -155,10 +168,7 @@ def next_timer_ms(job: Job) -> Milliseconds:
         held = (WorkState.PENDING,) if round_.longest_ms else OPEN_WORK
         soonest_ms = job.at_ms + (job.at_ms - round_.opened_at_ms) // _PATIENCE_SHARE
         moments += [
-            max(
-                Milliseconds(soonest_ms),
-                late_at_ms(round_, participant, job.members[node].standing),
-            )
+            max(Milliseconds(soonest_ms), late_at_ms(job, node))
             for node, participant in round_.participants.items()
             if participant.work in held
         ]
@@ -175,17 +185,23 @@ def remaining_patience_ms(job: Job) -> Milliseconds:
         left_ms = round_.trial_until_ms - job.at_ms
     else:
         left_ms = job.patience_ms
-    most_ms = _PATIENCE_TIMES * took_ms
+    most_ms = _FEW_TIMES * took_ms
     return Milliseconds(min(most_ms, max(0, left_ms) + took_ms // _PATIENCE_SHARE))
 
 
-def standings_after(job: Job, round_: Round) -> dict[NodeId, Member]:
-    """The members once the round has closed: whom it passed over has a miss more."""
-    members = dict(job.members)
+def standings_after(job: Job) -> dict[NodeId, Member]:
+    """The members once the open round closes, which all miss that have no update in it. A round of
+    ``aware`` is planned to close without some: its deadline alone speaks against nobody.
+    """
+    round_, members = job.open_round, dict(job.members)
+    awaited = {WorkState.LATE}
+    if round_.spec.strategy != "aware":
+        awaited.add(WorkState.PENDING)
     for node, participant in round_.participants.items():
-        is_planned = round_.spec.strategy == "aware"
-        is_cut = participant.work is WorkState.CUT and not is_planned
-        if participant.work is WorkState.PASSED_OVER or is_cut:
-            standing = members[node].standing.after_miss(round_.number)
-            members[node] = replace(members[node], standing=standing)
+        standing = members[node].standing
+        if participant.work in awaited:
+            standing = standing.after_miss(round_.number)
+        elif participant.work in (WorkState.ON_TRIAL, WorkState.PASSED_OVER):
+            standing = standing.after_trial(round_.number)
+        members[node] = replace(members[node], standing=standing)
     return members
