@@ -199,11 +199,6 @@ def _unused_problems(tree: Mapping[str, Any], strategy: str) -> Iterator[Problem
         return
     if "aware" in tree:
         yield unused_aware(strategy)
-    rows = _table_of(tree, "round")
-    if "quorum" in rows and not (rows.get("deadline") or rows.get("deadline_ms")):
-        is_fixed = "round.deadline_ms" in FIXED.get(strategy, {})
-        fix = "remove quorum" if is_fixed else 'add deadline = "60s" or remove quorum'
-        yield Problem("round.quorum", "quorum does nothing without a deadline", fix)
 
 
 def _planned_problems(tree: Mapping[str, Any]) -> Iterator[Problem]:

@@ -44,19 +44,21 @@ class Standing(msgspec.Struct, frozen=True):
         return Standing(pace_ms, inner_steps, arrears, misses)
 
     def after_trial(self, number: int) -> "Standing":
-        """The standing once round ``number`` closed without its update: unless proven it is tried
-        again at once, and rests longer after each further miss.
+        """The standing once round ``number`` closed without its update and had not to wait for it:
+        it rests, longer each time.
         """
         missed = self.missed_in_a_row + 1
-        after = msgspec.structs.replace(self, missed_in_a_row=missed)
-        if after.is_proven:
-            return after
         rests = min(_REST_MOST, (1 << min(missed - 1, _REST_MOST)) - 1)
-        return msgspec.structs.replace(after, rests_until_round=number + 1 + rests)
+        return msgspec.structs.replace(
+            self, missed_in_a_row=missed, rests_until_round=number + 1 + rests
+        )
 
-    def after_miss(self, number: int) -> "Standing":
-        """The same once the round had waited for it."""
+    def after_miss(self) -> "Standing":
+        """The standing once a round has waited for it in vain: the next one tries it at once."""
         misses = min(self.misses + 1, _ARREARS_MOST)
-        arrears = min(_ARREARS_MOST, self.arrears + (1 << misses))
-        after = msgspec.structs.replace(self, arrears=arrears, misses=misses)
-        return after.after_trial(number)
+        return msgspec.structs.replace(
+            self,
+            arrears=min(_ARREARS_MOST, self.arrears + (1 << misses)),
+            misses=misses,
+            missed_in_a_row=self.missed_in_a_row + 1,
+        )

@@ -19,15 +19,7 @@ from math import ceil
 from msgspec.structs import replace
 
 from coordinator.core.job.standing import Standing
-from coordinator.core.job.state import (
-    OPEN_WORK,
-    Job,
-    Member,
-    Participant,
-    Round,
-    Standing,
-    WorkState,
-)
+from coordinator.core.job.state import OPEN_WORK, Job, Member, Participant, Round, WorkState
 from coordinator.core.plan.participation import LEAST_MS
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -200,7 +192,7 @@ def standings_after(job: Job) -> dict[NodeId, Member]:
     for node, participant in round_.participants.items():
         standing = members[node].standing
         if participant.work in awaited:
-            standing = standing.after_miss(round_.number)
+            standing = standing.after_miss()
         elif participant.work in (WorkState.ON_TRIAL, WorkState.PASSED_OVER):
             standing = standing.after_trial(round_.number)
         members[node] = replace(members[node], standing=standing)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from coordinator.core.job.state import Job, Participant
+from coordinator.core.round.waiting import standing_reason
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.nodes import ConnectedNodes
@@ -42,7 +43,7 @@ def require_visible(job: Job, own: OwnNodes) -> None:
 def participants(
     connected: ConnectedNodes, job: Job, own: OwnNodes = None
 ) -> list[job_pb2.ParticipantSummary]:
-    """The open round's participants in slot order, then those that its plan lets rest.
+    """The open round's participants in slot order, then those that rest.
 
     Args:
         connected: Tells names and progress.
@@ -53,7 +54,10 @@ def participants(
     if round_ is None:
         return []
     ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
-    taking_part = [_summary(connected, node, participant) for node, participant in ordered]
+    taking_part = [
+        _summary(connected, node, participant, standing_reason(job.members[node], participant))
+        for node, participant in ordered
+    ]
     resting = [
         _resting(connected, node, job.members[node].slot, why)
         for node, why in sorted(round_.resting.items())
@@ -62,9 +66,10 @@ def participants(
 
 
 def _summary(
-    connected: ConnectedNodes, node: NodeId, participant: Participant
+    connected: ConnectedNodes, node: NodeId, participant: Participant, why: str
 ) -> job_pb2.ParticipantSummary:
     message = translate.participant_summary(node, participant, connected.progress.get(node))
+    message.reason = why or message.reason
     message.name = connected.name_of(node)
     return message
 

@@ -218,10 +218,6 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
             ),
         ),
         (
-            "[round]\nquorum = 0.5\n",
-            'quorum does nothing without a deadline. Fix: add deadline = "60s" or remove quorum',
-        ),
-        (
             "[training]\nrounds = 2\ninner_steps = 5\n[inner]\nwarmup_steps = 10\n",
             "a warm-up of 10 steps outlasts the job. Fix: stay below rounds x inner_steps = 10",
         ),

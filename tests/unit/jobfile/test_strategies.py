@@ -79,10 +79,6 @@ def test_what_a_strategy_fixes_may_be_repeated() -> None:
             ),
         ),
         (
-            'strategy = "sync"\n[round]\nquorum = 0.5\n',
-            "job.toml:4 [round] quorum: quorum does nothing without a deadline. Fix: remove quorum",
-        ),
-        (
             'strategy = "awar"\n',
             'job.toml:2 strategy: "awar" is unknown. Fix: did you mean "aware"?',
         ),
@@ -110,8 +106,10 @@ def test_outer_settings_beside_a_sparse_codec_are_refused() -> None:
     )
 
 
-def test_aware_takes_a_quorum_without_a_deadline_of_the_file() -> None:
-    assert parse_job(f'{HEAD}strategy = "aware"\n[round]\nquorum = 0.5\n').round.quorum == 0.5
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_takes_a_quorum_without_a_deadline_of_the_file(strategy: str) -> None:
+    text = f'{HEAD}strategy = "{strategy}"\n[round]\nquorum = 0.5\n'
+    assert parse_job(text).round.quorum == 0.5
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
