@@ -57,9 +57,11 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rules by which a round closes before all its updates have arrived."""
 
     deadline_ms: int = 0
-    """Time limit of a round; 0: it waits for every node that is not lost."""
+    """Time limit of a round; 0: limits follow from what was measured."""
     quorum: float = 0.6
-    """Least share of the assigned updates that may close a round at its deadline, in (0, 1]."""
+    """Least share of the assigned updates that may close a round at its deadline, in (0, 1]; with
+    1 a round waits for every node that is not lost.
+    """
     connections: int = 1
     """Connections of each node for models and updates, where no plan decides on them."""
     overlap: str = "none"

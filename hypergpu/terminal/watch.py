@@ -142,7 +142,7 @@ _NOTES = {
     "NodePaused": "node {node} rests: {reason}",
     "UpdateRejected": "update of {node} refused: {reason}",
     "ShardHandedBack": "node {node} handed its shard back: {reason}",
-    "DeadlineReached": "round {round} reached its deadline",
+    "DeadlineReached": "a time limit of round {round} has passed",
     "ModelInitialised": "the initial model is ready",
     "PreparationFailed": "the initial model could not be made",
     "ModelLost": "the model's bytes were damaged: {reason}",

@@ -55,7 +55,12 @@ specs = st.builds(
     ),
 )
 choices = st.lists(
-    st.tuples(st.integers(0, 25), st.sampled_from(NODES), st.integers(0, 40)),
+    st.tuples(
+        st.integers(0, 25),
+        st.sampled_from(NODES),
+        # The long ones bring limits and timers about.
+        st.one_of(st.integers(0, 40), st.sampled_from([5_000, 70_000, 700_000])),
+    ),
     min_size=40,
     max_size=120,
 )

@@ -265,7 +265,7 @@ def test_sentences_count_rounds_from_one() -> None:
     recorded = {"round": 0, "reason": "round 0 closed: all are there", "duration_ms": 1}
     projection = fold(("DeadlineReached", {"round": 0}), ("RoundRecorded", recorded))
     texts = [each["text"] for each in job(projection)["events"]]
-    assert texts == ["round 1 reached its deadline", "round 1 closed: all are there"]
+    assert texts == ["a time limit of round 1 has passed", "round 1 closed: all are there"]
     assert job(projection)["rounds_by_number"]["0"]["reason"] == texts[1]
 
 
