@@ -18,7 +18,7 @@ paces = st.lists(st.none() | st.integers(1_000, 60_000), min_size=2, max_size=8)
 """What a node's update takes; None: it is silent."""
 
 
-def advanced(job: Job, event: Event) -> Job:
+def advance(job: Job, event: Event) -> Job:
     """The job after a legal event, with its invariants checked."""
     assert not rejection(job, event), event
     step = transition(job, event)
@@ -42,9 +42,9 @@ def round_done(job: Job, pace_ms: dict[NodeId, int]) -> Job:
         if arrivals and (not timer_ms or arrivals[0][0] <= timer_ms):
             now_ms, node = arrivals.pop(0)
             lease = job.open_round.participants[node].lease
-            job = advanced(job, update_event(node, round_=opened.number, lease=lease, at_ms=now_ms))
+            job = advance(job, update_event(node, round_=opened.number, lease=lease, at_ms=now_ms))
         else:
-            job = advanced(job, events.DeadlineReached(at_ms=timer_ms, round=opened.number))
+            job = advance(job, events.DeadlineReached(at_ms=timer_ms, round=opened.number))
     raise AssertionError("the round never closes")
 
 
@@ -59,14 +59,14 @@ def test_rounds_close_as_long_as_one_node_works(
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum),
     )
     sizes = (Samples(50), Samples(40))
-    job = advanced(
+    job = advance(
         new_job(spec),
         events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=sizes),
     )
     pace_ms = {}
     for number, pace in enumerate(paces):
         node = NodeId(f"node-{number}")
-        job = advanced(job, events.NodeJoined(at_ms=at(0), node=node))
+        job = advance(job, events.NodeJoined(at_ms=at(0), node=node))
         if pace is not None:
             pace_ms[node] = pace
     slowest_ms = max(pace_ms.values())
@@ -76,6 +76,6 @@ def test_rounds_close_as_long_as_one_node_works(
         took_ms = job.at_ms - opened_ms
         assert took_ms <= max(60_000, 16.5 * slowest_ms) + deadline_ms
         assert job.open_round.accepted_updates
-        job = advanced(job, fold_event(number, at_ms=job.at_ms + 10))
+        job = advance(job, fold_event(number, at_ms=job.at_ms + 10))
     silent = job.members.keys() - pace_ms.keys()
     assert not any(job.members[node].standing.is_proven for node in silent)
