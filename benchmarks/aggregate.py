@@ -134,7 +134,7 @@ def measured_fold(folder: Path, codec: str, updates: int) -> int:
         outer=Outer(),
         base_model=stored_blob(folder / "base"),
         outer_state=None,
-        updates=(StoredUpdate(update.path, update.digest, Samples(32), codec),) * updates,
+        updates=(StoredUpdate(update.path, update.digest, 32, codec),) * updates,
         output_dir=folder,
     )
     idle_bytes = psutil.Process().memory_info().rss

@@ -32,7 +32,6 @@ NAMES = {
     "aggregate.model_stored": "the next model is a blob, its outer state and delta are not",
     "aggregate.stored": "all blobs of the next model are there, not yet an event",
     "evaluate.done": "an evaluation is done, not yet an event",
-    "judge.done": "some updates were judged, not yet an event",
     "serve.answer": "an answer of a stream was handed to the transport",
     "collect.begin": "blobs are about to be collected",
     "collect.done": "blobs were collected",

@@ -20,7 +20,6 @@ from hypergpu.jobfile.spec import (
     SPARSE_CODECS,
     Aware,
     JobSpec,
-    Pay,
     Scalar,
 )
 from hypergpu.jobfile.toml import JobFileError, Problem, join_words, nearest, suggestion
@@ -112,10 +111,9 @@ def pay_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield settings of ``[pay]`` that contradict each other or the work."""
     pay, training = spec.pay, spec.training
     if pay.unit_price <= 0:
-        for name in ("escrow", "judged"):
-            if getattr(pay, name) != getattr(Pay(), name):
-                what = f"{name} does nothing where nothing is paid"
-                yield Problem(f"pay.{name}", what, f"set unit_price in [pay], or remove {name}")
+        if pay.escrow:
+            what = "escrow does nothing where nothing is paid"
+            yield Problem("pay.escrow", what, "set unit_price in [pay], or remove escrow")
         return
     a_round = pay.most_for(training.inner_steps * training.batch_size * training.nodes)
     if 0 < pay.escrow < a_round:

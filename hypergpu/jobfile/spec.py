@@ -119,12 +119,17 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
     rounds_per_epoch: int = 10
     """Rounds that are settled together."""
-    judged: int = 1
-    """Updates of a round that are judged on held-out data, where the job pays."""
 
     def most_for(self, samples: int) -> int:
         """Return the pay for samples whose updates are all of full quality."""
         return -(-self.unit_price * samples // 100)
+
+
+class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Protection of the model from nodes that lie or fail."""
+
+    rule: str = "robust"
+    """``robust`` weighs updates by what they do for held-out data; ``mean`` counts all in full."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +150,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: Evaluation = Evaluation()
     aware: Aware = Aware()
     pay: Pay = Pay()
+    trust: Trust = Trust()
 
     @property
     def stated_samples(self) -> Samples:
@@ -270,7 +276,6 @@ LIMITS: Mapping[str, NumberRange] = {
     "pay.unit_price": NumberRange(0, 1e24),
     "pay.escrow": NumberRange(0, 1e28),
     "pay.rounds_per_epoch": NumberRange(1, 1_000_000),
-    "pay.judged": NumberRange(0, 16),
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -281,6 +286,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
     "aware.sparsest": ("int4", *SPARSE_CODECS),
+    "trust.rule": ("robust", "mean"),
 }
 
 NAME_LENGTH_MOST = 64

@@ -22,7 +22,7 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements import OUT_OF_MEMORY, BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor
-from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation, simulated_judgement
+from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.worlds import TransferSizes
 
@@ -268,9 +268,6 @@ class CoordinatorActor:
             case commands.EvaluateModel():
                 answer = simulated_evaluation(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
-            case commands.JudgeUpdates():
-                verdict = simulated_judgement(command)
-                self._later(EVALUATE_MS, lambda: self._take_answer(job_id, verdict))
             case commands.WriteRecord(record=events.RoundRecorded(duration_ms=duration_ms)):
                 self.round_ms[job_id].append(duration_ms)
             case _:

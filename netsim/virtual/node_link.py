@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import EvaluateModel, JudgeUpdates
-from coordinator.core.job.events import EvaluationReady, UpdatesJudged
+from coordinator.core.job.commands import EvaluateModel
+from coordinator.core.job.events import EvaluationReady
 from coordinator.core.job.state import Job
 from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
@@ -406,12 +406,4 @@ def simulated_evaluation(command: EvaluateModel) -> EvaluationReady:
         loss=1 / (1 + command.round),
         metric=1 - 1 / (1 + command.round),
         metric_name="accuracy",
-    )
-
-
-def simulated_judgement(command: JudgeUpdates) -> UpdatesJudged:
-    """Each update alone is worth half of what its round is."""
-    losses = {update.node: 0.9 for update in command.updates}
-    return UpdatesJudged(
-        at_ms=_NOW, round=command.round, base_loss=1.0, made_loss=0.8, losses=losses
     )

@@ -213,8 +213,7 @@ def _pay(training: TrainingSettings) -> Pay:
     """Half of the jobs pay, with an escrow for more nodes than they state."""
     if training.seed % 2:
         return Pay(rounds_per_epoch=3)
-    rounds_per_epoch, judged = 1 + training.rounds % 5, training.inner_steps % 3
-    return Pay(1_000, escrow=10**12, rounds_per_epoch=rounds_per_epoch, judged=judged)
+    return Pay(1_000, escrow=10**12, rounds_per_epoch=1 + training.rounds % 5)
 
 
 def calm_world(seed: int, nodes: int, rounds: int) -> SimulatedWorld:

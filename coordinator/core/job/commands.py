@@ -3,7 +3,7 @@
 import msgspec
 
 from coordinator.core.job.events import Record
-from coordinator.core.job.state import JudgedUpdate, Model
+from coordinator.core.job.state import Model, TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
@@ -74,6 +74,9 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     weight: int
     """Against the others; 0 leaves it out."""
     codec: str
+    inner_steps: int
+    clip: int = 65_536
+    """What it is multiplied by besides, in 1/65,536."""
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -87,8 +90,16 @@ class Aggregate(msgspec.Struct, frozen=True):
     """Codec of the delta."""
     is_sparse: bool
     """Whether the outer step is plain SGD, as sparse codecs need it."""
+    trust: TrustMemory
+    weighing: Weighing | None
+    """Weighing of these updates, where they were folded before; None: they are to be weighed."""
+    manifest: BlobRef | None
     scale: float = 1.0
     """Multiplies the weighted mean."""
+    fallback: Model | None = None
+    """The model before ``base``, to go back to where ``base`` is of no use."""
+    makers: tuple["FoldedUpdate", ...] = ()
+    """Updates that ``base`` was made of."""
 
 
 class EvaluateModel(msgspec.Struct, frozen=True):
@@ -96,19 +107,6 @@ class EvaluateModel(msgspec.Struct, frozen=True):
 
     round: int
     model: Model
-    spec: JobSpec
-    manifest: BlobRef | None
-
-
-class JudgeUpdates(msgspec.Struct, frozen=True):
-    """Measure ``base``, ``made``, and ``base`` with each of these updates alone on held-out data;
-    answered by `UpdatesJudged`.
-    """
-
-    round: int
-    base: BlobRef
-    made: BlobRef
-    updates: tuple[JudgedUpdate, ...]
     spec: JobSpec
     manifest: BlobRef | None
 
@@ -128,6 +126,5 @@ Command = (
     | SetDeadline
     | Aggregate
     | EvaluateModel
-    | JudgeUpdates
     | WriteRecord
 )

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from coordinator.core.job.state import AcceptedUpdate, Funding, Model
+from coordinator.core.job.state import AcceptedUpdate, Funding, Model, Weighing
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
@@ -127,8 +127,8 @@ class AggregateReady(StampedEvent, frozen=True, tag=True):
     """Model bytes served to nodes since the last aggregate."""
     agreement: float | None = None
     """Agreement of the updates, see `PlanRequest.agreement`; None when it is not known."""
-    agreements: dict[NodeId, float] = {}
-    """Cosine of each update with the mean of the others; of some it is not known."""
+    weighing: Weighing | None = None
+    """How much each update counted; None where no model was made of them."""
 
 
 class ModelLost(StampedEvent, frozen=True, tag=True):
@@ -155,19 +155,6 @@ class EvaluationFailed(StampedEvent, frozen=True, tag=True):
 
     round: int
     reason: str
-
-
-class UpdatesJudged(StampedEvent, frozen=True, tag=True):
-    """Some updates of a round were measured on held-out data, or that was given up."""
-
-    round: int
-    base_loss: float | None = None
-    """Loss of the model that the round started from; None: judging was given up."""
-    made_loss: float | None = None
-    """Loss of the model that the round made; None when it is not finite."""
-    losses: dict[NodeId, float] = {}
-    """Loss of the base model with one node's update alone. Non-finite losses are omitted."""
-    reason: str = ""
 
 
 class JobPaused(StampedEvent, frozen=True, tag=True):
@@ -288,4 +275,4 @@ ModelEvent = (
 Record = RoundRecorded | RoundMeasured | JobEnded
 """What the machine writes and never reads."""
 
-Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | UpdatesJudged | Record
+Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | Record

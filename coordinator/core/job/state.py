@@ -13,7 +13,7 @@ from coordinator.core.plan.decision import NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
-from hypergpu.statements import BlobRef, Contribution, Delta, Prefetch, SampleRange, Terms
+from hypergpu.statements import BlobRef, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
@@ -140,6 +140,39 @@ class Participant(msgspec.Struct, frozen=True):
         return self.plan.codec
 
 
+class TrustMemory(msgspec.Struct, frozen=True):
+    """What a job's rounds taught of its nodes, see `coordinator.core.trust`."""
+
+    weights: dict[NodeId, int] = {}
+    """Learned weights in 1/65,536 of a whole one."""
+    rounds: int = 0
+    """Rounds that were weighed."""
+    signal: float = 0.0
+    """The strongest influence of late, which fades."""
+    signal_most: float = 0.0
+    strength: float = 0.0
+    """The newest round's influences as a part of ``signal``, in [0, 1]."""
+    loss: float | None = None
+    """Held-out loss of the newest model that was of use; None: it is not known."""
+    rollbacks: int = 0
+    """Rollbacks in a row."""
+
+
+class Weighing(msgspec.Struct, frozen=True):
+    """How much each update of a closed round counts, in 1/65,536."""
+
+    clips: dict[NodeId, int]
+    """Factors that shrink long updates, of those that are not whole; 0 leaves one out."""
+    votes: dict[NodeId, int]
+    """Shares of a vote, of those that are not full; 0 leaves one out, and unpaid."""
+    reasons: dict[NodeId, str]
+    """Why a vote is not a full one."""
+    memory: TrustMemory
+    """After the round."""
+    rollback: str = ""
+    """Why the job went back to the model before instead; empty: it did not."""
+
+
 class Round(msgspec.Struct, frozen=True):
     """The open or closing round. ``number`` counts from 0."""
 
@@ -164,6 +197,8 @@ class Round(msgspec.Struct, frozen=True):
     """Nodes that were there and that its plan gave nothing, with the reason."""
     agreement: float | None = None
     """Agreement of its updates, once they are folded; see `PlanRequest.agreement`."""
+    weighing: Weighing | None = None
+    """How much its updates counted, once they are folded."""
     deadline_at_ms: Milliseconds = Milliseconds(0)
     """0: none."""
     is_overdue: bool = False
@@ -243,69 +278,6 @@ class ModelScore(msgspec.Struct, frozen=True):
     metric_name: str = ""
 
 
-class DueUpdate(msgspec.Struct, frozen=True):
-    """An accepted update of a closed round whose quality is still to be stated."""
-
-    contribution: Contribution
-    signature: bytes
-    """The node's signature of the contribution."""
-    took_ms: Milliseconds
-    allowed_ms: Milliseconds
-    """From its assignment to the round's deadline; 0: it had none."""
-    agreement: float | None = None
-    """Cosine with the mean of the round's other updates; None when it is not known."""
-
-
-class JudgedUpdate(msgspec.Struct, frozen=True):
-    """An update that is measured on held-out data, alone on the model that it started from."""
-
-    node: NodeId
-    blob: BlobRef
-    codec: str
-
-
-class Judgement(msgspec.Struct, frozen=True):
-    """Losses on held-out data that a judge found for one round."""
-
-    base_loss: float | None = None
-    """Loss of the model that the round started from; None: judging was given up."""
-    made_loss: float | None = None
-    """Loss of the model that the round made; None where it is not finite."""
-    losses: dict[NodeId, float] = {}
-    """Loss of the base model with one node's update alone. Non-finite losses are omitted."""
-
-
-class UnmeasuredRound(msgspec.Struct, frozen=True):
-    """A closed round whose updates have no final quality yet.
-
-    Rounds are measured in their order: one that is judged already may wait for an earlier one.
-    """
-
-    number: int
-    base: BlobRef
-    """The model that its updates started from."""
-    made: BlobRef
-    """The model that they were folded into."""
-    due: dict[NodeId, DueUpdate]
-    """Accepted updates in slot order."""
-    judged: tuple[JudgedUpdate, ...] = ()
-    """Updates that a judge measures on held-out data."""
-    judgement: Judgement | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether nothing is awaited from a judge."""
-        return not self.judged or self.judgement is not None
-
-
-class Trial(msgspec.Struct, frozen=True):
-    """A judged update: its own reduction of the held-out loss as a part of its round's."""
-
-    node: NodeId
-    part: float
-    """At least 0; 1 is as much as the whole round."""
-
-
 class Funding(msgspec.Struct, frozen=True):
     """How much of the job's work its escrow covers, as payments stated last."""
 
@@ -360,10 +332,7 @@ class Job(msgspec.Struct, frozen=True):
     patience_ms: Milliseconds | None = None
     """How long its rounds may still wait for nodes on trial; None: no round has closed yet."""
     tally: Tally = Tally()
-    unmeasured: tuple[UnmeasuredRound, ...] = ()
-    """By number."""
-    trials: tuple[Trial, ...] = ()
-    """Newest results of judges, oldest first: a node's worth follows from them."""
+    trust: TrustMemory = TrustMemory()
     is_over: bool = False
     """`JobEnded` is journalled: no round will be measured any more."""
 
@@ -423,8 +392,6 @@ def _blobs(job: Job) -> Iterator[BlobRef]:
             yield from _model_blobs(model)
     if job.best_model is not None:
         yield job.best_model.blob
-    for waiting in (each for each in job.unmeasured if not each.is_ready):
-        yield from (waiting.base, waiting.made, *(update.blob for update in waiting.judged))
     for round_ in (job.round, job.closed):
         if round_ is not None:
             yield from _update_blobs(round_)

@@ -292,6 +292,7 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
         round=None,
         spec=job.next_spec or job.spec,
         next_spec=None,
+        trust=event.weighing.memory if event.weighing is not None else job.trust,
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
     record = WriteRecord(_figures(job, round_, event))
@@ -386,7 +387,8 @@ def _mark_unreadable(round_: Round, event: events.AggregateReady) -> Round:
         node: replace(round_.participants[node], work=WorkState.UNREADABLE)
         for node, _ in event.omitted
     }
-    return replace(replace_participants(round_, unreadable), agreement=event.agreement)
+    marked = replace_participants(round_, unreadable)
+    return replace(marked, agreement=event.agreement, weighing=event.weighing)
 
 
 def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) -> Job:

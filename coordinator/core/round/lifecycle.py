@@ -28,7 +28,6 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.node_work import prefetch_limit
-from coordinator.core.quality import judging_commands
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
@@ -312,20 +311,38 @@ def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> J
     return JobStep(job, (*cancelled, *(ReleaseNode(node, reason) for node in present)))
 
 
-def aggregate(round_: Round, base: Model) -> Aggregate:
+def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     """The command that makes the next model of ``base``: the same round gives the same one."""
     weights, scale = _weights(round_)
+    is_newest = job.model is not None and base.blob.digest == job.model.blob.digest
+    makers = job.closed if is_newest and job.closed is not None else None
     return Aggregate(
         round=round_.number,
         base=base,
-        updates=tuple(
-            FoldedUpdate(node, participant.slot, update.blob, weights[node], update.codec)
-            for node, participant, update in round_.accepted_updates
-        ),
+        updates=_folded_updates(round_, weights),
+        trust=job.trust,
+        weighing=round_.weighing,
+        manifest=job.manifest,
+        fallback=job.previous if makers is not None else None,
+        makers=_folded_updates(makers, {}) if makers is not None else (),
         spec=round_.spec,
         down=round_.down,
         is_sparse=round_.is_sparse,
         scale=scale,
+    )
+
+
+def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[FoldedUpdate, ...]:
+    return tuple(
+        FoldedUpdate(
+            node=node,
+            slot=participant.slot,
+            blob=update.blob,
+            weight=weights.get(node, 0),
+            codec=update.codec,
+            inner_steps=participant.inner_steps,
+        )
+        for node, participant, update in round_.accepted_updates
     )
 
 
@@ -372,7 +389,7 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
         patience_ms=remaining_patience_ms(job),
         streams=tuple(streams),
     )
-    return JobStep(job, (*cancellations(round_, reason), aggregate(closed, job.newest_model)))
+    return JobStep(job, (*cancellations(round_, reason), aggregate(job, closed, job.newest_model)))
 
 
 def _work_at_close(work: WorkState) -> WorkState:
@@ -391,21 +408,21 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     evaluations = (
         EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
     )
-    return (*_phase_commands(job), *evaluations, *judging_commands(job))
+    return (*_phase_commands(job), *evaluations)
 
 
 def remake(job: Job) -> Command:
     """The command that makes the current model, from the model and updates before it if any."""
     if job.previous is None or job.closed is None:
         return InitialiseModel(job.job_id, job.spec, job.manifest)
-    return aggregate(job.closed, job.previous)
+    return aggregate(job, job.closed, job.previous)
 
 
 def _phase_commands(job: Job) -> tuple[Command, ...]:
     if job.active_phase is Phase.PREPARING:
         return (remake(job),)
     if job.active_phase is Phase.AGGREGATING:
-        return (aggregate(job.open_round, job.newest_model),)
+        return (aggregate(job, job.open_round, job.newest_model),)
     if job.phase is Phase.PLANNING:
         return (PlanRound(plan_request(job)),)
     if job.phase is Phase.TRAINING:

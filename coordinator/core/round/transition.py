@@ -20,7 +20,7 @@ Rules that hold in every phase:
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
 - Each accepted update is recorded with its quality once, in the order of rounds, after its round is
-  folded; training does not wait for that.
+  folded.
 - A round opens only if the job's funding covers it; else the job waits, with the reason.
 - A pause voids nothing that was accepted: on resume the same shards go out again under new leases.
 """
@@ -63,7 +63,6 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.JobStopped: _LIVE,
     events.ParametersChanged: _LIVE - {Phase.FINISHING},
     events.FundingChanged: _LIVE,
-    events.UpdatesJudged: frozenset(Phase),
     events.RoundRecorded: frozenset(Phase),
     events.RoundMeasured: frozenset(Phase),
     events.JobEnded: frozenset(Phase),
@@ -104,7 +103,7 @@ def rejection(job: Job, event: Event) -> str:
             return _round_rejection(job, event)
         case events.ParametersChanged():
             return _parameters_rejection(job, event)
-        case events.EvaluationReady() | events.EvaluationFailed() | events.UpdatesJudged():
+        case events.EvaluationReady() | events.EvaluationFailed():
             return _evaluation_rejection(job, event)
         case _:
             return ""
@@ -166,14 +165,7 @@ def _model_rejection(
             return "" if is_due else f"round {event.round} is not being aggregated"
 
 
-def _evaluation_rejection(
-    job: Job, event: events.EvaluationReady | events.EvaluationFailed | events.UpdatesJudged
-) -> str:
-    if isinstance(event, events.UpdatesJudged):
-        is_due = any(
-            event.round == waiting.number and not waiting.is_ready for waiting in job.unmeasured
-        )
-        return "" if is_due else f"no updates of round {event.round} are to be judged"
+def _evaluation_rejection(job: Job, event: events.EvaluationReady | events.EvaluationFailed) -> str:
     waiting = {model.round for model in job.evaluating}
     return "" if event.round in waiting else f"no evaluation of round {event.round} is due"
 
@@ -237,7 +229,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.EvaluationFailed: event_steps.skip_score,
     events.RoundPlanned: lambda job, event: open_planned_round(job, event.plan),
 }
-"""The step of each event. Records, and findings of judges, change nothing but the quality."""
+"""The step of each event. Records change nothing."""
 
 
 def transition(job: Job | None, event: Event) -> JobStep:

@@ -1,38 +1,51 @@
-"""What a fold computes of a span: weighted means, the outer step, and how far updates agree.
-Float32 in slot order, with the same bits on any CPU; knows no files.
-
-How far updates point the same way: the worth of more nodes, and who goes along.
-
-The agreement of a round is ``n |mean|^2 / mean(|u_i|^2)`` over its updates u_i as they were sent,
-with equal weights: n for equal updates, 1 for orthogonal ones, 0 for those that cancel. Each update
-also has its cosine with the sum of the others. Only some records are looked at, so that it costs
-little: one of 64, and about four of a small model; of many updates only the first values of each
-record, since those are kept until all have been added.
+"""What a fold computes of a span: weighted means and the outer step. Float32 in slot order, with
+the same bits on any CPU; knows no files.
 """
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.core.trust import WHOLE
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.layout import Float32s, Octets
-from hypergpu.tensors.quantisation import GROUP, RECORD, Codec, groups
+from hypergpu.tensors.quantisation import GROUP, Codec, groups
 from hypergpu.tensors.topk import TopK
-from hypergpu.units import Samples
 
 _LONE_SHARE = np.float32(0.5)
 
 
-def weights_of(samples: Sequence[Samples]) -> tuple[np.float32, ...]:
-    """Share of each update in the mean; every count is at least 1."""
-    total = sum(samples)
-    return tuple(np.float32(count / total) for count in samples)
+class UpdateWeight(NamedTuple):
+    """How much one update counts."""
+
+    share: np.float32
+    """Its share in the mean; all shares together are 1."""
+    clip: np.float32
+    """The share times its clip: what its values are multiplied by."""
+
+
+def fold_weights(weights: Sequence[int], clips: Sequence[int]) -> tuple[UpdateWeight, ...]:
+    """Shares of updates from whole weights of at least 1, and their clips in 1/65,536.
+
+    Whole clips leave the share as it is, bit for bit.
+    """
+    total = sum(weights)
+    return tuple(
+        UpdateWeight(np.float32(weight / total), np.float32(weight * clip / (total * WHOLE)))
+        for weight, clip in zip(weights, clips, strict=True)
+    )
+
+
+def unclipped_rest(weights: Sequence[int], clips: Sequence[int]) -> np.float32:
+    """What clips take from the sum of all shares."""
+    lost = sum(weight * (WHOLE - clip) for weight, clip in zip(weights, clips, strict=True))
+    return np.float32(lost / (sum(weights) * WHOLE))
 
 
 class WeightedMean:
-    """Sum of updates times their weights, which add up to 1.
+    """Sum of updates times their clipped weights, which add up to 1 at most.
 
     The sum is float32 in the order of `add`. Against exact arithmetic each coordinate is off by at
     most ``(n + 2) * 2**-24 * sum(|w_i * d_i|)`` for n updates, far below what int8 or even bfloat16
@@ -50,16 +63,17 @@ class WeightedMean:
         self._sum = self._total[:count]
         self._is_empty = True
 
-    def add(self, codec: Codec, payload: Octets, weight: np.float32) -> None:
+    def add(self, codec: Codec, payload: Octets, weight: UpdateWeight) -> None:
         """Decode one update's span and add it."""
+        factor = weight.clip
         for here, there in groups(codec, self._sum.size):
             total = self._sum[here]
             scratch = self._scratch[: total.size]
             values = codec.values(payload[there], scratch)
             if self._is_empty:
-                np.multiply(values, weight, out=total)
+                np.multiply(values, factor, out=total)
             else:
-                np.multiply(values, weight, out=scratch)
+                np.multiply(values, factor, out=scratch)
                 np.add(total, scratch, out=total)
         self._is_empty = False
 
@@ -71,10 +85,10 @@ class WeightedMean:
 class SenderMean:
     """Weighted mean of each coordinate over those who sent it, for rounds with sparse updates.
 
-    ``D_j = sum_i w_i M_ij / sum_{i sent j} w_i``. An update in a dense codec sends every
-    coordinate, a sparse one those that it names, whatever their value. A coordinate that one alone
-    of several updates sent is halved, for otherwise that sender would decide it. See
-    docs/decisions/0009. Sums are float32 in the order of `add`.
+    ``D_j = sum_i c_i w_i M_ij / sum_{i sent j} w_i``, with clips c. An update in a dense
+    codec sends every coordinate, a sparse one those that it names, whatever their value. A
+    coordinate that one alone of several updates sent is halved, for otherwise that sender would
+    decide it. See docs/decisions/0009. Sums are float32 in the order of `add`.
     """
 
     def __init__(self, span: int, updates_count: int) -> None:
@@ -95,20 +109,20 @@ class SenderMean:
         self._dense_weight = np.float32(0)
         self._dense_senders = 0
 
-    def add(self, codec: Codec, payload: Octets, weight: np.float32) -> None:
+    def add(self, codec: Codec, payload: Octets, weight: UpdateWeight) -> None:
         """Add what one update holds of the span."""
         if isinstance(codec, TopK):
             entries = codec.entries(payload, self._count)
-            self._total[entries.places] += entries.values * weight
-            self._weights[entries.places] += weight
+            self._total[entries.places] += entries.values * weight.clip
+            self._weights[entries.places] += weight.share
             self._senders[entries.places] += np.uint32(1)
             return
         for here, there in groups(codec, self._count):
             total = self._total[here]
             scratch = self._scratch[: total.size]
-            np.multiply(codec.values(payload[there], scratch), weight, out=scratch)
+            np.multiply(codec.values(payload[there], scratch), weight.clip, out=scratch)
             np.add(total, scratch, out=total)
-        self._dense_weight += weight
+        self._dense_weight += weight.share
         self._dense_senders += 1
 
     def mean(self) -> Float32s:
@@ -172,91 +186,3 @@ def is_all_finite(vector: Float32s) -> bool:
     # A finite sum proves it at a quarter of the cost; large finite values may still overflow the
     # sum.
     return bool(np.isfinite(vector.sum()) or np.isfinite(vector).all())
-
-
-_PERIOD_MAX = 64
-_RECORDS_MIN = 4
-_KEPT_VALUES = 1 << 20
-"""Values kept of a record over all updates: 4 MiB."""
-_KEPT_MIN = 64
-_ROUNDING = 1e-12
-"""A smaller part of the sum's squared norm is only a rounding error."""
-
-
-class Agreement:
-    """Sums of one sweep: for each update ``u . S`` and ``|u|^2``, where S is the sum of all; and
-    ``|S|^2``. They are float64, record after record, so the span does not matter.
-    """
-
-    def __init__(self, updates_count: int, values_count: int) -> None:
-        """Expect the updates' spans of a section of ``values_count`` values."""
-        records = -(-values_count // RECORD)
-        self._period = RECORD * min(_PERIOD_MAX, max(1, records // _RECORDS_MIN))
-        self._count = updates_count
-        self._width = min(RECORD, max(_KEPT_MIN, _KEPT_VALUES // max(1, updates_count)))
-        self._rows: list[npt.NDArray[np.float32]] = []
-        """A record's first values each, one row per update."""
-        self._records_in_span = 0
-        self._with_sum = np.zeros(updates_count)
-        self._norms = np.zeros(updates_count)
-        self._norm_of_sum = 0.0
-        self._scratch = np.empty(RECORD, np.float32)
-
-    def add(self, index: int, codec: Codec, payload: Octets, span: range) -> None:
-        """Keep some of an update's values of ``span``, which counts within the section."""
-        if self._count < 2:
-            return
-        first = -(-span.start // self._period) * self._period
-        starts = range(first - span.start, len(span), self._period)
-        self._records_in_span = len(starts)
-        while len(self._rows) < len(starts):
-            self._rows.append(np.zeros((self._count, self._width), np.float32))
-        for rows, start in zip(self._rows, starts, strict=False):
-            stop = min(start + RECORD, len(span))
-            record = payload[codec.encoded_bytes(start) : codec.encoded_bytes(stop)]
-            values = codec.values(record, self._scratch[: stop - start])[: self._width]
-            rows[index, : values.size] = values
-            rows[index, values.size :] = 0
-
-    def end_span(self) -> None:
-        """Take in what every update has given of the span."""
-        for rows in self._rows[: self._records_in_span]:
-            total = np.zeros(self._width)
-            for row in rows:
-                total += row
-            self._norm_of_sum += _dot(total, total)
-            for index, row in enumerate(rows):
-                values = row.astype(np.float64)
-                self._with_sum[index] += _dot(values, total)
-                self._norms[index] += _dot(values, values)
-        self._records_in_span = 0
-
-    def agreement(self) -> float | None:
-        """The round's agreement; None for a single update, and when all updates are empty."""
-        norms = math.fsum(self._norms)
-        if self._count < 2 or not 0 < norms < math.inf:
-            return None
-        return self._norm_of_sum / norms
-
-    def cosines(self) -> tuple[float | None, ...]:
-        """Cosine of each update with the sum of the others, in [-1, 1]; 0 for an empty update.
-
-        None for a single update, and where the others together are empty.
-        """
-        return tuple(
-            self._cosine(float(with_sum), float(norm))
-            for with_sum, norm in zip(self._with_sum, self._norms, strict=True)
-        )
-
-    def _cosine(self, with_sum: float, norm: float) -> float | None:
-        others = self._norm_of_sum - 2 * with_sum + norm
-        is_known = math.isfinite(others + norm + with_sum)
-        if self._count < 2 or not is_known or others <= _ROUNDING * self._norm_of_sum:
-            return None
-        if norm == 0:
-            return 0.0
-        return max(-1.0, min(1.0, (with_sum - norm) / math.sqrt(others * norm)))
-
-
-def _dot(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> float:
-    return float(np.add.reduce(left * right))

@@ -1,8 +1,4 @@
-"""One outer step over files: a sweep walks the coordinates once, a span at a time, and each span's
-updates in slot order, so memory and bits depend on neither number nor arrival of updates.
-A damaged update is omitted and the sweep done again: a float32 sum cannot be taken back exactly.
-
-One outer step over files: updates on disk become the next model, outer state and delta.
+"""One outer step over files: updates on disk become the next model, outer state and delta.
 
 Theory of operation. A sweep walks the coordinates once, a span at a time. For each span it reads
 every update's bytes of it in slot order and sums them, takes the outer step, compresses the change
@@ -21,12 +17,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from coordinator.shell.aggregation.arithmetic import (
-    Agreement,
     OuterStep,
     SenderMean,
     WeightedMean,
+    fold_weights,
     is_all_finite,
-    weights_of,
+    unclipped_rest,
 )
 from coordinator.shell.aggregation.fold_files import (
     BufferRing,
@@ -83,12 +79,10 @@ class Sweep:
         self._outputs = outputs
         self._reads, self._writes = rings
         self._span = span
-        self._weights = weights_of(inputs.samples)
+        self._weights = fold_weights(inputs.weights, inputs.clips)
+        self._rest = unclipped_rest(inputs.weights, inputs.clips)
         self._scale = np.float32(request.scale)
         self._means = self._means_of_sections(span)
-        has_large = request.layout.large_count > 0
-        self._compared = self._down.large if has_large else self._down.small
-        self._agreement = Agreement(len(inputs.updates), self._compared.values_count)
         self._outer = OuterStep(request.outer)
         self._change = np.empty(self._down.large.codec.group, np.float32)
         self.is_finite = True
@@ -111,16 +105,6 @@ class Sweep:
                     self._step(here, mean)
         self._copy_integers()
 
-    @property
-    def agreement(self) -> float | None:
-        """How far the updates agree on large parameters, once all is folded; None without any."""
-        return self._agreement.agreement() if self._layout.large_count else None
-
-    @property
-    def cosines(self) -> tuple[float | None, ...]:
-        """Cosine of each update with the sum of the others, once all is folded."""
-        return self._agreement.cosines()
-
     def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
         """A plain mean where everybody sends everything, which only large parameters may lack."""
         plain = WeightedMean(span)
@@ -130,7 +114,6 @@ class Sweep:
 
     def _average(self, here: _Span) -> Float32s:
         mean, reads = self._means[here.place], self._reads
-        span = range(here.start, here.start + here.values_count)
         mean.begin(here.values_count)
         for index, (update, weight) in enumerate(
             zip(self._inputs.updates, self._weights, strict=True)
@@ -139,9 +122,6 @@ class Sweep:
             there = section.bytes_of(here.start, here.values_count)
             payload = update.read(reads.take(), there.start, there.stop - there.start)
             mean.add(section.codec, payload, weight)
-            if here.down is self._compared:
-                self._agreement.add(index, section.codec, payload, span)
-        self._agreement.end_span()
         return mean.mean()
 
     def _step(self, here: _Span, mean: Float32s) -> None:
@@ -202,6 +182,8 @@ class Sweep:
     def _write_statistics(self, here: _Span, mean: Float32s) -> None:
         buffer = self._writes.take()
         octets = buffer.octets(4 * here.values_count)
+        if self._rest:
+            np.add(mean, self._read(self._inputs.base, here, 0) * self._rest, out=mean)
         np.copyto(octets.view(np.float32), mean)
         self._outputs.model.write(buffer, here.model_start, octets)
         if self._outputs.delta:
@@ -258,9 +240,9 @@ def fold(request: FoldRequest, *, span: int = SPAN, reuse: Reuse = _reuse_nothin
     if span <= 0 or span % RECORD:
         raise ValueError(f"a span of {span} values is not a multiple of {RECORD}")
     omitted = {
-        index: OmittedUpdate(index, "it has no samples")
+        index: OmittedUpdate(index, "it has no weight")
         for index, update in enumerate(request.updates)
-        if update.samples < 1
+        if update.weight < 1 or update.clip < 1
     }
     while len(omitted) < len(request.updates):
         kept = [index for index in range(len(request.updates)) if index not in omitted]
@@ -269,12 +251,7 @@ def fold(request: FoldRequest, *, span: int = SPAN, reuse: Reuse = _reuse_nothin
         except DamagedUpdatesError as damaged:
             omitted.update({each.index: each for each in damaged.omitted})
             continue
-        cosines = dict(zip(kept, result.agreements, strict=True))
-        return replace(
-            result,
-            omitted=tuple(omitted[index] for index in sorted(omitted)),
-            agreements=tuple(cosines.get(index) for index in range(len(request.updates))),
-        )
+        return replace(result, omitted=tuple(omitted[index] for index in sorted(omitted)))
     raise NoUpdatesError(tuple(omitted[index] for index in sorted(omitted)))
 
 
@@ -303,4 +280,4 @@ def _fold_kept(request: FoldRequest, kept: Sequence[int], *, span: int, reuse: R
             )
         result = outputs.close()
         on_failure.pop_all()
-        return replace(result, agreement=sweep.agreement, agreements=sweep.cosines)
+        return result

@@ -20,12 +20,13 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from coordinator.core.trust import WHOLE
 from hypergpu.crypto import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Float32s, Layout, Octets
-from hypergpu.units import Bytes, Samples, are, several
+from hypergpu.units import Bytes, are, several
 
 Reuse = Callable[[Path, int], bool]
 """Puts a file of exactly that size at that path, to be written over; False when it has none."""
@@ -46,10 +47,12 @@ class StoredUpdate(msgspec.Struct, frozen=True):
 
     path: Path
     digest: Digest
-    samples: Samples
-    """The weight; an update of none is omitted."""
+    weight: int
+    """Weight against the others; an update of none is omitted."""
     codec: str
     """How it is encoded; the updates of one round may differ."""
+    clip: int = WHOLE
+    """What it is multiplied by besides, in 1/65,536."""
 
 
 class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +97,6 @@ class FoldResult(msgspec.Struct, frozen=True, kw_only=True):
     outer_state: FoldedFile | None
     delta: FoldedFile | None
     omitted: tuple[OmittedUpdate, ...] = ()
-    agreement: float | None = None
-    """``n |mean|^2 / mean(|update|^2)`` of the large parameters, estimated on some records with
-    equal weights: n when the updates are equal, 1 when orthogonal. None for a single update.
-    """
-    agreements: tuple[float | None, ...] = ()
-    """Cosine of each of `FoldRequest.updates` with the sum of the others, on the same values. None
-    where it is not known, as for those that were omitted.
-    """
 
     @property
     def files(self) -> tuple[FoldedFile, ...]:
@@ -339,7 +334,8 @@ class FoldInputs:
         self.state = InputFile(state.path, state.digest) if state else None
         updates = [request.updates[index] for index in kept]
         self.updates = [InputFile(update.path, update.digest) for update in updates]
-        self.samples = [update.samples for update in updates]
+        self.weights = [update.weight for update in updates]
+        self.clips = [update.clip for update in updates]
         self.codecs = [update.codec for update in updates]
 
     @property

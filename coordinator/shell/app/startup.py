@@ -31,7 +31,7 @@ from coordinator.shell.app.listeners import (
 )
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
-from coordinator.shell.blobs.writing import Space
+from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
@@ -448,6 +448,7 @@ def _open_services(settings: Settings) -> Services:
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=open_store(place, blobs, uploads, count_bytes),
         job_terms=NewJobTerms(Address(key.node_id), payments),
+        sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )
 
 

@@ -3,12 +3,14 @@
 import ctypes
 import errno
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.streams import write_durably
 
 KEEP_S = 60
 """A fresh blob outlives every collection for this long: its owner needs time to journal it."""
@@ -120,6 +122,16 @@ def begin_writeback(descriptor: int, start: int, stop: int) -> None:
     """
     if _range_writer is not None:
         _range_writer(descriptor, start, stop - start, _SYNC_FILE_RANGE_WRITE)
+
+
+def kept_secret(path: Path) -> bytes:
+    """The secret of 32 bytes in a file, which is made when it is not there. Not for two at once."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        secret = secrets.token_bytes(32)
+        write_durably(path, secret)
+        return secret
 
 
 def sync_file(path: Path) -> None:

@@ -4,7 +4,6 @@ the coordinator signs; the coordinator fetches each upload once, and writes each
 
 import asyncio
 import hmac
-import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import structlog
 
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
-from coordinator.shell.blobs.writing import reject_when_full
+from coordinator.shell.blobs.writing import kept_secret, reject_when_full
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
@@ -27,7 +26,6 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.part_file import PartFile, Span
 from hypergpu.statements import BlobRef
-from hypergpu.streams import write_durably
 from hypergpu.v1 import tensor_pb2
 
 log = structlog.get_logger()
@@ -40,7 +38,6 @@ _PARTS_MAX = 512
 _UPLOADS = "uploads/"
 _BLOBS = "blobs/"
 _SECRET = "uploads.key"
-_SECRET_BYTES = 32
 _TRANSFERS = 4
 """Uploads that are fetched and blobs that are written at a time, each through one buffer."""
 _CALLS = 4
@@ -110,7 +107,7 @@ class ObjectStore:
         self._bucket = bucket
         self._blobs = blobs
         self._uploads = uploads
-        self._secret = _kept_secret(folder / _SECRET)
+        self._secret = kept_secret(folder / _SECRET)
         self._on_bytes = on_bytes
         self._copies: dict[Digest, _Copy] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -393,13 +390,3 @@ def _parts(size_bytes: int) -> Iterator[tuple[int, Span]]:
 
 def _range(url: str, span: Span) -> tensor_pb2.TicketRange:
     return tensor_pb2.TicketRange(url=url, start=span.start, end=span.end, is_whole=True)
-
-
-def _kept_secret(path: Path) -> bytes:
-    """The secret in a file, which is made when it is not there."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        write_durably(path, secret)
-        return secret

@@ -9,8 +9,9 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import AggregateReady
+from coordinator.core.job.events import AggregateReady, JobPaused
 from coordinator.core.job.state import Model, extend_chain
+from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
     PLAIN_STEP,
@@ -22,19 +23,20 @@ from coordinator.shell.aggregation.fold_files import (
     StoredBlob,
     StoredUpdate,
 )
+from coordinator.shell.commands.weighing import WeighedRound, prepare_gradient, weigh_round
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.translate import finite
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.statements import BlobRef, Delta
 from hypergpu.tensors.layout import Layout
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
 
 _RETRY_S = 5.0
+_HOPELESS = "training itself diverges: lower inner.learning_rate or outer.learning_rate"
 _KEEP_S = 0
 """Pins hold what is not journalled yet."""
 
@@ -50,7 +52,7 @@ async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate)
     """Answer the command with `AggregateReady`, or with `ModelLost` when its base is damaged."""
     failpoint("aggregate.begin")
     try:
-        aggregated = await _fold_until_done(services, runtime, command)
+        aggregated = await _weigh_and_fold(services, runtime, command)
     except BaseDamagedError as damaged:
         lost = command.base.blob.digest
         await services.driver.report_lost_model(runtime.job.job_id, lost, str(damaged))
@@ -64,9 +66,69 @@ async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate)
         services.pins.drop(aggregated.pinned)
     if reason:
         return
+    prepare_gradient(services, runtime)
     runtime.bytes_down = Bytes(runtime.bytes_down - served_bytes)
     if failed := await asyncio.to_thread(_sync, services, aggregated.pinned):
         log.warning("a model is not durable yet", job_id=runtime.job.job_id, reason=failed)
+    memory = runtime.job.trust
+    if event.weighing is not None and event.weighing.rollback and is_hopeless(memory):
+        why = f"{event.weighing.rollback}, {memory.rollbacks} times in a row: {_HOPELESS}"
+        await services.driver.report(
+            runtime.job.job_id, JobPaused(at_ms=Milliseconds(0), reason=why)
+        )
+
+
+async def _weigh_and_fold(
+    services: Services, runtime: JobRuntime, command: Aggregate
+) -> AggregatedRound:
+    """Weigh the updates, unless they were folded before, and fold those that count.
+
+    Raises:
+        BaseDamagedError: The model before is missing or damaged.
+    """
+    weighed = (
+        WeighedRound(command.weighing)
+        if command.weighing is not None
+        else await weigh_round(services, runtime, command)
+    )
+    if weighed.weighing.rollback and command.fallback is not None:
+        return _earlier_model(command, command.fallback, weighed)
+    counted = counted_updates(command, weighed)
+    aggregated = await _fold_until_done(services, runtime, counted)
+    event = replace(
+        aggregated.event,
+        weighing=weighed.weighing,
+        agreement=weighed.agreement,
+        omitted=(*aggregated.event.omitted, *weighed.unreadable),
+    )
+    return aggregated._replace(event=event)
+
+
+def counted_updates(command: Aggregate, weighed: WeighedRound) -> Aggregate:
+    """The command with each update's vote and clip; those that count nothing are left out."""
+    unreadable = dict(weighed.unreadable)
+    weighing = weighed.weighing
+    kept = [
+        replace(
+            update,
+            weight=update.weight * weighing.votes.get(update.node, WHOLE),
+            clip=weighing.clips.get(update.node, WHOLE),
+        )
+        for update in command.updates
+        if update.node not in unreadable
+    ]
+    return replace(command, updates=tuple(each for each in kept if each.weight and each.clip))
+
+
+def _earlier_model(command: Aggregate, model: Model, weighed: WeighedRound) -> AggregatedRound:
+    """The round counts, and the job goes on from the model before its base."""
+    event = AggregateReady(
+        at_ms=Milliseconds(0),
+        round=command.round,
+        model=Model(command.base.round + 1, model.blob, model.outer_state),
+        weighing=weighed.weighing,
+    )
+    return AggregatedRound(event)
 
 
 async def _fold_until_done(
@@ -155,12 +217,6 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
         round=command.round,
         model=_adopt_files(services, command, result),
         omitted=tuple(omitted),
-        agreement=None if result.agreement is None else finite(result.agreement),
-        agreements={
-            node: found
-            for node, found in zip(nodes, result.agreements, strict=True)
-            if found is not None
-        },
     )
     return AggregatedRound(event, pinned)
 
@@ -179,8 +235,9 @@ def _usable_updates(
                 raise
             omitted.append((update.node, missing.detail))
         else:
-            weight = Samples(update.weight)
-            stored = StoredUpdate(path, update.blob.digest, weight, update.codec)
+            stored = StoredUpdate(
+                path, update.blob.digest, update.weight, update.codec, update.clip
+            )
             usable.append((update, stored))
     return usable, omitted
 

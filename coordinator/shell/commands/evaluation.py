@@ -1,5 +1,5 @@
-"""What commands ask of the evaluator: the first model with its layout, the measure of a model, the
-judgement of updates; and users' data as it reads them, a folder of hard links.
+"""What commands ask of the evaluator: the first model with its layout and the measure of
+a model; and users' data as it reads them, a folder of hard links.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from coordinator.core.job.commands import EvaluateModel, InitialiseModel, JudgeUpdates
+from coordinator.core.job.commands import EvaluateModel, InitialiseModel
 from coordinator.core.job.events import (
     EvaluationFailed,
     EvaluationReady,
     ModelInitialised,
     PreparationFailed,
-    UpdatesJudged,
 )
 from coordinator.core.job.state import Model
 from coordinator.shell.blobs.store import BlobStore
@@ -273,8 +272,6 @@ async def _store_layout(services: Services, job_id: JobId, made: Initialised) ->
 
 
 _LAYOUT_LOST = "the model's layout is lost"
-_SAMPLES_MOST = 1_024
-"""Enough to tell a useful update from a useless one, and cheap enough to do so each round."""
 
 
 async def evaluate(services: Services, runtime: JobRuntime, command: EvaluateModel) -> None:
@@ -288,25 +285,9 @@ async def evaluate(services: Services, runtime: JobRuntime, command: EvaluateMod
     await services.driver.report(runtime.job.job_id, event)
 
 
-async def judge(services: Services, runtime: JobRuntime, command: JudgeUpdates) -> None:
-    """Answer the command with `UpdatesJudged`, also when nothing can be measured."""
-    try:
-        event = await _judge_updates(services, runtime, command)
-    except HyperGPUError as refused:
-        log.warning("updates were not judged", job_id=runtime.job.job_id, reason=str(refused))
-        event = failed_judgement(command.round, refused.message)
-    failpoint("judge.done")
-    await services.driver.report(runtime.job.job_id, event)
-
-
 def failed_evaluation(round_number: int, reason: str) -> EvaluationFailed:
     """The answer where a model cannot be measured."""
     return EvaluationFailed(at_ms=Milliseconds(0), round=round_number, reason=reason)
-
-
-def failed_judgement(round_number: int, reason: str) -> UpdatesJudged:
-    """The answer where updates cannot be measured."""
-    return UpdatesJudged(at_ms=Milliseconds(0), round=round_number, reason=reason)
 
 
 async def _evaluate_model(
@@ -335,45 +316,4 @@ async def _evaluate_model(
         metric=measured.metric,
         metric_name=measured.metric_name,
         outputs=measured.outputs,
-    )
-
-
-async def _judge_updates(
-    services: Services, runtime: JobRuntime, command: JudgeUpdates
-) -> UpdatesJudged:
-    if runtime.layout is None:
-        return failed_judgement(command.round, _LAYOUT_LOST)
-    blobs = (command.base, command.made, *(update.blob for update in command.updates))
-    base, made, *paths = await asyncio.to_thread(
-        lambda: [services.blobs.path(blob.digest) for blob in blobs]
-    )
-    found = await services.evaluator.measure_updates(
-        process.MeasureUpdates(
-            workload=command.spec.workload,
-            options=command.spec.options,
-            data_dir=await data_dir(services, command.manifest),
-            layout_digest=runtime.layout.digest,
-            base_path=str(base),
-            base_digest=command.base.digest,
-            made_path=str(made),
-            made_digest=command.made.digest,
-            updates=tuple(
-                process.UpdateFile(str(path), update.codec)
-                for path, update in zip(paths, command.updates, strict=True)
-            ),
-            samples_most=_SAMPLES_MOST,
-        )
-    )
-    losses = {
-        update.node: loss
-        for update, loss in zip(command.updates, found.losses, strict=True)
-        if loss is not None
-    }
-    return UpdatesJudged(
-        at_ms=Milliseconds(0),
-        round=command.round,
-        base_loss=found.base_loss,
-        made_loss=found.made_loss,
-        losses=losses,
-        reason="" if found.base_loss is not None else "the loss of the round's base is not finite",
     )

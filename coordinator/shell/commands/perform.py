@@ -17,7 +17,6 @@ from coordinator.core.job.commands import (
     Command,
     EvaluateModel,
     InitialiseModel,
-    JudgeUpdates,
     PlanRound,
     ReleaseNode,
     SetDeadline,
@@ -34,13 +33,12 @@ from coordinator.shell.commands.aggregation import aggregate
 from coordinator.shell.commands.evaluation import (
     evaluate,
     failed_evaluation,
-    failed_judgement,
     initialise,
-    judge,
     load_layout,
     manifest_digests,
     stored_manifest,
 )
+from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
@@ -78,7 +76,6 @@ log = structlog.get_logger()
 
 
 _EVALUATE = "evaluate"
-_JUDGE = "judge"
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
@@ -144,7 +141,7 @@ def _perform(  # noqa: C901  one branch a command
         case WriteRecord():
             return None  # The driver journals it with the event that caused it.
         case InitialiseModel():
-            key, work = ("initialise", 0), initialise(services, runtime, command)
+            key, work = ("initialise", 0), _initialise(services, runtime, command)
         case PlanRound():
             # A plan that came to nothing is asked for again while its task is still ending.
             key, work = ("plan", runtime.next_sequence), plan(services, runtime, command)
@@ -152,11 +149,14 @@ def _perform(  # noqa: C901  one branch a command
             key, work = ("aggregate", command.round), aggregate(services, runtime, command)
         case EvaluateModel():
             key, work = (_EVALUATE, command.round), evaluate(services, runtime, command)
-        case JudgeUpdates():
-            key, work = (_JUDGE, command.round), judge(services, runtime, command)
         case _:
             assert_never(command)
     return _start(services, runtime, key, work)
+
+
+async def _initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
+    await initialise(services, runtime, command)
+    prepare_gradient(services, runtime)
 
 
 def assign(services: Services, runtime: JobRuntime, command: AssignShard) -> None:
@@ -241,8 +241,6 @@ async def _give_up(services: Services, runtime: JobRuntime, key: tuple[str, int]
     """Let a job go on without a measurement, and pause it for anything else."""
     if key[0] == _EVALUATE:
         refused = await services.driver.insist(runtime.job.job_id, failed_evaluation(key[1], why))
-    elif key[0] == _JUDGE:
-        refused = await services.driver.insist(runtime.job.job_id, failed_judgement(key[1], why))
     else:
         refused = await pause(services, runtime, why)
     if refused:
@@ -281,6 +279,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
     elif not runtime.is_given_up:
         perform_outstanding(services, runtime)
     if is_open:
+        prepare_gradient(services, runtime)
         failpoint("recover.done")
         services.allocator.review()
 

@@ -1,5 +1,5 @@
-"""Answers the evaluator's requests, and names their errors: initial models, losses of models and of
-single updates. Imports torch only for a torch workload.
+"""Answers the evaluator's requests, and names their errors: initial models, losses of models and
+their gradients. Imports torch only for a torch workload.
 """
 
 import math
@@ -9,25 +9,24 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
     EvaluatorFailure,
+    GradientMeasured,
     Initialise,
     Initialised,
-    MeasureUpdates,
+    MeasureGradient,
     Reply,
     Request,
-    UpdateFile,
-    UpdatesMeasured,
 )
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.tensors.codec import decode_update
-from hypergpu.tensors.layout import Flat, LayoutError, Octets
+from hypergpu.tensors.layout import Flat, LayoutError
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import OptionError, Options, WorkloadEntry
 from hypergpu.workloads.workload import (
@@ -38,62 +37,6 @@ from hypergpu.workloads.workload import (
     find,
 )
 
-_KEPT = 2
-"""A round's model is the base of the next one."""
-
-
-class UpdateLosses:
-    """Measures updates, and remembers the losses of the newest models of one workload."""
-
-    def __init__(self) -> None:
-        self._losses: dict[tuple[Digest, int], float | None] = {}
-
-    def measure(self, model: ModelEvaluator, request: MeasureUpdates) -> UpdatesMeasured:
-        """Measure everything on the same samples.
-
-        Raises:
-            HyperGPUError: An update does not have the size of its codec.
-            OSError: A file cannot be read.
-        """
-        most = request.samples_most
-        base = np.fromfile(request.base_path, np.uint8)
-        return UpdatesMeasured(
-            base_loss=self._known_loss(model, request.base_digest, request.base_path, most),
-            made_loss=self._known_loss(model, request.made_digest, request.made_path, most),
-            losses=tuple(
-                _loss(model, _add_update(model, base.copy(), update), most)
-                for update in request.updates
-            ),
-        )
-
-    def _known_loss(
-        self, model: ModelEvaluator, digest: Digest, path: str, most: int
-    ) -> float | None:
-        key = (digest, most)
-        if key not in self._losses:
-            flat = Flat.view(model.layout, np.fromfile(path, np.uint8))
-            self._losses[key] = _loss(model, flat, most)
-            while len(self._losses) > _KEPT:
-                del self._losses[next(iter(self._losses))]
-        return self._losses[key]
-
-
-def _add_update(model: ModelEvaluator, base: Octets, update: UpdateFile) -> Flat:
-    """The model with one update alone: parameters less the pseudo-gradient, its own statistics."""
-    flat = Flat.view(model.layout, base)
-    sent = decode_update(model.layout, update.codec, Path(update.path).read_bytes())
-    np.subtract(flat.parameters, sent.parameters, out=flat.parameters)
-    np.copyto(flat.statistics, sent.statistics)
-    np.copyto(flat.integers, sent.integers)
-    return flat
-
-
-def _loss(model: ModelEvaluator, flat: Flat, most: int) -> float | None:
-    with np.errstate(over="ignore", invalid="ignore"):  # A bad update may well overflow.
-        sums = model.evaluate(flat, most)
-    loss = sums.loss / sums.samples
-    return loss if math.isfinite(loss) else None
-
 
 class Evaluator:
     """Keeps the newest job's dataset and module between requests."""
@@ -101,7 +44,6 @@ class Evaluator:
     def __init__(self) -> None:
         self._key: tuple[object, ...] | None = None
         self._model: ModelEvaluator | None = None
-        self._update_losses = UpdateLosses()
 
     def answer(self, request: Request) -> Reply:
         """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
@@ -111,8 +53,8 @@ class Evaluator:
             if isinstance(request, Initialise):
                 return _initialise(entry, model, request)
             _check_layout(model, request)
-            if isinstance(request, MeasureUpdates):
-                return self._update_losses.measure(model, request)
+            if isinstance(request, MeasureGradient):
+                return _measure_gradient(model, request)
             return _evaluate(entry, model, request)
         except HyperGPUError as error:
             return EvaluatorFailure(reason=error.reason.name, detail=error.detail)
@@ -131,7 +73,6 @@ class Evaluator:
     def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)
         if self._model is None or self._key != key:
-            self._update_losses = UpdateLosses()
             self._model = None  # frees the last job's data before the next takes memory
             self._model = _open_workload(entry, request.options, request.data_dir)
             self._key = key
@@ -172,7 +113,18 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
     )
 
 
-def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureUpdates) -> None:
+def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> GradientMeasured:
+    flat = Flat.view(model.layout, np.fromfile(request.model_path, np.uint8))
+    with np.errstate(over="ignore", invalid="ignore"):  # A bad model may well overflow.
+        found = model.gradient(flat, request.samples_most)
+    key = SketchKey(request.sketch_secret)
+    return GradientMeasured(
+        loss=found.loss if math.isfinite(found.loss) else None,
+        sketch=sketch_vector(key, model.layout, found.parameters).tobytes(),
+    )
+
+
+def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) -> None:
     if model.layout.digest != request.layout_digest:
         raise HyperGPUError(
             Reason.SPEC_INVALID,

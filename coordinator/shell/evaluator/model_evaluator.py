@@ -1,12 +1,12 @@
 """A workload as the evaluator sees it: initial tensors, and sums over held-out samples."""
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
 from hypergpu.dataset import permutation
-from hypergpu.tensors.layout import Flat, Layout, unpack
+from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
 from hypergpu.workloads.workload import (
     Array,
     Dataset,
@@ -25,6 +25,14 @@ _EXAMPLE_SEED = 20_261_123
 _DRAWN_FROM = 4_096
 """Examples are drawn from so many samples at most, spread evenly over a larger set."""
 EXAMPLES_MOST = 8
+
+
+class LossGradient(NamedTuple):
+    """A mean loss and its gradient."""
+
+    loss: float
+    parameters: Float32s
+    """In layout order."""
 
 
 class ModelEvaluator(Protocol):
@@ -46,6 +54,10 @@ class ModelEvaluator(Protocol):
 
     def evaluate(self, model: Flat, samples_most: int = 0) -> Sums:
         """Measure a model on the held-out samples: all, or so many, spread evenly over them."""
+        ...
+
+    def gradient(self, model: Flat, samples_most: int) -> "LossGradient":
+        """Differentiate the loss on so many held-out samples at most, spread evenly over them."""
         ...
 
     def examples(self) -> Sequence[Example]:
@@ -77,6 +89,18 @@ class NumpyEvaluator:
             inputs, targets = self.dataset.test.batch(batch)
             total = total.plus(self._workload.evaluate(named, inputs, targets))
         return total
+
+    def gradient(self, model: Flat, samples_most: int) -> LossGradient:
+        """See `ModelEvaluator`."""
+        named = cast(Parameters, unpack(self.layout, model))
+        total, loss, count = np.zeros(self.layout.parameters_count, np.float32), 0.0, 0
+        part = Flat.empty(self.layout)
+        for batch in batches(self.dataset.test, samples_most):
+            mean_loss, tensors = self._workload.gradient(named, *self.dataset.test.batch(batch))
+            pack(self.layout, tensors, part)
+            total += part.parameters * np.float32(len(batch))
+            loss, count = loss + mean_loss * len(batch), count + len(batch)
+        return LossGradient(loss / count, total / np.float32(count))
 
     def examples(self) -> Sequence[Example]:
         """See `ModelEvaluator`."""

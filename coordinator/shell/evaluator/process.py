@@ -71,33 +71,24 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The model's output for each of the examples; empty: it has none."""
 
 
-class UpdateFile(msgspec.Struct, frozen=True):
-    """An update on disk."""
+class MeasureGradient(WorkloadRequest, frozen=True, tag=True, kw_only=True):
+    """Differentiate the held-out loss at a model."""
 
-    path: str
-    codec: str
-
-
-class MeasureUpdates(WorkloadRequest, frozen=True, tag=True, kw_only=True):
-    """Measure a model, the one that a round made of it, and it with single updates alone."""
-
+    model_path: str
     layout_digest: Digest
-    base_path: str
-    base_digest: Digest
-    made_path: str
-    made_digest: Digest
-    updates: tuple[UpdateFile, ...]
     samples_most: int
     """Most held-out samples to use, spread evenly over the set."""
+    sketch_secret: bytes
+    """What the signs of the gradient's sketch are drawn from."""
 
 
-class UpdatesMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Mean losses over the same samples; None where a loss is not finite."""
+class GradientMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The mean loss, and a sketch of its gradient."""
 
-    base_loss: float | None
-    made_loss: float | None
-    losses: tuple[float | None, ...]
-    """Losses of the base with each of the updates alone."""
+    loss: float | None
+    """None: it is not finite."""
+    sketch: bytes
+    """``float64``, as in `coordinator.shell.aggregation.sketch`."""
 
 
 class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -107,8 +98,8 @@ class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     detail: str
 
 
-Request = Initialise | Evaluate | MeasureUpdates
-Reply = Initialised | Evaluated | UpdatesMeasured | EvaluatorFailure
+Request = Initialise | Evaluate | MeasureGradient
+Reply = Initialised | Evaluated | GradientMeasured | EvaluatorFailure
 
 
 _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
@@ -118,7 +109,7 @@ _KILL_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 3600.0
 """Far beyond any evaluation: it ends one that hangs, which every other job would wait for."""
 
-_Answer = TypeVar("_Answer", Initialised, Evaluated, UpdatesMeasured)
+_Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured)
 
 
 class EvaluatorProcess:
@@ -155,9 +146,9 @@ class EvaluatorProcess:
         """Measure a model."""
         return await self._ask(request, Evaluated)
 
-    async def measure_updates(self, request: MeasureUpdates) -> UpdatesMeasured:
-        """Measure single updates."""
-        return await self._ask(request, UpdatesMeasured)
+    async def measure_gradient(self, request: MeasureGradient) -> GradientMeasured:
+        """Differentiate the held-out loss."""
+        return await self._ask(request, GradientMeasured)
 
     async def stop(self) -> None:
         """Let the process end after its current request, and kill it when that takes too long."""

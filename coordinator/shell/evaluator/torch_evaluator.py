@@ -1,17 +1,25 @@
 """Evaluation of torch workloads."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
-from coordinator.shell.evaluator.model_evaluator import batches, example_batch, workload_examples
-from hypergpu.tensors.layout import Flat
+from coordinator.shell.evaluator.model_evaluator import (
+    LossGradient,
+    batches,
+    example_batch,
+    workload_examples,
+)
+from hypergpu.tensors.layout import Flat, TensorKind, pack
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
     load_module,
     module_initial,
     module_layout,
+    named_tensors,
 )
 from hypergpu.workloads.workload import Example, ExampleWorkload, Sums
 
@@ -42,6 +50,26 @@ class TorchEvaluator:
                 total = total.plus(self._workload.evaluate(self._model, inputs, targets))
         return total
 
+    def gradient(self, model: Flat, samples_most: int) -> LossGradient:
+        """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
+        device = torch.device(chosen_device().kind)
+        load_module(self._model.to(device), self.layout, model)
+        self._model.zero_grad(set_to_none=True)
+        torch.manual_seed(0)  # A loss may augment its inputs at random.
+        chosen = batches(self.dataset.test, samples_most)
+        count, total = sum(len(batch) for batch in chosen), 0.0
+        for batch in chosen:
+            inputs, targets = (
+                torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
+            )
+            loss = self._workload.loss(self._model, inputs, targets) * (len(batch) / count)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        flat = Flat.empty(self.layout)
+        pack(self.layout, _gradients(self._model), flat)
+        self._model.zero_grad(set_to_none=True)
+        return LossGradient(total, flat.parameters)
+
     def examples(self) -> Sequence[Example]:
         """See `ModelEvaluator`."""
         return workload_examples(self._workload, self.dataset)
@@ -55,3 +83,14 @@ class TorchEvaluator:
         inputs, _ = example_batch(self.dataset)
         with torch.inference_mode():
             return self._workload.outputs(self._model, torch.from_numpy(inputs).to(device))
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]:
+    """Gradients by name, 0 where a parameter has no part in the loss; other tensors as they are."""
+    found = {}
+    for name, (kind, tensor) in named_tensors(model).items():
+        found[name] = tensor.detach().cpu().numpy()
+        if kind is TensorKind.PARAMETER:
+            gradient = dict(model.named_parameters())[name].grad
+            found[name] = np.zeros_like(found[name]) if gradient is None else gradient.cpu().numpy()
+    return found

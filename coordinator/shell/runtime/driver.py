@@ -27,6 +27,7 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import Job
 from coordinator.core.round.transition import rejection, transition
+from coordinator.shell.aggregation.measurements import Measurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
@@ -59,6 +60,8 @@ class JobRuntime:
 
     obstacle = ""
     """Numbered reason for which the job waits, such as a full disk; empty: it goes on."""
+    progress_version = 0
+    """Raised whenever a participant says how far it is."""
 
     def __init__(self, job: Job, next_sequence: int) -> None:
         self.job = job
@@ -73,8 +76,6 @@ class JobRuntime:
         """The user's files that the job trains on; None until its manifest is read."""
         self.bytes_down = Bytes(0)
         """Model bytes served since the last aggregate."""
-        self.progress_version = 0
-        """Raised whenever a participant says how far it is."""
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.tasks: dict[tuple[str, int], asyncio.Task[object]] = {}
         """Long commands under way, by kind and round; none is started twice."""
@@ -88,6 +89,8 @@ class JobRuntime:
         """After a restart: its model is being checked and nothing outstanding was performed yet."""
         self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)
         self._changed = asyncio.Event()
+        self.measurements = Measurements()
+        """Of its newest models and updates, for the weighing of rounds."""
         self.settings_lock = asyncio.Lock()
         """Held while new settings are made out of the present ones and written."""
 
@@ -152,6 +155,7 @@ class JobRuntime:
             if timer is not None:
                 timer.cancel()
         self.deadline_timer = self.retry_timer = None
+        self.measurements.cancel()
         for task in self.tasks.values():
             task.cancel()
 

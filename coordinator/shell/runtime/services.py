@@ -361,6 +361,8 @@ class Services(NamedTuple):
     echo: ProbeEcho
     bulk: BulkStore
     job_terms: NewJobTerms
+    sketch_secret: bytes
+    """32 bytes that the signs of all sketches follow from; nobody else may know them."""
 
     def job_dir(self, job_id: JobId) -> Path:
         """Where the shell keeps files of one job; deleted with it."""

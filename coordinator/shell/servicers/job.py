@@ -19,7 +19,6 @@ from coordinator.core.job.events import (
 from coordinator.core.job.state import ENDED, Job, Model, ModelScore
 from coordinator.shell import translate
 from coordinator.shell.commands.evaluation import (
-    failed_judgement,
     laid_out_manifests,
     load_layout,
     manifest_digests,
@@ -349,7 +348,7 @@ class JobServicer:
             _require_owner(caller, job_id, TokenId(""))
             del driver.unreadable[job_id]
         else:
-            await self._measure_ended(self._changeable(caller, job_id))
+            await self._settle_ended(self._changeable(caller, job_id))
             self._close(self._runtime(job_id))
         await driver.in_writer(self._services.journal.remove_job, job_id)
         await asyncio.to_thread(self._delete_files, job_id)
@@ -357,22 +356,12 @@ class JobServicer:
         log.info("a job was removed", job_id=job_id, freed_bytes=freed_bytes)
         return job_pb2.RemoveJobResponse(freed_bytes=freed_bytes)
 
-    async def _measure_ended(self, runtime: JobRuntime) -> None:
-        """Have everything of an ended job measured and receipted before its rows go."""
+    async def _settle_ended(self, runtime: JobRuntime) -> None:
+        """Have everything of an ended job receipted before its rows go."""
         job = runtime.job
         if job.phase not in ENDED:
             detail = f"{job.job_id} is {job.phase.value}: stop it first (hypergpu job stop)"
             raise HyperGPUError(Reason.JOB_PHASE, detail)
-        refused = ""
-        for waiting in job.unmeasured:
-            if not waiting.is_ready:
-                given_up = failed_judgement(waiting.number, "the job is removed")
-                # The judge may answer first: then this is refused, and nothing is left to be done.
-                refused = await self._services.driver.submit(job.job_id, given_up)
-        if left := runtime.job.unmeasured:
-            unmeasured = several(len(left), "round")
-            detail = f"the quality of {unmeasured} of {job.job_id} is still to come: {refused}"
-            raise HyperGPUError(Reason.JOB_PHASE, detail, fix="remove it again later")
         if self._services.job_terms.payments is not None:
             await self._services.job_terms.payments.catch_up(job.job_id)
 

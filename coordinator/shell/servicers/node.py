@@ -17,6 +17,7 @@ from coordinator.core.quality import offered_contribution
 from coordinator.core.round.transition import rejection
 from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
+from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.nodes import FinishedUpdate
@@ -221,6 +222,8 @@ class _Commit:
             await _record_rejection(self._services, self._runtime, self._received, why)
             raise HyperGPUError(_void_reason(self._runtime.job, self._received), why)
         failpoint("upload.accepted")
+        received = self._received.update
+        prepare_sketch(self._services, self._runtime, received.blob, received.codec)
         self._services.nodes.count(node, accepted=1)
 
     def _final_event(self) -> UpdateReceived:

@@ -72,7 +72,7 @@ def first_request(
         codec = setting.codec_of(slot)
         payload = encode_update(LAYOUT, codec, flat).payload.tobytes()
         blob = write_blob(folder / f"update-{slot}", payload)
-        updates.append(StoredUpdate(blob.path, blob.digest, Samples(count), codec))
+        updates.append(StoredUpdate(blob.path, blob.digest, count, codec))
     outputs = folder / "outputs"
     outputs.mkdir(exist_ok=True)
     return FoldRequest(

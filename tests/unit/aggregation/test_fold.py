@@ -66,7 +66,7 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
         blob = write_blob(
             tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes()
         )
-        updates.append(StoredUpdate(blob.path, blob.digest, Samples(1), "int4"))
+        updates.append(StoredUpdate(blob.path, blob.digest, 1, "int4"))
     request = replace(request, layout=small, base_model=base, updates=tuple(updates))
     result = fold(request)
     assert result.agreements == pytest.approx((1.0, 1.0, -1.0, 0.0))

@@ -114,7 +114,7 @@ def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
             update = folder / f"update-{slot}"
             update.write_bytes(encoded.payload.tobytes())
             digest = digest_of(encoded.payload.tobytes())
-            updates.append(StoredUpdate(update, digest, Samples(INNER_STEPS * BATCH), codec.up))
+            updates.append(StoredUpdate(update, digest, INNER_STEPS * BATCH, codec.up))
         request = FoldRequest(
             layout=LAYOUT,
             down=codec.down,

@@ -1,0 +1,273 @@
+"""Evidence about a closed round's updates, and their weighing: sketches of updates, measured as
+they are accepted, and the gradient of the held-out loss, measured while nodes train. Both follow
+from blobs that are kept and a secret, so that a restart finds the same again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+from blake3 import blake3
+from msgspec.structs import replace
+
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.job.state import Model, Weighing
+from coordinator.core.trust import (
+    UpdateEvidence,
+    blame,
+    is_exploded,
+    weigh_updates,
+    whole_weighing,
+)
+from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.sketch import Sketch, SketchKey, UpdateSketch, sketch_update
+from coordinator.shell.commands.evaluation import data_dir
+from coordinator.shell.evaluator.process import MeasureGradient
+from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.services import Services
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec
+from hypergpu.statements import BlobRef
+from hypergpu.workloads.workload import UnknownWorkloadError, find
+
+log = structlog.get_logger()
+
+_SAMPLES_MOST = 512
+"""Held-out samples that a gradient is measured on."""
+_PATIENCE_S = 60.0
+"""A fold waits so long for a gradient, once: later ones then use the newest that is there."""
+_COPY_SHARE = 0.25
+"""Updates nearer to each other than this part of the usual distance to the nearest are copies."""
+_COPY_LEAST = 1e-6
+"""Cosines of equal sketches differ from 1 by rounding only."""
+
+
+class WeighedRound(NamedTuple):
+    """What is known of a round's updates before they are folded."""
+
+    weighing: Weighing
+    agreement: float | None = None
+    """See `PlanRequest.agreement`; None for less than two updates that count."""
+    unreadable: tuple[tuple[NodeId, str], ...] = ()
+
+
+class _Evidence(NamedTuple):
+    update: FoldedUpdate
+    sketch: UpdateSketch
+
+
+def prepare_gradient(services: Services, runtime: JobRuntime) -> None:
+    """Begin to measure the gradient at the job's model, unless that is under way."""
+    model = runtime.job.model
+    if model is None or runtime.layout is None or not _has_gradient(runtime.job.spec):
+        return
+    digest = model.blob.digest
+    known = runtime.measurements
+    known.keep_gradient(digest)
+    if digest not in known.gradients:
+        work = _measure_gradient(services, runtime, model.blob)
+        known.gradients[digest] = asyncio.create_task(work)
+
+
+def prepare_sketch(services: Services, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
+    """Begin to sketch an accepted update, unless that is under way."""
+    sketches = runtime.measurements.sketches
+    if update.digest not in sketches:
+        sketches[update.digest] = asyncio.create_task(_sketch(services, runtime, update, codec))
+
+
+async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
+    """Weigh the updates of a closed round, or roll back to the model before its base."""
+    gradient = await _gradient(services, runtime, command.base)
+    is_robust = command.spec.trust.rule == "robust"
+    if is_robust and command.fallback is not None and gradient is not None:
+        is_newest = gradient.model == command.base.blob.digest
+        if is_newest and is_exploded(command.trust, gradient.loss):
+            return await _roll_back(services, runtime, command, gradient)
+    found, unreadable = await _sketches(services, runtime, command.updates)
+    memory = command.trust
+    if gradient is not None and gradient.loss is not None:
+        memory = replace(memory, loss=gradient.loss, rollbacks=0)
+    weighing = (
+        weigh_updates(memory, _evidence(found, gradient)) if is_robust else whole_weighing(memory)
+    )
+    runtime.measurements.keep_sketches(frozenset(each.blob.digest for each in command.updates))
+    return WeighedRound(weighing, _agreement(found, weighing), unreadable)
+
+
+async def _roll_back(
+    services: Services, runtime: JobRuntime, command: Aggregate, gradient: HeldOutGradient
+) -> WeighedRound:
+    makers, _ = await _sketches(services, runtime, command.makers)
+    memory, suspects = blame(command.trust, _evidence(makers, gradient))
+    found = "is not finite" if gradient.loss is None else f"is {gradient.loss:.4g}"
+    why = f"the held-out loss of the model of round {command.base.round} {found}"
+    log.error("a job goes back to the model before", job_id=runtime.job.job_id, reason=why)
+    reason = f"its update raised the held-out loss of the model of round {command.base.round}"
+    weighing = Weighing(
+        clips={},
+        votes=dict.fromkeys(suspects, 0),
+        reasons=dict.fromkeys(suspects, reason),
+        memory=memory,
+        rollback=why,
+    )
+    return WeighedRound(weighing)
+
+
+def _job_secret(services: Services, job_id: JobId) -> bytes:
+    return blake3(job_id.encode(), key=services.sketch_secret).digest()
+
+
+def _has_gradient(spec: JobSpec) -> bool:
+    try:
+        return find(spec.workload).kind != "null"
+    except UnknownWorkloadError:
+        return False
+
+
+async def _measure_gradient(
+    services: Services, runtime: JobRuntime, model: BlobRef
+) -> HeldOutGradient | None:
+    spec = runtime.job.spec
+    try:
+        path = await asyncio.to_thread(services.blobs.path, model.digest)
+        found = await services.evaluator.measure_gradient(
+            MeasureGradient(
+                workload=spec.workload,
+                options=spec.options,
+                data_dir=await data_dir(services, runtime.job.manifest),
+                model_path=str(path),
+                layout_digest=runtime.required_layout.digest,
+                samples_most=_SAMPLES_MOST,
+                sketch_secret=_job_secret(services, runtime.job.job_id),
+            )
+        )
+    except (HyperGPUError, OSError) as failed:
+        log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(failed))
+        return None
+    sketch = np.frombuffer(found.sketch, np.float64)
+    return HeldOutGradient(model.digest, found.loss, sketch if np.isfinite(sketch).all() else None)
+
+
+async def _gradient(services: Services, runtime: JobRuntime, base: Model) -> HeldOutGradient | None:
+    """The gradient at the base; where the evaluator is too slow, at the newest model it has."""
+    prepare_gradient(services, runtime)
+    known = runtime.measurements
+    task = known.gradients.get(base.blob.digest)
+    if task is None:
+        return None
+    patience_s = 0.0 if known.is_evaluator_slow else _PATIENCE_S
+    done, _ = await asyncio.wait([task], timeout=patience_s)
+    known.is_evaluator_slow = not done
+    if done:
+        known.newest_gradient = task.result()
+    return known.newest_gradient
+
+
+async def _sketch(
+    services: Services, runtime: JobRuntime, update: BlobRef, codec: str
+) -> UpdateSketch:
+    model = runtime.job.newest_model
+
+    def measure() -> UpdateSketch:
+        key = SketchKey(_job_secret(services, runtime.job.job_id))
+        path, base = (services.blobs.path(each) for each in (update.digest, model.blob.digest))
+        return sketch_update(key, runtime.required_layout, codec, path, base)
+
+    return await services.heavy.run(measure)
+
+
+async def _sketches(
+    services: Services, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
+) -> tuple[list[_Evidence], tuple[tuple[NodeId, str], ...]]:
+    """Sketches of the updates, and those that cannot be read, with the reason."""
+    for update in updates:
+        prepare_sketch(services, runtime, update.blob, update.codec)
+    tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    found: list[_Evidence] = []
+    unreadable: list[tuple[NodeId, str]] = []
+    for update, answer in zip(updates, answers, strict=True):
+        if isinstance(answer, UpdateSketch):
+            found.append(_Evidence(update, answer))
+        else:
+            runtime.measurements.sketches.pop(update.blob.digest, None)
+            if not isinstance(answer, HyperGPUError | OSError):
+                raise answer
+            unreadable.append((update.node, str(answer)))
+    return found, tuple(unreadable)
+
+
+def _evidence(found: Sequence[_Evidence], gradient: HeldOutGradient | None) -> list[UpdateEvidence]:
+    slope = gradient.sketch if gradient is not None else None
+    steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
+    groups = copies([each.sketch.sketch for each in found])
+    evidence = []
+    for each, group in zip(found, groups, strict=True):
+        own = each.sketch
+        length = float(np.sqrt(np.square(own.sketch).sum()))
+        gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
+        is_known = own.is_sound and steepness > 0
+        evidence.append(
+            UpdateEvidence(
+                node=each.update.node,
+                inner_steps=each.update.inner_steps,
+                norm=own.norm,
+                statistics_norm=own.statistics_norm,
+                influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
+                gain=gain,
+                group=group,
+                is_sound=own.is_sound,
+            )
+        )
+    return evidence
+
+
+def copies(sketches: Sequence[Sketch]) -> list[int]:
+    """Number the groups of updates that are copies of each other, from 1; 0 is in none.
+
+    Independent work on different samples keeps a distance, ``1 - cosine``, that is much alike for
+    all of a round. Copies are far nearer, whatever noise or rounding lies between them.
+    """
+    if len(sketches) < 3:
+        return [0] * len(sketches)
+    rows = np.stack(sketches)
+    with np.errstate(all="ignore"):
+        rows = rows / np.sqrt(np.square(rows).sum(axis=1))[:, None]
+        distances = 1 - np.nan_to_num(rows @ rows.T)
+    np.fill_diagonal(distances, np.inf)
+    usual = float(np.median(distances.min(axis=1)))
+    return _groups(distances < max(_COPY_LEAST, _COPY_SHARE * usual))
+
+
+def _groups(is_near: npt.NDArray[np.bool_]) -> list[int]:
+    """Number each set of rows that are near each other, directly or by others."""
+    numbers, number = [0] * len(is_near), 0
+    for start in range(len(is_near)):
+        if numbers[start] or not is_near[start].any():
+            continue
+        number += 1
+        reached = [start]
+        while reached:
+            row = reached.pop()
+            if not numbers[row]:
+                numbers[row] = number
+                reached += np.flatnonzero(is_near[row]).tolist()
+    return numbers
+
+
+def _agreement(found: Sequence[_Evidence], weighing: Weighing) -> float | None:
+    """How far updates that count point the same way: ``|sum|^2 / sum of |u|^2``."""
+    counted = [
+        each.sketch.sketch
+        for each in found
+        if each.sketch.is_sound and weighing.votes.get(each.update.node, 1)
+    ]
+    squares = float(sum(np.square(each).sum() for each in counted))
+    if len(counted) < 2 or not squares > 0:
+        return None
+    return float(np.square(np.sum(counted, axis=0)).sum()) / squares
