@@ -23,7 +23,6 @@ from hypergpu.crypto import digest_of_file
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import codec_named, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
-from hypergpu.units import Samples
 
 UPDATE_COUNTS = (2, 32)
 WEIGHT = np.float32(0.5)

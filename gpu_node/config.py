@@ -22,6 +22,8 @@ class NodeSettings(BaseSettings):
     """Name shown with the node's id. Empty: its earlier name, or the machine's."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"
     """Kind of worker. ``auto``: torch where it is installed, else numpy."""
+    worker_module: str = "gpu_node.shell.worker"
+    """Python module that runs as the worker. Another one serves tests and simulated attackers."""
     worker_threads: int = Field(default=0, ge=0)
     """Threads of the worker; 0: its default, one."""
     worker_memory_bytes: int = Field(default=0, ge=0)

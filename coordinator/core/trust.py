@@ -47,6 +47,8 @@ FADE = 0.97
 SIGNAL_LEAST = 0.1
 """The strongest signal never fades below this part of the strongest of all rounds."""
 INFLUENCE_MOST = 2.0
+LENGTH_MOST = 4.0
+"""An update so many times as long as the median one has no vote at all."""
 NODES_LEAST = 3
 """With fewer nodes there is no majority to hold an update against."""
 GATE_SPREADS = 3.0
@@ -101,7 +103,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         for node, vote in votes.items()
         if vote < WHOLE
     }
-    for node, why in (*_gate(memory, round_), *_useless(round_)):
+    for node, why in (*_gate(memory, round_), *_too_long(clips), *_useless(round_)):
         votes[node], reasons[node] = 0, why
     counts = Counter(each.group for each in round_ if each.group)
     for each in round_:
@@ -204,6 +206,13 @@ def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[N
         return []
     why = "its influence on the held-out loss is {:.2f}, where the round's median is {:.2f}"
     return [(node, why.format(own, usual)) for node, own in known.items() if own < limit]
+
+
+def _too_long(clips: Mapping[NodeId, int]) -> list[tuple[NodeId, str]]:
+    """Updates that no honest work makes so long; those that cannot be folded are told elsewhere."""
+    least = WHOLE / LENGTH_MOST
+    why = "it is {:.0f} times as long as updates of as many steps are"
+    return [(node, why.format(WHOLE / clip)) for node, clip in clips.items() if 0 < clip < least]
 
 
 def _useless(round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from hypergpu.client.history import weighing_note
 from hypergpu.client.values import JobEvent
 from hypergpu.terminal.output import round_from_one, score, short
 from hypergpu.units import several
 
-HIDDEN_KINDS = frozenset({"UpdateReceived", "UpdatesJudged"})
+HIDDEN_KINDS = frozenset({"UpdateReceived"})
 """Kinds with an entry for each node of each round: history has them, the feed's list has not."""
 _SENTENCES = {
     "JobCreated": "the job was created",
@@ -24,7 +25,6 @@ _SENTENCES = {
     "AggregateReady": "the model of round {round} is ready",
     "ModelLost": "the model's bytes were damaged: {reason}",
     "EvaluationFailed": "the evaluation failed: {reason}",
-    "UpdatesJudged": "updates of round {round} were measured on held-out data",
     "JobPaused": "the job was paused{because}",
     "JobResumed": "the job goes on",
     "JobStopped": "the job was stopped",
@@ -42,6 +42,8 @@ def event_sentence(event: JobEvent, names: Mapping[str, str]) -> str:
         return _evaluation(event)
     if event.kind == "RoundRecorded":
         return closing_sentence(event)
+    if event.kind == "AggregateReady" and (text := weighing_note(event, names)):
+        return text
     node, reason = str(fields.get("node") or ""), str(fields.get("reason") or "")
     number, plan = event_round(event), fields.get("plan")
     if isinstance(plan, dict):

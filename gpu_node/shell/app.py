@@ -89,7 +89,7 @@ class Daemon:
             settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
         )
         self._worker = WorkerSupervisor(
-            worker_command(self._kind),
+            worker_command(self._kind, settings.worker_module),
             os.environ | caps,
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),

@@ -35,10 +35,10 @@ def worker_kind(wanted: str) -> str:
     return "torch" if find_spec("torch") else "numpy"
 
 
-def worker_command(kind: str) -> tuple[str, ...]:
+def worker_command(kind: str, module: str) -> tuple[str, ...]:
     """The command line of a worker, which finds its code where this process found it."""
     safe = ("-P",) if sys.flags.safe_path else ()
-    return (sys.executable, *safe, "-m", "gpu_node.shell.worker", "--kind", kind)
+    return (sys.executable, *safe, "-m", module, "--kind", kind)
 
 
 def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict[str, str]:

@@ -187,6 +187,13 @@ def demo(  # noqa: PLR0913 - each is an option
             " time, whose digest is printed last.",
         ),
     ] = False,
+    attack: Annotated[
+        bool,
+        typer.Option(
+            "--attack",
+            help="Train twice: with honest nodes, and with one that lies from the third round.",
+        ),
+    ] = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
     worker: Annotated[
@@ -224,9 +231,16 @@ def demo(  # noqa: PLR0913 - each is an option
     elif net is not DemoNet.NONE:
         given = ["--out", str(out), "--nodes", str(nodes), "--worker", worker]
         given += ["--metering", metering, "--blobs", blobs]
-        given += [*["--short"] * short, *["--fixed"] * fixed]
+        given += [*["--short"] * short, *["--fixed"] * fixed, *["--attack"] * attack]
         run_over_lines(net, nodes, given)
-    chosen = plan(nodes, is_short=short, worker=worker, metering=metering, is_fixed=fixed)
+    chosen = plan(
+        nodes,
+        is_short=short,
+        worker=worker,
+        metering=metering,
+        is_fixed=fixed,
+        is_attacked=attack,
+    )
     demonstrate(out, chosen._replace(blobs=blobs))
 
 

@@ -1,4 +1,4 @@
-"""`hypergpu node`: list, show, pause, resume, drain, revoke, readmit."""
+"""`hypergpu node`: list, show, trust, pause, resume, drain, revoke, readmit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -160,6 +160,41 @@ def _figure_rows(node: "NodeView") -> list[tuple[str, ...]]:
         )
         for name, estimate, text in measured
     ]
+
+
+@app.command()
+@on_coordinator
+def trust(
+    coordinator: "Coordinator",
+    node: _Node,
+    *,
+    job: Annotated[str, typer.Option("--job", help="A job's name or id; else the newest.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what a job's rounds found of a node's updates, and why."""
+    from hypergpu.client.history import trust_history
+
+    node_id = coordinator.find_node(node).id
+    job_id = coordinator.find_job(job or None)
+    found = trust_history(coordinator.read_events(job_id), node_id)
+    if as_json:
+        say_json(found)
+        return
+    columns = (
+        Column("round", is_number=True),
+        *optional_numbers("weight", "quality"),
+        Column("why", folds=True),
+    )
+    rows = [
+        (
+            str(each.round + 1),
+            "-" if each.weight is None else percent(each.weight / 65_536),
+            percent(each.quality_bps / 10_000),
+            each.reason or "-",
+        )
+        for each in found.rounds
+    ]
+    say_table(columns, rows, empty=f"no update of {node_id} was measured in {job_id} yet")
 
 
 @app.command()

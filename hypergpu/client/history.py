@@ -5,7 +5,7 @@ late or seldom tells the same.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -74,6 +74,124 @@ class History(msgspec.Struct, frozen=True):
     rounds: tuple[RoundPoint, ...] = ()
     evaluations: tuple[EvaluationPoint, ...] = ()
     metric_name: str = ""
+
+
+class UpdateQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """Final quality of an accepted update."""
+
+    round: int
+    """Counts from 0, as in the journal."""
+    node: str
+    quality_bps: int
+    """In 1/10,000."""
+    reason: str
+
+
+def update_qualities(event: JobEvent) -> tuple[UpdateQuality, ...]:
+    """Qualities that an event tells; none but of a round that was measured."""
+    if event.kind != "RoundMeasured":
+        return ()
+    number = _number(event.body, "round")
+    updates = msgspec.convert(event.body.get("updates") or [], list[_MeasuredUpdate])
+    return tuple(
+        UpdateQuality(
+            round=number,
+            node=each.contribution.node,
+            quality_bps=each.quality_bps,
+            reason=each.reason,
+        )
+        for each in updates
+    )
+
+
+class TrustPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What one round found of a node's update."""
+
+    round: int
+    """Counts from 0, as in the journal."""
+    weight: int | None
+    """Weight of the node after the round, in 1/65,536 of a whole one; None: none was learned."""
+    quality_bps: int
+    reason: str
+
+
+class TrustHistory(msgspec.Struct, frozen=True):
+    """All rounds of a job in which an update of a node was measured."""
+
+    node: str
+    rounds: tuple[TrustPoint, ...]
+
+
+def trust_history(events: Iterable[JobEvent], node: str) -> TrustHistory:
+    """Collect what a job's rounds found of a node."""
+    points: list[TrustPoint] = []
+    weight: int | None = None
+    for event in events:
+        if event.kind == "AggregateReady":
+            weight = round_weights(event).memory.weights.get(node, weight)
+        points += [
+            TrustPoint(
+                round=each.round, weight=weight, quality_bps=each.quality_bps, reason=each.reason
+            )
+            for each in update_qualities(event)
+            if each.node == node
+        ]
+    return TrustHistory(node, tuple(points))
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    weights: dict[str, int] = {}
+
+
+class RoundWeights(msgspec.Struct, frozen=True):
+    """How much a round's updates counted for its model, see `[trust]` of job files."""
+
+    votes: dict[str, int] = {}
+    """Shares of a vote in 1/65,536, of the nodes that had not a full one."""
+    reasons: dict[str, str] = {}
+    """Why a vote was not full, by node."""
+    rollback: str = ""
+    """Why the job went back to an earlier model instead; empty: it did not."""
+    memory: _Memory = _Memory()
+    """What the job knows of its nodes afterwards."""
+
+
+def round_weights(event: JobEvent) -> RoundWeights:
+    """Weights that an event tells; none but of a round that became a model."""
+    return msgspec.convert(event.body.get("weighing") or {}, RoundWeights)
+
+
+_NAMED_MOST = 3
+
+
+def weighing_note(event: JobEvent, names: Mapping[str, str]) -> str:
+    """Who did not count in a round, or that the job went back, in a sentence; empty: all counted.
+
+    Args:
+        event: An event of a job.
+        names: Owners' names of machines, by node.
+    """
+    found = round_weights(event)
+    number = _number(event.body, "round") + 1
+    if found.rollback:
+        return f"round {number}: the job went back to the model before: {found.rollback}"
+    left_out = [node for node, vote in found.votes.items() if not vote]
+    told = [
+        f"{names.get(node) or node[:10]} did not count: {found.reasons.get(node, '')}"
+        for node in left_out[:_NAMED_MOST]
+    ]
+    more = [f"{len(left_out) - _NAMED_MOST} more did not count"] * (len(left_out) > _NAMED_MOST)
+    return f"round {number}: {'; '.join([*told, *more])}" if told else ""
+
+
+class _MeasuredContribution(msgspec.Struct, frozen=True):
+    node: str
+
+
+class _MeasuredUpdate(msgspec.Struct, frozen=True):
+    contribution: _MeasuredContribution
+    quality_bps: int
+    reason: str = ""
 
 
 def with_event_recorded(history: History, event: JobEvent) -> History:

@@ -293,6 +293,12 @@ class LocalCluster:
             return self._join(name)
         return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
 
+    def replace_node(self, name: str, environment: Mapping[str, str]) -> int:
+        """Kill a node and start it again with another environment; returns the process id."""
+        self.kill(name)
+        self._environments[name] = environment
+        return self.restart(name)
+
     def kill_coordinator(self) -> int:
         """SIGKILL the coordinator; returns its process id."""
         if self._coordinator is None:

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from hypergpu.client.blocking import Coordinator
 from hypergpu.client.connection import RESTARTING
-from hypergpu.client.history import History, RoundPoint, metric_after, with_event_recorded
+from hypergpu.client.history import (
+    History,
+    RoundPoint,
+    metric_after,
+    weighing_note,
+    with_event_recorded,
+)
 from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import (
@@ -156,6 +162,8 @@ _NOTES = {
 
 def event_note(event: JobEvent, names: Mapping[str, str]) -> str:
     """An event in a sentence, when it is worth one to a watcher; ``names`` are those of nodes."""
+    if event.kind == "AggregateReady":
+        return weighing_note(event, names)
     fields = event.body
     node = str(fields.get("node", ""))
     number = fields.get("round")

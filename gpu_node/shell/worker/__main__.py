@@ -4,7 +4,8 @@ import argparse
 import os
 import signal
 import sys
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpu_node.shell.worker.protocol import (
     KINDS,
@@ -13,6 +14,9 @@ from gpu_node.shell.worker.protocol import (
     cap_threads,
     limits_from_environment,
 )
+
+if TYPE_CHECKING:
+    from gpu_node.shell.worker.trainers import Trainers
 
 
 def _own_stdout() -> BinaryIO:
@@ -26,6 +30,22 @@ def _own_stdout() -> BinaryIO:
 
 def main() -> int:
     """Serve the daemon until its pipe closes."""
+    return serve(_usual_trainers)
+
+
+def _usual_trainers() -> "type[Trainers]":
+    from gpu_node.shell.worker.trainers import Trainers
+
+    return Trainers
+
+
+def serve(load: "Callable[[], type[Trainers]]") -> int:
+    """Serve the daemon until its pipe closes.
+
+    Args:
+        load: Imports what trains: numerical libraries read their thread counts as they are
+            imported, which is after the owner's caps are set here.
+    """
     parser = argparse.ArgumentParser(prog="gpu_node.shell.worker", description=__doc__)
     parser.add_argument("--kind", choices=KINDS, required=True)
     kind: str = parser.parse_args().kind
@@ -42,13 +62,12 @@ def main() -> int:
         cap_memory(limits)
 
     from gpu_node.shell.worker.loop import WorkerLoop
-    from gpu_node.shell.worker.trainers import Trainers
     from hypergpu.workloads.workload import complaints
 
     loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer)
     for complaint in complaints():
         loop.log(complaint)
-    return loop.run(Trainers(kind, limits))
+    return loop.run(load()(kind, limits))
 
 
 if __name__ == "__main__":

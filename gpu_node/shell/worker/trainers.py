@@ -188,7 +188,7 @@ class NullShards:
     """Answers the shards of a job without training. Used like `TrainedShards`."""
 
     def __init__(self, layout: Layout, floor: StepFloor) -> None:
-        self._layout = layout
+        self.layout = layout
         self._floor = floor
 
     def train(
@@ -203,9 +203,9 @@ class NullShards:
                 time.sleep(_step_s(self._floor, task))
         compute_s = time.monotonic() - started_s + taken * _step_s(self._floor, task)
         callbacks.raise_if_aborted()
-        if self._layout.digest != task.layout:
+        if self.layout.digest != task.layout:
             raise ShardError("options.parameters is not the job's: the layouts differ")
-        payload = _payload(self._layout, task)
+        payload = _payload(self.layout, task)
         Path(request.update_path).parent.mkdir(parents=True, exist_ok=True)
         payload.tofile(request.update_path)
         return TrainedUpdate(
@@ -260,6 +260,7 @@ class TrainedShards:
     """Trains with a trainer, slowed down where this device plays a slower one."""
 
     def __init__(self, trainer: Trainer, floor: StepFloor) -> None:
+        self.layout = trainer.layout
         self._trainer = trainer
         self._floor = floor
 
@@ -298,6 +299,11 @@ class Trainers:
         self._prefetch: PrefetchRun | NullPrefetch | None = None
         self._last_request: TrainShard | None = None
         """The last request, until its prefetch is begun."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of the newest job's model; None before the first job."""
+        return None if self._kept is None else self._kept.trainer.layout
 
     def capabilities(self) -> WorkerCapabilities:
         """Device and workloads, for the daemon."""

@@ -42,6 +42,8 @@ class DemoPlan(NamedTuple):
     is_short: bool
     is_fixed: bool
     """Nothing in it depends on time: the same model every time."""
+    is_attacked: bool = False
+    """The job is trained twice, at the second time with a node that lies."""
     blobs: str = "embedded"
     """What carries bulk bytes; `S3`: an object store."""
 
@@ -112,6 +114,7 @@ def plan(
     worker: str = "",
     metering: str = METERINGS[0],
     is_fixed: bool = False,
+    is_attacked: bool = False,
 ) -> DemoPlan:
     """The digits by a convolutional network, or without torch by softmax regression.
 
@@ -122,6 +125,7 @@ def plan(
         metering: One of `METERINGS`.
         is_fixed: With fixed steps and codec, no deadline and no pay, so that nothing depends on
             time.
+        is_attacked: With fixed steps and codec, so that every node takes part in every round.
     """
     has_torch = importlib.util.find_spec("torch") is not None
     is_torch = (worker or ("torch" if has_torch else "numpy")) == "torch"
@@ -138,6 +142,8 @@ def plan(
         spec = replace(spec, aware=Aware(rounds_min=spec.training.rounds))
     if is_fixed:
         spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
+    if is_attacked:
+        spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0))
     sync_steps = size.sync_steps_short if is_short else size.sync_steps
     return DemoPlan(
         checked_spec(spec),
@@ -148,6 +154,7 @@ def plan(
         metering=metering,
         is_short=is_short,
         is_fixed=is_fixed,
+        is_attacked=is_attacked,
     )
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hypergpu.cli.demo.attack import demonstrate_attack
+from hypergpu.cli.demo.following import Demo, NodeFault, NodeReturn, follow
 from hypergpu.cli.demo.job import S3, DemoPlan, StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
     ACCOUNTS_NAME,
@@ -20,7 +22,7 @@ from hypergpu.cli.demo.settlement import (
     settle_demo,
     start_with_chain,
 )
-from hypergpu.client import Coordinator, HyperGPUError, JobEvent, JobView, Reached
+from hypergpu.client import HyperGPUError, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
@@ -32,90 +34,6 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import amount_text, is_rich, say, size, span
-from hypergpu.terminal.watch import JobProgress, Watched, open_view
-
-AWAY_S = 1.0
-HOLD_PERCENT = 55
-"""Share of the work after which the job waits for the node that is not back yet.
-
-On a busy machine a node that starts anew may miss the deadlines of its first rounds: enough are
-left after these.
-"""
-
-
-class NodeReturn(NamedTuple):
-    """Return of the killed node."""
-
-    victim: str
-    round: int
-    """Counts from 1."""
-    after_s: float
-    """Time from its death to the first update accepted from it."""
-
-
-class NodeFault:
-    """Kills a node, starts it again, and keeps the job from ending before it has worked again."""
-
-    def __init__(
-        self, cluster: LocalCluster, coordinator: Coordinator, *, job_id: str, victim: str
-    ) -> None:
-        self._cluster = cluster
-        self._coordinator = coordinator
-        self._job_id = job_id
-        self._victim = victim
-        self._samples = coordinator.spec(job_id).stated_samples
-        self._node_id = ""
-        self._killed_at_s = 0.0
-        self._is_away = False
-        self.is_paused = False
-        self.back: NodeReturn | None = None
-
-    def _see(self, event: JobEvent) -> None:
-        """Notice the node's return in the job's events."""
-        is_its = bool(self._node_id) and event.body.get("node") == self._node_id
-        if is_its and not self._is_away and event.kind == "UpdateReceived" and not self.back:
-            number = event.body.get("round")
-            after_s = time.monotonic() - self._killed_at_s
-            self.back = NodeReturn(
-                self._victim, number + 1 if isinstance(number, int) else 0, after_s
-            )
-
-    def dead(self) -> list[str]:
-        """Programs that ended though they were not killed here."""
-        gone = {self._victim} if self._is_away else set()
-        return [name for name in self._cluster.dead() if name not in gone]
-
-    def advance(self, events: Sequence[JobEvent], history: History) -> str:
-        """Kill, restart, pause or resume if it is time; returns the action in words, or nothing."""
-        for event in events:
-            self._see(event)
-        done = sum(each.samples for each in history.rounds)
-        if not self._node_id:
-            return self._kill() if 2 * done >= self._samples else ""
-        if self._is_away:
-            return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
-        is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
-        if self.back or not is_late or self.is_paused is not self._is_working():
-            return ""
-        self.is_paused = not self.is_paused
-        if self.is_paused:
-            self._coordinator.pause(self._job_id)
-            return f"the job waits for {self._victim}"
-        self._coordinator.resume(self._job_id)
-        return f"{self._victim} is back: the job goes on"
-
-    def _is_working(self) -> bool:
-        return self._coordinator.find_node(self._victim).state == "working"
-
-    def _kill(self) -> str:
-        self._node_id = self._coordinator.find_node(self._victim).id
-        self._is_away, self._killed_at_s = True, time.monotonic()
-        return f"SIGKILL to {self._victim} (process {self._cluster.kill(self._victim)})"
-
-    def _restart(self) -> str:
-        self._is_away = False
-        return f"{self._victim} started again (process {self._cluster.restart(self._victim)})"
-
 
 FILE_NAME = "summary.json"
 PAGE_NAME = "page.html"
@@ -218,9 +136,6 @@ def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
     return f"{span(runner.at_ms / 1000)} to the target{times} ({runner.how})"
 
 
-GIVE_UP_AFTER_S = 300.0
-PAUSED_AT_MOST_S = 10.0
-"""Time after which a job that paused itself is given up."""
 VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
@@ -244,15 +159,6 @@ def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
     os.execv(shape[0], shape)  # noqa: S606 - our own program
 
 
-class Demo(NamedTuple):
-    """The cluster that everything is trained on."""
-
-    cluster: LocalCluster
-    coordinator: Coordinator
-    names: list[str]
-    """Names of the nodes."""
-
-
 def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     """Train, kill, restart, compare, pay, and say how it went.
 
@@ -265,8 +171,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
             DEMO_MISSED, the accuracy was missed or the job did not finish; FILE_UNUSABLE, the
             folder has files of these names that no demo left.
     """
-    started_at_s = time.monotonic()
-    sites = told_sites()
+    started_at_s, sites = time.monotonic(), told_sites()
     nodes = chosen.spec.training.nodes
     names = list(sites.nodes) if sites else [f"node-{number}" for number in range(1, nodes + 1)]
     if nodes <= VICTIM:
@@ -286,8 +191,8 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
         _open_page(cluster.ready, beside)
         with cluster.operator() as coordinator:
             demo = Demo(cluster, coordinator, names)
-            if chosen.is_fixed:
-                _train_fixed(demo, chosen, folder)
+            if chosen.is_attacked or chosen.is_fixed:
+                (_train_attacked if chosen.is_attacked else _train_fixed)(demo, chosen, folder)
                 return
             trained = _train(demo, chosen, folder, started_at_s)
             times = race_strategies(
@@ -363,7 +268,7 @@ def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> D
     victim, spec = demo.names[VICTIM], chosen.spec
     fault = NodeFault(demo.cluster, demo.coordinator, job_id=job_id, victim=victim)
     title = f"{len(demo.names)} nodes train {spec.workload} ({spec.strategy}); {victim} is killed"
-    progress = _follow(demo, job_id, f"{title} half-way", fault)
+    progress = follow(demo, job_id, f"{title} half-way", fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
     demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
@@ -377,7 +282,12 @@ def _train_rival(demo: Demo, spec: JobSpec, title: str) -> History:
     say()
     if not is_rich():
         say(title)
-    return _follow(demo, job_id, title).history
+    return follow(demo, job_id, title).history
+
+
+def _train_attacked(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
+    job_id = demonstrate_attack(demo, chosen)
+    _export_page(demo.cluster.ready, job_id, folder / PAGE_NAME)
 
 
 def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
@@ -385,41 +295,12 @@ def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
     title = f"{len(demo.names)} nodes train {chosen.spec.workload}, fixed"
-    history = _follow(demo, job_id, title).history
+    history = follow(demo, job_id, title).history
     if any(point.updates != len(demo.names) for point in history.rounds):
         detail = "a node was lost, so that its work was done by others and the model is another one"
         raise HyperGPUError(Reason.DEMO_MISSED, detail, fix="run it on a machine that is less busy")
     made = demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
     say(f"model {made.digest}")
-
-
-def _follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None) -> JobProgress:
-    """Watch a job to its end.
-
-    Raises:
-        HyperGPUError: DEMO_MISSED, a program ended, or the job did not finish.
-    """
-    give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
-    active_at_s = time.monotonic()
-    with open_view(title=title) as view, Watched(demo.coordinator, job_id, view) as watched:
-        while not watched.has_ended:
-            events = watched.tick()
-            if fault and (text := fault.advance(events, watched.progress.history)):
-                watched.say(text)
-            if dead := (fault or demo.cluster).dead():
-                raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
-            job = watched.progress.job
-            if job is None or job.phase != "paused" or (fault and fault.is_paused):
-                active_at_s = time.monotonic()
-            elif time.monotonic() - active_at_s > PAUSED_AT_MOST_S:
-                raise HyperGPUError(Reason.DEMO_MISSED, f"the job paused itself: {job.reason}")
-            if time.monotonic() > give_up_at_s:
-                raise HyperGPUError(Reason.DEMO_MISSED, f"not done after {GIVE_UP_AFTER_S:.0f} s")
-    job = watched.progress.job
-    if job is None or job.phase != "finished":
-        why = "unknown" if job is None else f"{job.phase}: {job.reason}"
-        raise HyperGPUError(Reason.DEMO_MISSED, f"the job did not finish ({why})")
-    return watched.progress
 
 
 def _summary(

@@ -19,7 +19,6 @@ from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import decode_update, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorKind, TensorSpec, layout_of
-from hypergpu.units import Samples
 
 LAYOUT = layout_of(
     (

@@ -31,7 +31,6 @@ from hypergpu.tensors.codec import (
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.tensors.topk import TopK
-from hypergpu.units import Samples
 from tests.unit.aggregation.fold_files import (
     LAYOUT,
     FoldSetting,

@@ -22,7 +22,6 @@ from hypergpu.crypto import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
-from hypergpu.units import Samples
 
 FEATURES, CLASSES = 512, 10
 NODES, INNER_STEPS, BATCH = 10, 10, 32

@@ -1,0 +1,82 @@
+"""The demo of an attack: the same job twice, the second time with a node that lies."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from hypergpu.cli.demo.following import Demo, follow
+from hypergpu.cli.demo.job import DemoPlan
+from hypergpu.client import HyperGPUError, JobLedger
+from hypergpu.client.history import History, UpdateQuality, update_qualities
+from hypergpu.errors import Reason
+from hypergpu.jobfile.spec import JobSpec, Pay
+from hypergpu.terminal.output import Column, Table, percent, say, say_table
+
+LIAR = {"HYPERGPU_NODE_WORKER_MODULE": "netsim.dishonest_worker"}
+POINTS_MOST = 1.0
+"""Points of accuracy that a lying node may cost."""
+
+
+def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
+    """Train with honest nodes, then with the last one lying from the third round, and compare.
+
+    Returns:
+        The id of the second job.
+
+    Raises:
+        HyperGPUError: DEMO_MISSED, the liar cost more than a point of accuracy, or was paid for a
+            lie.
+    """
+    coordinator, liar = demo.coordinator, demo.names[-1]
+    demo.cluster.start_nodes({name: {} for name in demo.names})
+    honest = _trained(demo, replace(chosen.spec, name="honest", pay=Pay()), "all nodes are honest")
+    demo.cluster.replace_node(liar, LIAR)
+    lies = "turns its updates round, ten times as long, from the third round"
+    attacked = _trained(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
+    job_id = coordinator.find_job("attacked")
+    found = [each for event in coordinator.read_events(job_id) for each in update_qualities(event)]
+    node_id = coordinator.find_node(liar).id
+    ids = {coordinator.find_node(name).id: name for name in demo.names}
+    say()
+    say_table(*_nodes_table(found, ids, coordinator.ledger(job_id)), empty="")
+    before, after = (history.evaluations[-1].metric or 0.0 for history in (honest, attacked))
+    say()
+    say(f"accuracy   {before:.2%} with honest nodes, {after:.2%} with {liar} lying")
+    _check(100 * (before - after), [each for each in found if each.node == node_id], liar)
+    return job_id
+
+
+def _trained(demo: Demo, spec: JobSpec, title: str) -> History:
+    job_id = demo.coordinator.submit(spec)
+    say()
+    say(title)
+    return follow(demo, job_id, title).history
+
+
+def _nodes_table(found: Sequence[UpdateQuality], names: dict[str, str], ledger: JobLedger) -> Table:
+    worth = {each.node_id: each.worth for each in ledger.nodes}
+    columns = (
+        Column("node"),
+        Column("quality", is_number=True),
+        Column("unpaid rounds", is_number=True),
+        Column("worth", is_number=True),
+        Column("why", folds=True),
+    )
+    rows = []
+    for node, name in sorted(names.items(), key=lambda each: each[1]):
+        own = [each for each in found if each.node == node]
+        unpaid = [each for each in own if not each.quality_bps]
+        mean = sum(each.quality_bps for each in own) / max(1, len(own)) / 10_000
+        why = f"round {unpaid[0].round + 1}: {unpaid[0].reason}" if unpaid else ""
+        rows.append((name, percent(mean), str(len(unpaid)), worth.get(node, "0"), why))
+    return columns, rows
+
+
+def _check(points_lost: float, lied: Sequence[UpdateQuality], liar: str) -> None:
+    if points_lost > POINTS_MOST:
+        detail = f"{liar} cost {points_lost:.1f} points of accuracy, more than {POINTS_MOST:g}"
+        raise HyperGPUError(Reason.DEMO_MISSED, detail)
+    paid = [each for each in lied if each.round >= 2 and each.quality_bps]
+    if paid:
+        detail = f"{liar} was paid for a lie in round {paid[0].round + 1}: {paid[0].reason}"
+        raise HyperGPUError(Reason.DEMO_MISSED, detail)
