@@ -56,6 +56,8 @@ GATE_BAR = 0.25
 GATE_SIGNAL = 0.3
 _MAD = 1.48
 """The median distance to the median, times this, is the standard deviation of a normal spread."""
+BAN_AFTER = 5
+"""A node gets no more work after so many updates in a row without a vote."""
 EXPLODED = 2.0
 """A held-out loss beyond so many times the last good one, and 1 more, is no training."""
 ROLLBACKS_MOST = 3
@@ -116,6 +118,18 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         reasons=reasons,
         memory=memory,
     )
+
+
+def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
+    """The memory with a node as one that has just come."""
+    return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER})
+
+
+def ban_reason(voteless: int, why: str) -> str:
+    """Why a node is banned after so many updates in a row without a vote; empty: it is not."""
+    if voteless < BAN_AFTER:
+        return ""
+    return f"banned: none of its last {voteless} updates counted; the last one: {why}"
 
 
 def known_votes(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, int]:

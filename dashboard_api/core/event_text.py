@@ -17,6 +17,7 @@ _SENTENCES = {
     "NodeLost": "{node} was lost: {reason}",
     "NodeDraining": "{node} drains: {reason}",
     "NodePaused": "{node} rests: {reason}",
+    "NodeReadmitted": "{node} was taken back after a ban",
     "RoundPlanned": "round {round} was planned: {reason}",
     "UpdateReceived": "the update of {node} for round {round} was accepted",
     "UpdateRejected": "the update of {node} for round {round} was rejected: {reason}",

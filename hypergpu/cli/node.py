@@ -236,7 +236,7 @@ def revoke(coordinator: "Coordinator", node: _Node) -> None:
 @app.command()
 @on_coordinator
 def readmit(coordinator: "Coordinator", node: _Node) -> None:
-    """Let a revoked node in again; it dials in once it is started."""
+    """Let a revoked node in again, and back into jobs that banned it."""
     node_id = coordinator.find_node(node).id
     coordinator.readmit_node(node_id)
     say(f"{node_id} may come back; start it again on its machine: hypergpu-node run")

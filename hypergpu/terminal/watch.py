@@ -146,6 +146,7 @@ _NOTES = {
     "NodeLost": "node {node} lost: {reason}",
     "NodeDraining": "node {node} drains: {reason}",
     "NodePaused": "node {node} rests: {reason}",
+    "NodeReadmitted": "node {node} was taken back after a ban",
     "UpdateRejected": "update of {node} refused: {reason}",
     "ShardHandedBack": "node {node} handed its shard back: {reason}",
     "DeadlineReached": "a time limit of round {round} has passed",

@@ -76,6 +76,12 @@ class NodePaused(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class NodeReadmitted(StampedEvent, frozen=True, tag=True):
+    """An operator takes a node back that the job had banned."""
+
+    node: NodeId
+
+
 class RoundPlanned(StampedEvent, frozen=True, tag=True):
     """The plan that `PlanRound` asked for was made."""
 
@@ -251,6 +257,7 @@ NodeEvent = (
     | NodeLost
     | NodeDraining
     | NodePaused
+    | NodeReadmitted
     | UpdateReceived
     | UpdateRejected
     | ShardHandedBack

@@ -252,10 +252,15 @@ class Member(msgspec.Struct, frozen=True):
     """
     standing: Standing = Standing()
 
+    voteless: int = 0
+    """Updates of it in a row that had no vote."""
+    ban: str = ""
+    """Why it gets no work in this job any more; empty: it does."""
+
     @property
     def can_work(self) -> bool:
         """Whether the node may take work."""
-        return self.is_present and not self.is_leaving
+        return self.is_present and not self.is_leaving and not self.ban
 
 
 class Tally(msgspec.Struct, frozen=True):

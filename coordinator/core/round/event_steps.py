@@ -42,6 +42,8 @@ from coordinator.core.round.assignment import (
     vacate_shard,
 )
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
+from coordinator.core.trust import ban_reason, without_trust
+from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached
@@ -87,6 +89,14 @@ def pause_node(job: Job, event: events.NodePaused) -> JobStep:
         cancelled = (CancelShard(event.node, job.round.number, participant.lease, event.reason),)
     step = lose_node(job, event)
     return JobStep(step.job, (*cancelled, *step.commands))
+
+
+def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
+    """Give a banned node work again, from the next round on; its votes grow like a newcomer's."""
+    member = replace(job.members[event.node], ban="", voteless=0)
+    trust = without_trust(job.trust, event.node)
+    job = replace(job, members={**job.members, event.node: member}, trust=trust)
+    return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
 
 def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
@@ -293,6 +303,7 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
         spec=job.next_spec or job.spec,
         next_spec=None,
         trust=event.weighing.memory if event.weighing is not None else job.trust,
+        members=_members_after(job, round_),
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
     record = WriteRecord(_figures(job, round_, event))
@@ -306,6 +317,18 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
     else:
         after = open_round(job)
     return JobStep(after.job, (record, *evaluation.commands, *after.commands))
+
+
+def _members_after(job: Job, round_: Round) -> dict[NodeId, Member]:
+    """The members with what the round found of their updates; some may be banned by it."""
+    members, weighing = dict(job.members), round_.weighing
+    if weighing is None:
+        return members
+    for node, _, _ in round_.accepted_updates:
+        voteless = members[node].voteless + 1 if weighing.votes.get(node) == 0 else 0
+        ban = ban_reason(voteless, weighing.reasons.get(node, ""))
+        members[node] = replace(members[node], voteless=voteless, ban=ban)
+    return members
 
 
 def remake_model(job: Job, event: events.ModelLost) -> JobStep:

@@ -87,7 +87,8 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
-    resting = {**resting_members(job, plan.round), **plan.resting}
+    banned = {node: each.ban for node, each in job.members.items() if each.ban and each.is_present}
+    resting = {**banned, **resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
     deal = deal_shards(job, plan, total_samples)
     participants = {

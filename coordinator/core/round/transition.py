@@ -49,6 +49,7 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.NodeLost: _LIVE,
     events.NodeDraining: _LIVE,
     events.NodePaused: _LIVE,
+    events.NodeReadmitted: _LIVE,
     events.RoundPlanned: frozenset({Phase.PLANNING}),
     events.UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
     events.UpdateRejected: frozenset(Phase),
@@ -101,6 +102,10 @@ def rejection(job: Job, event: Event) -> str:
             return _model_rejection(job, event)
         case events.RoundPlanned() | events.DeadlineReached():
             return _round_rejection(job, event)
+        case events.NodeReadmitted():
+            member = job.members.get(event.node)
+            is_banned = member is not None and bool(member.ban)
+            return "" if is_banned else f"{event.node} is not banned from {job.job_id}"
         case events.ParametersChanged():
             return _parameters_rejection(job, event)
         case events.EvaluationReady() | events.EvaluationFailed():
@@ -212,6 +217,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.NodeLost: event_steps.lose_node,
     events.NodeDraining: event_steps.drain_node,
     events.NodePaused: event_steps.pause_node,
+    events.NodeReadmitted: event_steps.readmit_node,
     events.UpdateReceived: event_steps.receive_update,
     events.UpdateRejected: event_steps.count_rejection,
     events.ShardHandedBack: event_steps.take_back_shard,

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
+from coordinator.core.job.events import NodeReadmitted
+from coordinator.core.job.state import ENDED
 from coordinator.core.round.assignment import node_band
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
@@ -23,6 +25,7 @@ from coordinator.shell.translate import Capabilities, reading_message
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.streams import monotonic_ms, unix_s
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import token_text
 
@@ -161,7 +164,12 @@ class OperatorServicer:
     async def readmit_node(
         self, request: job_pb2.ReadmitNodeRequest, caller: Caller
     ) -> job_pb2.ReadmitNodeResponse:
-        await asyncio.to_thread(self._nodes.readmit, NodeId(request.node_id))
+        node = NodeId(request.node_id)
+        await asyncio.to_thread(self._nodes.readmit, node)
+        for job_id, runtime in self._services.driver.runtimes.items():
+            member = runtime.job.members.get(node)
+            if member is not None and member.ban and runtime.job.phase not in ENDED:
+                await self._services.driver.submit(job_id, NodeReadmitted(at_ms=Milliseconds(0), node=node))
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 

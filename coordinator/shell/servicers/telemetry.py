@@ -46,6 +46,9 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
     runtime = services.allocator.runtime_of(node)
     if runtime is None:
         return "idle", "no job can use it now"
+    member = runtime.job.members.get(node)
+    if member is not None and member.ban:
+        return "idle", f"{member.ban}; take it back: hypergpu node readmit"
     return "working", runtime.job.reason
 
 
