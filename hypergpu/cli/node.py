@@ -239,4 +239,4 @@ def readmit(coordinator: "Coordinator", node: _Node) -> None:
     """Let a revoked node in again, and back into jobs that banned it."""
     node_id = coordinator.find_node(node).id
     coordinator.readmit_node(node_id)
-    say(f"{node_id} may come back; start it again on its machine: hypergpu-node run")
+    say(f"{node_id} may work again; if it was shut out, start it on its machine: hypergpu-node run")

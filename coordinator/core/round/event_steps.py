@@ -43,7 +43,6 @@ from coordinator.core.round.assignment import (
 )
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
 from coordinator.core.trust import ban_reason, without_trust
-from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached

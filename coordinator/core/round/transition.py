@@ -89,7 +89,13 @@ def rejection(job: Job, event: Event) -> str:
         cannot = _CANNOT.get(type(event), f"has no place for {type(event).__name__}")
         return f"{job.job_id} is {job.phase.value} and {cannot}"
     match event:
-        case events.NodeJoined() | events.NodeLost() | events.NodeDraining() | events.NodePaused():
+        case (
+            events.NodeJoined()
+            | events.NodeLost()
+            | events.NodeDraining()
+            | events.NodePaused()
+            | events.NodeReadmitted()
+        ):
             return _membership_rejection(job, event)
         case events.UpdateReceived() | events.ShardHandedBack():
             return _work_rejection(job, event)
@@ -102,10 +108,6 @@ def rejection(job: Job, event: Event) -> str:
             return _model_rejection(job, event)
         case events.RoundPlanned() | events.DeadlineReached():
             return _round_rejection(job, event)
-        case events.NodeReadmitted():
-            member = job.members.get(event.node)
-            is_banned = member is not None and bool(member.ban)
-            return "" if is_banned else f"{event.node} is not banned from {job.job_id}"
         case events.ParametersChanged():
             return _parameters_rejection(job, event)
         case events.EvaluationReady() | events.EvaluationFailed():
@@ -116,9 +118,16 @@ def rejection(job: Job, event: Event) -> str:
 
 def _membership_rejection(
     job: Job,
-    event: events.NodeJoined | events.NodeLost | events.NodeDraining | events.NodePaused,
+    event: events.NodeJoined
+    | events.NodeLost
+    | events.NodeDraining
+    | events.NodePaused
+    | events.NodeReadmitted,
 ) -> str:
     member = job.members.get(event.node)
+    if isinstance(event, events.NodeReadmitted):
+        is_banned = member is not None and bool(member.ban)
+        return "" if is_banned else f"{event.node} is not banned from {job.job_id}"
     is_present = member is not None and member.is_present
     if isinstance(event, events.NodeJoined):
         return f"{event.node} is in {job.job_id} already" if is_present else ""

@@ -169,7 +169,8 @@ class OperatorServicer:
         for job_id, runtime in self._services.driver.runtimes.items():
             member = runtime.job.members.get(node)
             if member is not None and member.ban and runtime.job.phase not in ENDED:
-                await self._services.driver.submit(job_id, NodeReadmitted(at_ms=Milliseconds(0), node=node))
+                readmitted = NodeReadmitted(at_ms=Milliseconds(0), node=node)
+                await self._services.driver.submit(job_id, readmitted)
         log.info("a node was admitted again", node=request.node_id)
         return job_pb2.ReadmitNodeResponse()
 
