@@ -31,6 +31,7 @@ class Reason(Enum):
     NODE_REVOKED = 1107, "PERMISSION_DENIED", "ask the operator to admit the node again"
     SIGNATURE_INVALID = 1108, "UNAUTHENTICATED", "the node's identity key does not match its id"
     RATE_LIMITED = 1109, "RESOURCE_EXHAUSTED", "wait and try again"
+    LIMIT_REACHED = 1110, "RESOURCE_EXHAUSTED", "end some of them first"
     # 2xxx: jobs
     JOB_UNKNOWN = 2001, "NOT_FOUND", "list the jobs: hypergpu job ls"
     SPEC_INVALID = 2002, "INVALID_ARGUMENT", "correct the job file as said"

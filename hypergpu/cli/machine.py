@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.terminal.commands import YEAR_S, AsJson, group, seconds_within
+from hypergpu.terminal.commands import YEAR_S, AsJson, JoinLineNodes, group, seconds_within
 
 MISSED_STATUS = 1
 config = group("See the settings.")
@@ -97,6 +97,7 @@ def up(  # noqa: PLR0913 - each is an option
         typer.Option("--page-port", min=0, max=65535, help="Else 7780; 0: any free."),
     ] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="No page in the browser.")] = False,
+    nodes: JoinLineNodes = None,
 ) -> None:
     """Start a coordinator here and print a join line."""
     from hypergpu.cli.up import PageWish, settled_by
@@ -117,7 +118,7 @@ def up(  # noqa: PLR0913 - each is an option
     )
     retry = SettlingBy(retries_halted=retry_payments)
     page = PageWish(not no_page, page_port)
-    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}, page))
+    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}, page, nodes))
 
 
 def join(

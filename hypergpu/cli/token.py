@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hypergpu.terminal.commands import (
+    JOIN_LINE_NODES,
     YEAR_S,
     AsJson,
+    JoinLineNodes,
     NoConfirmation,
     group,
     on_coordinator,
     seconds_within,
+    usage_error,
 )
 from hypergpu.terminal.output import (
     Column,
@@ -23,6 +26,7 @@ from hypergpu.terminal.output import (
     say_table,
     span,
 )
+from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, TokenView
@@ -55,21 +59,24 @@ def create(
             show_default=False,
         ),
     ] = 86_400.0,
-    uses: Annotated[int, typer.Option("--uses", min=0, help="0: as often as one likes.")] = 0,
+    nodes: JoinLineNodes = None,
     label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once."""
     from hypergpu.wire.credentials import Role
 
+    if nodes is not None and role is not RoleName.NODE:
+        raise usage_error(f"nothing joins with a token of the role {role.value}", "leave --nodes")
+    uses = (nodes or JOIN_LINE_NODES) if role is RoleName.NODE else 0
     made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
     if as_json:
         say_json(made)
         return
     say(f"hypergpu join {made.token}" if role is RoleName.NODE else made.token)
-    hint = (
-        "paste this line on the node" if role is RoleName.NODE else "keep it in a file of mode 600"
-    )
+    hint = "keep it in a file of mode 600"
+    if role is RoleName.NODE:
+        hint = f"paste this line on {several(uses, 'node')} at most"
     note(f"shown once; {hint}. Revoke it: hypergpu token revoke {made.id}")
 
 
@@ -88,7 +95,7 @@ def ls(coordinator: "Coordinator", *, as_json: AsJson = False) -> None:
         Column("role"),
         Column("label", is_optional=True),
         Column("state"),
-        *optional_numbers("expires in", "uses left"),
+        *optional_numbers("expires in", "nodes left"),
     )
     say_table(columns, [_token_row(token) for token in tokens], empty="no tokens")
 
@@ -101,13 +108,14 @@ def _token_row(token: "TokenView") -> tuple[str, ...]:
         state = "expired"
     else:
         state = "used up" if token.uses_left == 0 else "good"
+    nodes_left = "any number" if token.uses_left is None else str(token.uses_left)
     return (
         token.id,
         token.role,
         token.label or "-",
         state,
         "never" if token.expires_in_s is None else span(token.expires_in_s),
-        "unlimited" if token.uses_left is None else str(token.uses_left),
+        nodes_left if token.role == RoleName.NODE.value else "-",
     )
 
 
@@ -119,9 +127,12 @@ def revoke(
     *,
     yes: NoConfirmation = False,
 ) -> None:
-    """Make a token worthless. Nodes that joined with it stay."""
+    """Make a token worthless and shut out every node that joined with it, at once."""
     token_id = coordinator.find_token(token)
     if token_id == coordinator.token_id:
         confirm(f"revoke {token_id}, the token of this very command?", yes=yes)
-    coordinator.revoke_token(token_id)
-    say(f"{token_id} revoked")
+    nodes = coordinator.revoke_token(token_id)
+    said = f"; {several(nodes, 'node')} that joined with it shut out" if nodes else ""
+    say(f"{token_id} revoked{said}")
+    if nodes:
+        note("to keep one of them: hypergpu node readmit NODE")

@@ -40,7 +40,7 @@ from hypergpu.cluster.processes import (
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.extension import PaymentSummary
 from hypergpu.streams import write_durably
-from hypergpu.terminal.commands import usage_error
+from hypergpu.terminal.commands import JOIN_LINE_NODES, usage_error
 from hypergpu.terminal.output import note, say
 from hypergpu.units import several
 from hypergpu.wire.credentials import Role, Token, parse_token, token_text
@@ -57,26 +57,33 @@ class JoinLine(msgspec.Struct, frozen=True):
 
     token: str
     good_for_s: int
+    nodes_left: int
+    """How many more may join with it."""
 
 
-def standing_join_line(coordinator: Coordinator, folder: Path, named: Token) -> JoinLine:
+def standing_join_line(
+    coordinator: Coordinator, folder: Path, named: Token, nodes: int | None = None
+) -> JoinLine:
     """The line kept in ``folder``, or a new one that is kept there for its owner alone.
 
     Args:
         coordinator: Whom nodes are to join.
         folder: The coordinator's data folder.
         named: A token with the addresses and the CA of this start.
+        nodes: How many may join with it: a kept line for another number gives way to a new one.
+            None: as many as are left of a kept line, and a new one is for the usual number.
     """
     path = folder / FILE_NAME
     kept = _kept_token(path)
-    left_s = _left_s(coordinator, kept) if kept else 0
-    if kept is None or left_s < LEAST_S:
-        made = coordinator.create_token(Role.NODE, ttl_s=TTL_S, uses=0, label="up")
-        kept, left_s = parse_token(made.token), TTL_S
+    left_s, left_nodes = _left(coordinator, kept) if kept else (0, 0)
+    if kept is None or left_s < LEAST_S or left_nodes < 1 or nodes not in (None, left_nodes):
+        left_s, left_nodes = TTL_S, nodes or JOIN_LINE_NODES
+        made = coordinator.create_token(Role.NODE, ttl_s=left_s, uses=left_nodes, label="up")
+        kept = parse_token(made.token)
     standing = msgspec.structs.replace(kept, addresses=named.addresses, authority=named.authority)
     text = token_text(standing)
     write_durably(path, f"{text}\n".encode())
-    return JoinLine(text, left_s)
+    return JoinLine(text, left_s, left_nodes)
 
 
 def _kept_token(path: Path) -> Token | None:
@@ -86,11 +93,13 @@ def _kept_token(path: Path) -> Token | None:
         return None
 
 
-def _left_s(coordinator: Coordinator, kept: Token) -> int:
+def _left(coordinator: Coordinator, kept: Token) -> tuple[int, int]:
+    """Seconds and nodes that a token is still good for; 0 nodes where their number is not stated."""
     for each in coordinator.tokens():
         if each.id == kept.id and not each.is_revoked:
-            return TTL_S if each.expires_in_s is None else each.expires_in_s
-    return 0
+            left_s = TTL_S if each.expires_in_s is None else each.expires_in_s
+            return left_s, each.uses_left or 0
+    return 0, 0
 
 
 def living_owner(token_file: str) -> str:
@@ -161,13 +170,14 @@ class PageWish(NamedTuple):
     """None: the usual one, or a free one where that is taken."""
 
 
-def up(at: Listen, environment: Mapping[str, str], page: PageWish) -> int:
+def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | None = None) -> int:
     """Run a coordinator until it is told to end; returns its exit status.
 
     Args:
         at: Where, with what.
         environment: Added to ours for it.
         page: Where the page is to be.
+        nodes: As in `standing_join_line`.
     """
     is_first = not at.data_dir.exists()
     log = _made_log(at.data_dir)
@@ -177,7 +187,9 @@ def up(at: Listen, environment: Mapping[str, str], page: PageWish) -> int:
     with contextlib.ExitStack() as beside:
         try:
             ready = wait_until_ready(child)
-            _greet(ready, at.data_dir, log, _open_page(page, ready, at.data_dir, beside))
+            join_by = _join_line(ready, at.data_dir, nodes)
+            dashboard = _open_page(page, ready, at.data_dir, beside)
+            _greet(ready, join_by, log, dashboard)
         except StartRefusedError as refused:
             kill_group(child)
             # A key whose address somebody may have sent money to is kept, with all beside it.
@@ -238,10 +250,10 @@ def _say_tail(log: Path, begin: int) -> None:
         note(f"  {line}")
 
 
-def _join_line(ready: ReadyLine, folder: Path) -> JoinLine:
+def _join_line(ready: ReadyLine, folder: Path, nodes: int | None) -> JoinLine:
     named = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
     with operator(ready) as coordinator:
-        return standing_join_line(coordinator, folder, named)
+        return standing_join_line(coordinator, folder, named, nodes)
 
 
 def _reached_by(ready: ReadyLine) -> str:
@@ -278,15 +290,17 @@ def _page_lines(dashboard: DashboardProcess | None) -> list[str]:
     return [f"the page does not run: {why}. Fix: {said.fix or 'hypergpu dashboard'}", ""]
 
 
-def _greet(ready: ReadyLine, folder: Path, log: Path, dashboard: DashboardProcess | None) -> None:
-    join_by = _join_line(ready, folder)
+def _greet(
+    ready: ReadyLine, join_by: JoinLine, log: Path, dashboard: DashboardProcess | None
+) -> None:
     addresses = ", ".join(parse_token(join_by.token).addresses)
     hours = max(1, join_by.good_for_s // 3600)
     for line in (
         f"the coordinator is up at {addresses}",
         *(_chain_lines(ready.chain) if ready.chain else ()),
         "",
-        f"on each machine that is to train, paste this line (good for {several(hours, 'hour')}):",
+        "on each machine that is to train, paste this line"
+        f" (good for {several(join_by.nodes_left, 'node')} and {several(hours, 'hour')}):",
         "",
         f"    hypergpu join {join_by.token}",
         "",

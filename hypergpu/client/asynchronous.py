@@ -381,8 +381,13 @@ class AsyncCoordinator:
 
     async def tokens(self) -> list[TokenView]:
         """Every token, without its secret."""
-        found = await self._call(self._operator.ListTokens, job_pb2.ListTokensRequest())
-        return [values.token_view(each) for each in found.tokens]
+        listed, page = [], ""
+        while True:
+            request = job_pb2.ListTokensRequest(page=page)
+            found = await self._call(self._operator.ListTokens, request)
+            listed += [values.token_view(each) for each in found.tokens]
+            if not (page := found.next_page):
+                return listed
 
     async def find_token(self, name: str) -> str:
         """Id of the token whose id begins so."""
@@ -398,7 +403,7 @@ class AsyncCoordinator:
         made = await self._call(self._operator.CreateToken, request)
         return TokenMade(made.token_id, role.value, made.token)
 
-    async def revoke_token(self, token_id: str) -> None:
-        """Make a token worthless."""
+    async def revoke_token(self, token_id: str) -> int:
+        """Make a token worthless and shut out the nodes that joined with it; returns their number."""
         request = job_pb2.RevokeTokenRequest(token_id=token_id)
-        await self._call(self._operator.RevokeToken, request)
+        return int((await self._call(self._operator.RevokeToken, request)).nodes)

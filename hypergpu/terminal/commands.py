@@ -96,6 +96,16 @@ OperatorsPassphraseFile = Annotated[
     ),
 ]
 YEAR_S = 31_536_000
+JOIN_LINE_NODES = 8
+JoinLineNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        max=100_000,
+        help=f"How many nodes may join with the line; else {JOIN_LINE_NODES}.",
+    ),
+]
 
 
 def seconds_within(least: float, most: float) -> Callable[[str | float], float]:

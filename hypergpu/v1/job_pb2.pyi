@@ -1074,9 +1074,15 @@ global___CreateTokenResponse = CreateTokenResponse
 class ListTokensRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    PAGE_FIELD_NUMBER: builtins.int
+    page: builtins.str
+    """As in ListJobsRequest."""
     def __init__(
         self,
+        *,
+        page: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page", b"page"]) -> None: ...
 
 global___ListTokensRequest = ListTokensRequest
 
@@ -1085,14 +1091,17 @@ class ListTokensResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_FIELD_NUMBER: builtins.int
+    next_page: builtins.str
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TokenSummary]: ...
     def __init__(
         self,
         *,
         tokens: collections.abc.Iterable[global___TokenSummary] | None = ...,
+        next_page: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page", b"next_page", "tokens", b"tokens"]) -> None: ...
 
 global___ListTokensResponse = ListTokensResponse
 
@@ -1152,8 +1161,14 @@ global___RevokeTokenRequest = RevokeTokenRequest
 class RevokeTokenResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NODES_FIELD_NUMBER: builtins.int
+    nodes: builtins.int
+    """Nodes that joined with it, which are shut out with it."""
     def __init__(
         self,
+        *,
+        nodes: builtins.int = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
 
 global___RevokeTokenResponse = RevokeTokenResponse

@@ -310,6 +310,7 @@ class OperatorServiceStub:
         hypergpu.v1.job_pb2.RevokeTokenRequest,
         hypergpu.v1.job_pb2.RevokeTokenResponse,
     ]
+    """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
 
 class OperatorServiceAsyncStub:
     """What an operator says. The same metadata as JobService, with an operator's token."""
@@ -369,6 +370,7 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.RevokeTokenRequest,
         hypergpu.v1.job_pb2.RevokeTokenResponse,
     ]
+    """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
 
 class OperatorServiceServicer(metaclass=abc.ABCMeta):
     """What an operator says. The same metadata as JobService, with an operator's token."""
@@ -447,6 +449,7 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
         self,
         request: hypergpu.v1.job_pb2.RevokeTokenRequest,
         context: _ServicerContext,
-    ) -> typing.Union[hypergpu.v1.job_pb2.RevokeTokenResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.RevokeTokenResponse]]: ...
+    ) -> typing.Union[hypergpu.v1.job_pb2.RevokeTokenResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.RevokeTokenResponse]]:
+        """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

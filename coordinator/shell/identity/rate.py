@@ -1,9 +1,9 @@
-"""How often peers may do something: token buckets, and the slowing of those who guess secrets.
-Only failures count as guesses.
+"""How often peers may do something, and how much at a time: token buckets, counts of what is open,
+and wrong secrets by the token they were shown for.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -50,46 +50,74 @@ class RateLimiter:
 
 
 GUESSES = Rate(burst=10, interval_ms=Milliseconds(6_000))
-"""Wrong secrets per peer: 10 at once, then 10 a minute."""
-MAX_PEERS = 4096
+"""Wrong secrets per token: 10 at once, then 10 a minute."""
+MAX_TOKENS = 4096
 
 
 class GuessLimiter:
-    """Counts wrong secrets by peer, which is an address without its port."""
+    """Counts wrong secrets by the token that they were shown for.
+
+    A right secret always passes: whoever knows a token's id, or shares its holder's address, locks
+    nobody out. Secrets have 256 random bits, so that no rate of guessing finds one; whoever keeps
+    guessing costs one hash a call and is told to wait.
+    """
 
     def __init__(self) -> None:
-        self._failures = RateLimiter(GUESSES, MAX_PEERS)
+        self._failures = RateLimiter(GUESSES, MAX_TOKENS)
 
     @contextmanager
-    def count_failures(self, peer: str, wrong: Collection[Reason]) -> Iterator[None]:
-        """Judge a peer's secret within the block, unless the peer was wrong too often before.
+    def count_failures(self, wrong: Mapping[Reason, str]) -> Iterator[None]:
+        """Judge a credential within the block.
 
         Args:
-            peer: The caller.
-            wrong: Errors of the block that count as a guess; they pass through like all others.
+            wrong: Errors of the block that are counted, each by the token, or the token and the
+                address, that it is counted for. All errors pass through.
 
         Raises:
-            HyperGPUError: RATE_LIMITED, with how long to wait; the block is not entered.
+            HyperGPUError: RATE_LIMITED in place of a counted error, with how long to wait.
         """
-        self.check(peer, monotonic_ms())
         try:
             yield
         except HyperGPUError as error:
             if error.reason in wrong:
-                self.count(peer, monotonic_ms())
+                self.count(wrong[error.reason], monotonic_ms())
             raise
 
-    def check(self, peer: str, now_ms: Milliseconds) -> None:
-        """Reject a peer that was wrong too often, before its secret is looked at.
+    def count(self, token_id: str, now_ms: Milliseconds) -> None:
+        """Count a wrong secret.
 
         Raises:
-            HyperGPUError: RATE_LIMITED, with how long to wait.
+            HyperGPUError: RATE_LIMITED.
         """
-        if left_ms := self._failures.wait_ms(peer, now_ms):
-            raise HyperGPUError(
-                Reason.RATE_LIMITED, f"too many wrong secrets from {peer}: wait {left_ms} ms"
-            )
+        if not self._failures.take(token_id, now_ms):
+            left_ms = self._failures.wait_ms(token_id, now_ms)
+            detail = f"too many wrong secrets for token {token_id[:80]!r}: wait {left_ms} ms"
+            raise HyperGPUError(Reason.RATE_LIMITED, detail)
 
-    def count(self, peer: str, now_ms: Milliseconds) -> None:
-        """Count a wrong secret."""
-        self._failures.take(peer, now_ms)
+
+class OpenCounter:
+    """Counts what each peer holds open at a time, up to a limit."""
+
+    def __init__(self, most: int, name: str) -> None:
+        """Allow ``most`` at a time; ``name`` says of what, in the plural."""
+        self._most = most
+        self._name = name
+        self._open: Counter[Hashable] = Counter()
+
+    @contextmanager
+    def hold(self, peer: Hashable) -> Iterator[None]:
+        """Count one more within the block.
+
+        Raises:
+            HyperGPUError: LIMIT_REACHED.
+        """
+        if self._open[peer] >= self._most:
+            detail = f"{peer} has {self._most} {self._name} open, which is the most"
+            raise HyperGPUError(Reason.LIMIT_REACHED, detail)
+        self._open[peer] += 1
+        try:
+            yield
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]

@@ -76,19 +76,25 @@ class IssuedTokens:
             records = list(self._tokens.values())
         return tuple(sorted(records, key=lambda one: (one.created_s, one.token_id)))
 
-    def revoke(self, token_id: TokenId) -> None:
-        """Void a token for good.
+    def revoke(self, token_id: TokenId) -> frozenset[NodeId]:
+        """Void a token for good, durably with every node that joined with it; returns those nodes.
+
+        Blocks: call it from a thread.
 
         Raises:
             HyperGPUError: TOKEN_UNKNOWN.
         """
         with self._lock:
-            if not self._registry.revoke_token(token_id):
+            record = self._tokens.get(token_id)
+            if record is None:
                 raise HyperGPUError(Reason.TOKEN_UNKNOWN, f"there is no token {token_id[:40]!r}")
-            self._tokens[token_id] = replace(self._tokens[token_id], is_revoked=True)
+            # Memory first: a join that is under way finds one or the other (`Enrolment`).
+            self._tokens[token_id] = replace(record, is_revoked=True)
+            self._registry.revoke_token(token_id)
             watchers = tuple(self._watchers.get(token_id, ()))
         for act in watchers:
             act()
+        return self._registry.joined_nodes(token_id)
 
     def watch(self, token_id: TokenId, act: Callable[[], None]) -> Callable[[], None]:
         """Have an action called, by any thread, once a token is revoked; returns the undoing."""
@@ -125,6 +131,10 @@ class IssuedTokens:
             HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP.
         """
         _check_callable(self._tokens[token_id], now_s)
+
+    def is_revoked(self, token_id: TokenId) -> bool:
+        """Whether a known token was revoked."""
+        return self._tokens[token_id].is_revoked
 
     def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
         """Nodes that joined with a token. Blocks: call it from a thread."""

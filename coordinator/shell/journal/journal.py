@@ -254,9 +254,13 @@ class Registry:
         return tuple(_token(row) for row in rows)
 
     def revoke_token(self, token_id: TokenId) -> bool:
-        """Void a token for good; False when it is unknown."""
-        is_token = TOKENS.c.token_id == token_id
-        return self._change(update(TOKENS).where(is_token).values(is_revoked=True))
+        """Void a token for good, with every node that took a use of it; False: it is unknown."""
+        voided = update(TOKENS).where(TOKENS.c.token_id == token_id)
+        took_it = NODES.c.node.in_(select(JOINS.c.node).where(JOINS.c.token_id == token_id))
+        with self._database.writer() as connection:
+            is_known = connection.execute(voided.values(is_revoked=True)).rowcount == 1
+            connection.execute(update(NODES).where(took_it).values(is_revoked=True))
+        return is_known
 
     def spend_token(self, token_id: TokenId, node: NodeId, now_s: int) -> bool:
         """Take one use for ``node``, atomically.

@@ -81,6 +81,11 @@ class KnownNodes:
         """
         self._set(node, is_revoked=True)
 
+    def learn_revoked(self, nodes: Iterable[NodeId]) -> None:
+        """Turn nodes away from now on that the registry has as revoked."""
+        with self._lock:
+            self._revoked.update(dict.fromkeys(nodes, True))
+
     def readmit(self, node: NodeId) -> None:
         """Take a revocation back.
 

@@ -346,9 +346,9 @@ class TokenGate:
 
     async def admit(self, caller: Caller) -> None:
         reject_other_caller(caller)
-        with self._guesses.count_failures(peer_host(caller.peer), {Reason.TOKEN_INVALID}):
-            credential = parse_authorization(caller.metadata.get("authorization", ""))
-            roles = _ROLES.get(caller.method, self._roles)
+        credential = parse_authorization(caller.metadata.get("authorization", ""))
+        roles = _ROLES.get(caller.method, self._roles)
+        with self._guesses.count_failures({Reason.TOKEN_INVALID: credential.token_id}):
             record = self._tokens.check(credential, roles, unix_s())
         caller.token = record
         if record.role is Role.NODE:

@@ -43,8 +43,8 @@ from hypergpu.wire.messages import receipt_value
 log = structlog.get_logger()
 
 _SOFTWARE_LENGTH_MAX = 200
-_GUESSES = frozenset({Reason.TOKEN_INVALID, Reason.SIGNATURE_INVALID, Reason.REQUEST_INVALID})
-"""What an honest node is never refused for: who keeps at it is slowed down."""
+_ID_LENGTH_MAX = 40
+"""A token's id is shorter; a longer one is nobody's."""
 
 
 class Enrolment:
@@ -72,7 +72,14 @@ class Enrolment:
             HyperGPUError: the version, the token, the signature or the request will not do.
         """
         reject_other_version(request.version)
-        with self._guesses.count_failures(peer_host(caller.peer), _GUESSES):
+        # Of those who share a join line, whoever signs wrongly is told apart by the address.
+        bearer = f"{request.token_id[:_ID_LENGTH_MAX]} at {peer_host(caller.peer)}"
+        wrong = {
+            Reason.TOKEN_INVALID: request.token_id[:_ID_LENGTH_MAX],
+            Reason.SIGNATURE_INVALID: bearer,
+            Reason.REQUEST_INVALID: bearer,
+        }
+        with self._guesses.count_failures(wrong):
             return await asyncio.to_thread(self._join, request)
 
     def _join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
@@ -89,6 +96,10 @@ class Enrolment:
         issued = self._issue_certificate(node, request.certificate_request)
         self._tokens.spend(credential, node, unix_s())
         self._nodes.admit(record)
+        if self._tokens.is_revoked(credential.token_id):
+            # Since it was spent: the revocation may have found no node to shut out.
+            self._nodes.revoke(node)
+            raise HyperGPUError(Reason.TOKEN_REVOKED, f"token {credential.token_id} was revoked")
         log.info("a node joined", node=node, token_id=credential.token_id)
         return node_pb2.JoinResponse(
             version=version_message(),
@@ -144,7 +155,7 @@ async def control(
 ) -> AsyncIterator[node_pb2.ControlResponse]:
     """Serve one control stream until either side ends it."""
     session = await _open_session(services, gate, node, requests)
-    listening = asyncio.create_task(_listen(services, session, requests))
+    listening = asyncio.create_task(_listen(services, gate, session, requests))
     try:
         while (message := await session.outbox.get()) is not None:
             yield message
@@ -226,11 +237,14 @@ def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     return assignment(job, node)
 
 
-async def _listen(services: Services, session: ControlStream, requests: Requests) -> None:
+async def _listen(
+    services: Services, gate: NodeGate, session: ControlStream, requests: Requests
+) -> None:
     """Take in what the node says; ends the session when it says no more."""
     renewal_ms = monotonic_ms() + RENEWAL_MS
     try:
         while (message := await requests.next(services.settings.lost_after_ms)) is not None:
+            gate.check(session.node)  # It may have been revoked, and read nothing.
             services.nodes.mark_heard(session.node)
             if monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS

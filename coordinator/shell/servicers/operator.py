@@ -157,9 +157,13 @@ class OperatorServicer:
         node = NodeId(request.node_id)
         await asyncio.to_thread(self._nodes.revoke, node)
         log.info("a node was revoked", node=node)
-        await self._services.allocator.lose(node, "revoked by its operator")
-        self._services.readings.forget(node)
+        await self._lose(node, "revoked by its operator")
         return job_pb2.RevokeNodeResponse()
+
+    async def _lose(self, node: NodeId, reason: str) -> None:
+        """End the streams and the work of a node that was revoked."""
+        await self._services.allocator.lose(node, reason)
+        self._services.readings.forget(node)
 
     async def readmit_node(
         self, request: job_pb2.ReadmitNodeRequest, caller: Caller
@@ -199,16 +203,25 @@ class OperatorServicer:
         self, request: job_pb2.ListTokensRequest, caller: Caller
     ) -> job_pb2.ListTokensResponse:
         now_s = unix_s()
-        return job_pb2.ListTokensResponse(
-            tokens=[translate.token_summary(record, now_s) for record in self._tokens.tokens()]
-        )
+        page, next_page = page_of(self._tokens.tokens(), request.page)
+        summaries = [translate.token_summary(record, now_s) for record in page]
+        return job_pb2.ListTokensResponse(tokens=summaries, next_page=next_page)
 
     async def revoke_token(
         self, request: job_pb2.RevokeTokenRequest, caller: Caller
     ) -> job_pb2.RevokeTokenResponse:
-        await asyncio.to_thread(self._tokens.revoke, TokenId(request.token_id))
-        log.info("a token was revoked", token_id=request.token_id)
-        return job_pb2.RevokeTokenResponse()
+        # Whoever asked may go away meanwhile: no node is to stay.
+        nodes = await asyncio.shield(self._revoke_token(TokenId(request.token_id)))
+        return job_pb2.RevokeTokenResponse(nodes=nodes)
+
+    async def _revoke_token(self, token_id: TokenId) -> int:
+        """Void a token and lose the nodes that joined with it; returns how many they are."""
+        nodes = await asyncio.to_thread(self._tokens.revoke, token_id)
+        self._nodes.learn_revoked(nodes)
+        log.info("a token was revoked", token_id=token_id, nodes=len(nodes))
+        for node in nodes:
+            await self._lose(node, f"token {token_id}, with which it joined, was revoked")
+        return len(nodes)
 
 
 def _steered_node(node_id: str, caller: Caller) -> NodeId:

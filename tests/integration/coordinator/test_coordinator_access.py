@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, payments_pb2, payments_pb2_grpc
-from hypergpu.wire.credentials import Role, parse_token
+from hypergpu.wire.credentials import Role, parse_token, token_text
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster
 
@@ -323,16 +324,63 @@ def test_an_unknown_node_cannot_be_revoked(cluster: Cluster) -> None:
     assert refused.value.reason is Reason.NODE_UNKNOWN
 
 
-def test_guessing_secrets_is_slowed_down(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
-        guess = (*VERSION, ("authorization", f"Bearer 0123456789ab.{'x' * 32}"))
-        reasons = []
-        for _ in range(40):
-            with pytest.raises(grpc.RpcError) as broken:
-                raw_call(cluster, "JobService/ListJobs", guess)
-            reasons.append(reason_of(broken.value))
-    assert reasons[0] == "TOKEN_INVALID"
-    assert "RATE_LIMITED" in reasons
+def test_a_thousand_guesses_are_refused_and_lock_out_neither_holder_nor_neighbour(
+    cluster: Cluster,
+) -> None:
+    with cluster.coordinator.client() as operator:
+        guessed = parse_token(operator.create_token(Role.USER, ttl_s=600, label="test").token)
+        neighbour = operator.create_token(Role.USER, ttl_s=600, label="test").token
+    guess = (*VERSION, ("authorization", f"Bearer {guessed.id}.{'x' * 32}"))
+    reasons: Counter[str] = Counter()
+    with grpc.insecure_channel(cluster.coordinator.address) as channel:
+        call: Any = channel.unary_unary("/hypergpu.v1.JobService/ListJobs")
+        asked = [call.future(b"", metadata=guess, timeout=240) for _ in range(1000)]
+        for each in asked:
+            reasons[reason_of(each.exception())] += 1
+    assert reasons.total() == 1000
+    assert set(reasons) == {"TOKEN_INVALID", "RATE_LIMITED"}
+    assert reasons["TOKEN_INVALID"] < 100
+    for text in (token_text(guessed), neighbour):
+        with client_with(cluster, text) as user:
+            user.jobs()
+
+
+async def test_a_join_line_is_for_its_number_of_nodes_and_revoking_it_ends_their_streams(
+    cluster: Cluster,
+) -> None:
+    with cluster.coordinator.client() as operator:
+        line = operator.create_token(Role.NODE, ttl_s=600, uses=2, label="line")
+    address, node_address = cluster.coordinator.address, cluster.coordinator.node_address
+    own = [WireNode(address, node_address) for _ in range(2)]
+    for node in own:
+        await node.join(line.token)
+    third = WireNode(address, node_address)
+    with pytest.raises(grpc.aio.AioRpcError) as broken:
+        await third.join(line.token)
+    assert reason_of(broken.value) == "TOKEN_USED_UP"
+    await third.join(cluster.coordinator.node_token())
+    streams = [node.control([("null", 1)]) for node in (*own, third)]
+    for stream in streams:
+        assert (await anext(stream)).HasField("welcome")
+    with cluster.coordinator.client() as operator:
+        shown = {each.id: each.uses_left for each in operator.tokens()}
+        assert shown[line.id] == 0
+        assert operator.revoke_token(line.id) == 2
+        states = {each.id: each.state for each in operator.nodes()}
+        assert [states[node.node_id] for node in own] == ["revoked", "revoked"]
+        assert states[third.node_id] == "idle"
+    for node, stream in zip(own, streams, strict=False):
+        async with asyncio.timeout(5):
+            assert [message async for message in stream if message.HasField("assignment")] == []
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await node.commit(node_pb2.OfferUpdateRequest())
+        assert reason_of(broken.value) == "NODE_REVOKED"
+    with cluster.coordinator.client() as operator:
+        operator.readmit_node(own[0].node_id)
+    own[0].hang_up()
+    assert (await anext(own[0].control([("null", 1)]))).HasField("welcome")
+    for node in (*own, third):
+        await node.close()
 
 
 def test_plaintext_beyond_loopback_is_refused(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def test_set_checks_here_and_sends_dotted_keys(service: FakeService, hypergpu: H
         (["node", "drain", "attic"], f"DrainNode {NODE}"),
         (["node", "revoke", "ABab"], f"RevokeNode {NODE}"),
         (["node", "readmit", NODE], f"ReadmitNode {NODE}"),
-        (["token", "create", "--ttl", "5m", "--uses", "2"], "CreateToken 1 300 2"),
+        (["token", "create", "--ttl", "5m", "--nodes", "2"], "CreateToken 1 300 2"),
+        (["token", "create"], "CreateToken 1 86400 8"),
         (["token", "create", "--role", "user"], "CreateToken 2 86400 0"),
     ],
 )
