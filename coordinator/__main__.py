@@ -12,6 +12,7 @@ import msgspec
 from coordinator.config import Settings
 from coordinator.shell.failpoints import NAMES, VARIABLE, arm
 from hypergpu.errors import HyperGPUError
+from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory, raise_descriptor_limit
 from hypergpu.streams import prepare_streams
 
@@ -48,12 +49,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(flags: dict[str, Any]) -> int:
     from coordinator.shell.app.startup import start_error
+    from coordinator.shell.identity.rate import LineLimiter
 
     try:
         prepare_streams()
         arm(os.environ.get(VARIABLE, ""))
         settings = Settings(**flags)
-        configure_logs()
+        make_files_private()
+        configure_logs(limiter=LineLimiter())
         keep_bulk_memory()
         raise_descriptor_limit()
         asyncio.run(_serve(settings))

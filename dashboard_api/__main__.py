@@ -11,6 +11,7 @@ import msgspec
 
 from dashboard_api.config import DashboardSettings
 from hypergpu.errors import HyperGPUError
+from hypergpu.privacy import make_files_private, require_private_folder
 from hypergpu.process import configure_logs
 
 
@@ -62,6 +63,8 @@ async def _serve(settings: DashboardSettings) -> None:
     from dashboard_api.shell.server import serve
     from dashboard_api.shell.targets import dashboard_target
 
+    make_files_private()
+    require_private_folder(settings.data_dir)
     await serve(settings, dashboard_target(settings))
 
 

@@ -25,6 +25,7 @@ from hypergpu.keys import (
     passphrase_of_text,
     stored_address,
 )
+from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
 from hypergpu.streams import prepare_streams
 from hypergpu.wire.credentials import Token, parse_token
@@ -258,6 +259,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         prepare_streams()
+        make_files_private()
         app()
     except HyperGPUError as error:
         sys.exit(_report(error))

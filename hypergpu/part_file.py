@@ -32,7 +32,8 @@ def make_part(path: Path, size_bytes: Bytes) -> None:
     Raises:
         OSError: The file cannot be written, or not be so large.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
     try:
         if os.fstat(descriptor).st_size < _records_start(size_bytes):
             os.ftruncate(descriptor, _records_start(size_bytes))

@@ -22,13 +22,18 @@ LOG_FILES_BEFORE = 4
 """Older files that a rotated log keeps, as long as the newest one."""
 
 
-def configure_logs(level: int | str = logging.INFO, file: Path | None = None) -> None:
+def configure_logs(
+    level: int | str = logging.INFO,
+    file: Path | None = None,
+    limiter: structlog.typing.Processor | None = None,
+) -> None:
     """Set structlog up for this process.
 
     Args:
         level: A number or a name such as ``info``.
         file: Gets JSON lines in place of standard error, and is rotated before it grows beyond
             LOG_BYTES_MAX. Warnings of libraries go there, too.
+        limiter: Drops lines where there are too many of a kind.
 
     Raises:
         HyperGPUError: FILE_UNUSABLE, the file cannot be written.
@@ -42,6 +47,7 @@ def configure_logs(level: int | str = logging.INFO, file: Path | None = None) ->
     )
     structlog.configure(
         processors=[
+            *([] if limiter is None else [limiter]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *tracebacks,

@@ -350,6 +350,8 @@ def fill_durably(path: Path, fill: Callable[[Path], None]) -> None:
         OSError: as `write_durably`.
     """
     beside = path.with_name(f".{path.name}.partial")
+    # A link that somebody left there would have the content go elsewhere.
+    beside.unlink(missing_ok=True)
     fill(beside)
     with beside.open("rb") as file:
         os.fsync(file.fileno())

@@ -4,7 +4,6 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from gpu_node.shell.transfers import TransferTasks, Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase
+from hypergpu.privacy import public_environment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
@@ -90,7 +90,7 @@ class Daemon:
         )
         self._worker = WorkerSupervisor(
             worker_command(self._kind, settings.worker_module),
-            os.environ | caps,
+            public_environment() | caps,
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )

@@ -21,6 +21,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
 from hypergpu.node_report import REPORT_FILE
+from hypergpu.privacy import require_private_folder
 from hypergpu.statements import word_bytes
 from hypergpu.streams import unix_ms, write_durably
 
@@ -52,12 +53,15 @@ class StatePaths:
         """Make the folder, readable by its owner alone, and lock it.
 
         Raises:
-            HyperGPUError: STATE_LOCKED, another daemon uses it; FILE_UNUSABLE, it cannot be made.
+            HyperGPUError: STATE_LOCKED, another daemon uses it; FILE_UNUSABLE, it cannot be made;
+                FOLDER_UNUSABLE, others can change it.
         """
         try:
-            for folder in (self.root, self.blobs, self.datasets, self.jobs):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            require_private_folder(self.root)
+            for folder in (self.blobs, self.datasets, self.jobs):
+                folder.mkdir(exist_ok=True, mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            lock = os.open(self.root / "lock", flags, 0o600)
         except OSError as broken:
             detail = f"the state folder {self.root} cannot be used: {broken.strerror}"
             raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hypergpu.cluster.processes import program
+from hypergpu.privacy import public_environment
 
 _LAST_WORD_S = 5.0
 """Time in which the viewer shows how the daemon ended."""
@@ -27,6 +28,7 @@ def run_viewer(folder: Path) -> Iterator[None]:
         viewer = subprocess.Popen(
             program("hypergpu.cli", "status", "--state-dir", str(folder)),
             stdin=subprocess.DEVNULL,
+            env=public_environment(),
         )
     finally:
         signal.signal(signal.SIGINT, before)

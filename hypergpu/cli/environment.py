@@ -10,6 +10,7 @@ import msgspec
 import psutil
 
 from hypergpu.client.settings import config_file, known_settings, resolve_settings
+from hypergpu.privacy import holds_secret
 from hypergpu.terminal.output import size
 from hypergpu.workloads.workload import complaints, entries
 
@@ -25,7 +26,6 @@ PACKAGES = (
     "SQLAlchemy",
     "cryptography",
 )
-_SECRET_NAME = re.compile(r"token|secret|key|password|credential", re.IGNORECASE)
 _TOKEN = re.compile(r"hgpu1\.[A-Za-z0-9_\-]+")
 _LOGIN = re.compile(r"://[^/@\s]+@")
 _PATH = re.compile(r"(https?://[^/?#\s]+[/?#])\S+")
@@ -77,14 +77,10 @@ def redacted_variables(variables: Mapping[str, str]) -> dict[str, str]:
         r"HYPERGPU_.*|(https?|all|no|grpc)_proxy|NO_COLOR|CUDA_VISIBLE_DEVICES", re.IGNORECASE
     )
     return {
-        name: REDACTED if _holds_secret(name) else redact(value)
+        name: REDACTED if holds_secret(name) else redact(value)
         for name, value in sorted(variables.items())
         if wanted.fullmatch(name)
     }
-
-
-def _holds_secret(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not name.upper().endswith("_FILE")
 
 
 def redact(text: str) -> str:

@@ -116,9 +116,8 @@ def up(  # noqa: PLR0913 - each is an option
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
     )
-    retry = SettlingBy(retries_halted=retry_payments)
-    page = PageWish(not no_page, page_port)
-    raise typer.Exit(run(at, {**settled_by(settings), **retry.environment()}, page, nodes))
+    environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
+    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes))
 
 
 def join(

@@ -25,6 +25,7 @@ from hypergpu.cluster.cluster import (
     ReadyLine,
     StartRefusedError,
     coordinator_command,
+    coordinators_secrets,
     operator,
     wait_until_ready,
 )
@@ -39,6 +40,7 @@ from hypergpu.cluster.processes import (
 )
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.extension import PaymentSummary
+from hypergpu.privacy import require_private_folder, rotate_log
 from hypergpu.streams import write_durably
 from hypergpu.terminal.commands import JOIN_LINE_NODES, usage_error
 from hypergpu.terminal.output import note, say
@@ -75,7 +77,7 @@ def standing_join_line(
     """
     path = folder / FILE_NAME
     kept = _kept_token(path)
-    left_s, left_nodes = _left(coordinator, kept) if kept else (0, 0)
+    left_s, left_nodes = _remainder(coordinator, kept) if kept else (0, 0)
     if kept is None or left_s < LEAST_S or left_nodes < 1 or nodes not in (None, left_nodes):
         left_s, left_nodes = TTL_S, nodes or JOIN_LINE_NODES
         made = coordinator.create_token(Role.NODE, ttl_s=left_s, uses=left_nodes, label="up")
@@ -93,8 +95,8 @@ def _kept_token(path: Path) -> Token | None:
         return None
 
 
-def _left(coordinator: Coordinator, kept: Token) -> tuple[int, int]:
-    """Seconds and nodes that a token is still good for; 0 nodes where their number is not stated."""
+def _remainder(coordinator: Coordinator, kept: Token) -> tuple[int, int]:
+    """Seconds and nodes that a token is still good for; 0 nodes: their number is not stated."""
     for each in coordinator.tokens():
         if each.id == kept.id and not each.is_revoked:
             left_s = TTL_S if each.expires_in_s is None else each.expires_in_s
@@ -128,7 +130,6 @@ def _is_alive(address: str, token_file: Path) -> bool:
 
 
 LOG_NAME = "coordinator.log"
-LOG_BYTES_MAX = 10_000_000
 TAIL_LINES = 15
 AGAIN = "hypergpu up"
 PAGE_WITHIN_S = 15.0
@@ -182,7 +183,10 @@ def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | 
     is_first = not at.data_dir.exists()
     log = _made_log(at.data_dir)
     begin = log.stat().st_size if log.exists() else 0
-    child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
+    secrets = coordinators_secrets()
+    child = start(
+        coordinator_command(at), log=log, is_read=True, environment={**secrets, **environment}
+    )
     signal_passed_on(child)
     with contextlib.ExitStack() as beside:
         try:
@@ -202,7 +206,8 @@ def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | 
             if not isinstance(failure, HyperGPUError) or failure.reason is Reason.CHILD_ENDED:
                 _say_tail(log, begin)
             raise
-        repeat(child, note)
+        logs = (log,) if dashboard is None else (log, dashboard.log)
+        repeat(child, note, logs)
         status = exit_status(child)
     if status:
         _say_tail(log, begin)
@@ -223,9 +228,10 @@ def _open_page(
 
 def _made_log(folder: Path) -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log = fresh_log(folder / LOG_NAME)
-        log.touch()
+        require_private_folder(folder)
+        log = folder / LOG_NAME
+        rotate_log(log)
+        log.touch(mode=0o600)
     except OSError as broken:
         detail = f"nothing can be kept in {folder}: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"
@@ -233,17 +239,12 @@ def _made_log(folder: Path) -> Path:
     return log
 
 
-def fresh_log(path: Path) -> Path:
-    """A log to append to; an old long one is set aside."""
-    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
-        path.replace(path.with_suffix(".1"))
-    return path
-
-
 def _say_tail(log: Path, begin: int) -> None:
     """The end of what was logged from ``begin`` on."""
     try:
-        text = log.read_bytes()[begin:].decode("utf-8", "replace")
+        content = log.read_bytes()
+        # It was begun anew meanwhile when it is shorter.
+        text = content[begin if begin <= len(content) else 0 :].decode("utf-8", "replace")
     except OSError:
         return
     for line in text.splitlines()[-TAIL_LINES:]:
@@ -294,13 +295,13 @@ def _greet(
     ready: ReadyLine, join_by: JoinLine, log: Path, dashboard: DashboardProcess | None
 ) -> None:
     addresses = ", ".join(parse_token(join_by.token).addresses)
-    hours = max(1, join_by.good_for_s // 3600)
+    hours = several(max(1, join_by.good_for_s // 3600), "hour")
+    good_for = f"{several(join_by.nodes_left, 'node')} and {hours}"
     for line in (
         f"the coordinator is up at {addresses}",
         *(_chain_lines(ready.chain) if ready.chain else ()),
         "",
-        "on each machine that is to train, paste this line"
-        f" (good for {several(join_by.nodes_left, 'node')} and {several(hours, 'hour')}):",
+        f"on each machine that is to train, paste this line (good for {good_for}):",
         "",
         f"    hypergpu join {join_by.token}",
         "",

@@ -404,6 +404,6 @@ class AsyncCoordinator:
         return TokenMade(made.token_id, role.value, made.token)
 
     async def revoke_token(self, token_id: str) -> int:
-        """Make a token worthless and shut out the nodes that joined with it; returns their number."""
+        """Make a token worthless and shut its nodes out; returns the number of these."""
         request = job_pb2.RevokeTokenRequest(token_id=token_id)
         return int((await self._call(self._operator.RevokeToken, request)).nodes)

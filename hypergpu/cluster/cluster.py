@@ -15,6 +15,7 @@ from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import exit_status, kill_group, program, start
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentSummary
+from hypergpu.privacy import variables_of
 from hypergpu.sites import Site, Sites
 from hypergpu.terminal.output import note
 from hypergpu.wire.credentials import Role, parse_token, split_address, token_text
@@ -136,6 +137,11 @@ def _read_ready(child: subprocess.Popen[str]) -> ReadyLine:
     raise HyperGPUError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
 
 
+def coordinators_secrets() -> dict[str, str]:
+    """Our variables that a coordinator needs: its settings, and keys of stores and databases."""
+    return variables_of("HYPERGPU_COORDINATOR_", "AWS_", "PG")
+
+
 def operator(ready: ReadyLine) -> Coordinator:
     """A connection with the operator's token of this machine's coordinator."""
     token = parse_token(Path(ready.operator_token_file).read_text("utf-8"))
@@ -246,7 +252,11 @@ class LocalCluster:
             leash_command(command),
             log=self._log("coordinator"),
             is_read=True,
-            environment={**self._settling.environment(), **self._keys},
+            environment={
+                **coordinators_secrets(),
+                **self._settling.environment(),
+                **self._keys,
+            },
         )
         self._coordinator = child
         self._all.append(child)

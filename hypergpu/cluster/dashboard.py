@@ -9,6 +9,7 @@ import msgspec
 from hypergpu.cluster.cluster import ReadyLine
 from hypergpu.cluster.leash import leash_command
 from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.privacy import variables_of
 
 
 class DashboardLine(msgspec.Struct, frozen=True):
@@ -40,7 +41,10 @@ class DashboardProcess:
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._line = DashboardLine()
-        self._child = start(leash_command(command), log=folder / "dashboard.log", is_read=True)
+        self.log = folder / "dashboard.log"
+        """What it says of its calls and failures."""
+        own = variables_of("HYPERGPU_DASHBOARD_")
+        self._child = start(leash_command(command), log=self.log, is_read=True, environment=own)
         self._has_said = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 

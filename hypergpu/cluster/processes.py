@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from hypergpu.privacy import public_environment, rotate_log
+
 _LOOK_UP_S = 0.2
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -39,7 +41,7 @@ def start(
         secret: Written to its stdin, which then ends. Never seen in a list of processes.
         log: Gets its stderr, and its stdout unless that is read.
         is_read: Whether the caller reads its stdout.
-        environment: Added to ours.
+        environment: Added to those of our variables that hold no secret.
     """
     sink: IO[bytes] | None = log.open("ab") if log is not None else None
     try:
@@ -50,7 +52,7 @@ def start(
             stderr=sink,
             text=True,
             start_new_session=True,
-            env={**os.environ, **(environment or {})},
+            env={**public_environment(), **(environment or {})},
         )
     finally:
         if sink is not None:
@@ -74,8 +76,10 @@ def signal_passed_on(child: subprocess.Popen[str]) -> None:
         signal.signal(number, pass_on)
 
 
-def repeat(child: subprocess.Popen[str], say: Callable[[str], None]) -> None:
-    """Say what a child prints until it ends, and let signals through meanwhile.
+def repeat(
+    child: subprocess.Popen[str], say: Callable[[str], None], logs: Sequence[Path] = ()
+) -> None:
+    """Say what a child prints until it ends, let signals through meanwhile, and keep logs short.
 
     A signal that arrives just before a blocking read is handled only after it, which may be never.
     So the reading is left to a thread, and this one looks up several times a second.
@@ -89,6 +93,9 @@ def repeat(child: subprocess.Popen[str], say: Callable[[str], None]) -> None:
     reader.start()
     while reader.is_alive():
         reader.join(_LOOK_UP_S)
+        for log in logs:
+            with contextlib.suppress(OSError):
+                rotate_log(log)
 
 
 def exit_status(child: subprocess.Popen[str]) -> int:

@@ -23,6 +23,7 @@ import structlog
 
 from hypergpu.cluster.leash import leash_command
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.privacy import public_environment
 from hypergpu.streams import write_durably
 from hypergpu.wire.network import free_ports
 from payments.shell.chains import ChainError, ChainUnreachableError
@@ -92,6 +93,7 @@ class Anvil:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env=public_environment(),
             )
         deadline_s = time.monotonic() + _READY_WITHIN_S
         while self.is_running and time.monotonic() < deadline_s:

@@ -77,6 +77,7 @@ from hypergpu.extension import (
     PaymentSummary,
 )
 from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.privacy import require_private_folder
 from hypergpu.statements import SignedReceipt
 from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
@@ -194,7 +195,7 @@ class CoordinatorApp:
 
         Raises:
             HyperGPUError: plaintext is asked for beyond loopback, a host to advertise is none, or
-                the folder cannot be made.
+                the folder cannot be made, or others can change it.
             JournalError: another coordinator runs here, or the journal cannot be read.
         """
         if settings.plaintext and not is_loopback(settings.listen):
@@ -401,7 +402,7 @@ async def _run_payments(payments: PaymentsPlugin) -> None:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        require_private_folder(folder)
     except OSError as broken:
         detail = f"the folder {folder} cannot be made: {broken.strerror}"
         fix = "choose a folder that you may write: --data-dir FOLDER"

@@ -31,6 +31,7 @@ from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, author
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.part_file import Span
+from hypergpu.privacy import public_environment
 from hypergpu.statements import BlobRef
 from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
 from hypergpu.units import Milliseconds
@@ -204,7 +205,9 @@ class EmbeddedStore:
 async def _start(listener: int) -> Process:
     """Start a process. One that is being started when the caller is cancelled ends again."""
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,))
+        asyncio.create_subprocess_exec(
+            *_COMMAND, stdin=PIPE, stdout=PIPE, pass_fds=(listener,), env=public_environment()
+        )
     )
     try:
         return await asyncio.shield(starting)

@@ -13,6 +13,7 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.privacy import public_environment
 from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import HeldOutExample
@@ -129,7 +130,8 @@ class EvaluatorProcess:
     ) -> None:
         self._command = command
         self._answer_timeout_s = answer_timeout_s
-        self._environment = environment
+        # It runs code of workloads, which is to see no secret.
+        self._environment = public_environment() if environment is None else environment
         self._process: Process | None = None
         self._turn = asyncio.Lock()
 

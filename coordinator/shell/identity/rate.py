@@ -3,10 +3,12 @@ and wrong secrets by the token they were shown for.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
+import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import monotonic_ms
@@ -93,6 +95,34 @@ class GuessLimiter:
             left_ms = self._failures.wait_ms(token_id, now_ms)
             detail = f"too many wrong secrets for token {token_id[:80]!r}: wait {left_ms} ms"
             raise HyperGPUError(Reason.RATE_LIMITED, detail)
+
+
+LINES = Rate(burst=100, interval_ms=Milliseconds(1_000))
+"""Log lines about one node or token."""
+
+
+class LineLimiter:
+    """Processor of structlog that leaves out lines about a node or token beyond their rate. The
+    next line that is written says how many were left out. Errors are always written.
+    """
+
+    def __init__(self) -> None:
+        self._lines = RateLimiter(LINES)
+        self._left_out: Counter[Hashable] = Counter()
+
+    def __call__(
+        self, _logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """Pass a line on, or drop it."""
+        peer = event.get("node") or event.get("token_id")
+        if peer is None or method in {"error", "exception", "critical"}:
+            return event
+        if not self._lines.take(peer, monotonic_ms()):
+            self._left_out[peer] += 1
+            raise structlog.DropEvent
+        if left_out := self._left_out.pop(peer, 0):
+            event["lines_left_out"] = left_out
+        return event
 
 
 class OpenCounter:

@@ -33,6 +33,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import several
 
 BUSY_TIMEOUT_MS = 30_000
+_PRIVATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ONLY = "hypergpu_read_only"
 _POSTGRES_DISK_FULL = "53100"
 _SQLITE_FULL = frozenset(
@@ -133,7 +134,7 @@ class FileLock:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         lock_path = path.with_name(path.name + ".lock")
-        self._descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(lock_path, _PRIVATE_FLAGS, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -186,7 +187,7 @@ class Witness:
 
     def __init__(self, path: Path) -> None:
         witness_path = path.with_name(path.name + ".witness")
-        self._descriptor = os.open(witness_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(witness_path, _PRIVATE_FLAGS, 0o600)
 
     def number(self) -> int:
         """The number last written; 0 when the file is new or torn."""

@@ -245,8 +245,9 @@ class Registry:
 
     def token(self, token_id: TokenId) -> TokenRecord | None:
         """One token."""
-        rows = self._rows(select(TOKENS).where(TOKENS.c.token_id == token_id))
-        return _token(rows[0]) if rows else None
+        return next(
+            map(_token, self._rows(select(TOKENS).where(TOKENS.c.token_id == token_id))), None
+        )
 
     def tokens(self) -> tuple[TokenRecord, ...]:
         """Every token, by creation."""
@@ -255,12 +256,11 @@ class Registry:
 
     def revoke_token(self, token_id: TokenId) -> bool:
         """Void a token for good, with every node that took a use of it; False: it is unknown."""
-        voided = update(TOKENS).where(TOKENS.c.token_id == token_id)
         took_it = NODES.c.node.in_(select(JOINS.c.node).where(JOINS.c.token_id == token_id))
+        changes = update(TOKENS).where(TOKENS.c.token_id == token_id), update(NODES).where(took_it)
         with self._database.writer() as connection:
-            is_known = connection.execute(voided.values(is_revoked=True)).rowcount == 1
-            connection.execute(update(NODES).where(took_it).values(is_revoked=True))
-        return is_known
+            found = [connection.execute(each.values(is_revoked=True)).rowcount for each in changes]
+        return found[0] == 1
 
     def spend_token(self, token_id: TokenId, node: NodeId, now_s: int) -> bool:
         """Take one use for ``node``, atomically.
@@ -271,10 +271,9 @@ class Registry:
         is_token = TOKENS.c.token_id == token_id
         with self._database.writer() as connection:
             token = connection.execute(select(TOKENS).where(is_token)).one_or_none()
-            if token is None or token.is_revoked:
-                return False
-            if connection.scalar(_join_query(token_id, node)):
-                return True
+            is_void = token is None or token.is_revoked
+            if is_void or connection.scalar(_join_query(token_id, node)):
+                return not is_void
             if 0 < token.expires_s <= now_s or token.uses_left == 0:
                 return False
             taken = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
@@ -289,8 +288,8 @@ class Registry:
 
     def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
         """Nodes that took a use of the token."""
-        query = select(JOINS.c.node).where(JOINS.c.token_id == token_id)
-        return frozenset(NodeId(row["node"]) for row in self._rows(query))
+        rows = self._rows(select(JOINS.c.node).where(JOINS.c.token_id == token_id))
+        return frozenset(NodeId(row["node"]) for row in rows)
 
     def _change(self, change: Executable) -> bool:
         with self._database.writer() as connection:

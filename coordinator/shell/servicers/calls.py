@@ -5,6 +5,7 @@ role and rate, and turns a refusal into a status with its numbered reason.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.rate import GuessLimiter, Rate, RateLimiter
+from coordinator.shell.identity.rate import GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
@@ -73,6 +74,8 @@ class Caller:
         """Raise `HyperGPUError` where the token was revoked or expired since."""
         self.watch_token: Callable[[Callable[[], None]], Callable[[], None]] = _watch_nothing
         """Have an action called, by any thread, once the token is revoked; returns the undoing."""
+        self.hold_stream: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Count one more open stream of the caller, or refuse it."""
 
     def may_change(self, owner: TokenId) -> bool:
         """Whether the caller may change a job that belongs to a token."""
@@ -217,11 +220,12 @@ def streaming(
         try:
             caller = Caller(context, name)
             await gate.admit(caller)
-            answers = CurrentAnswers(act(argument(raw, context), caller), caller)
-            with contextlib.closing(answers):
-                async for answer in answers:
-                    yield answer.SerializeToString()
-                    failpoint("serve.answer")
+            with caller.hold_stream():
+                answers = CurrentAnswers(act(argument(raw, context), caller), caller)
+                with contextlib.closing(answers):
+                    async for answer in answers:
+                        yield answer.SerializeToString()
+                        failpoint("serve.answer")
         except HyperGPUError as error:
             await abort(context, error)
         except Exception as error:  # noqa: BLE001  as above
@@ -321,6 +325,16 @@ _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
 
+_NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
+"""All calls of one node: many times those of the shortest rounds."""
+_NODE_STREAMS_MAX = 4
+"""A new control stream ends the older ones, which may take a moment."""
+_TOKEN_CALLS = Rate(burst=2_000, interval_ms=Milliseconds(1))
+"""Calls of one token to one service: a data set of many small files takes two calls a file."""
+_TOKEN_STREAMS_MAX = 256
+"""Open streams of one token at one service: a page holds one for each job that runs."""
+
+
 class OpenGate:
     """Admits everybody: for the health service."""
 
@@ -343,6 +357,8 @@ class TokenGate:
         self._tokens = tokens
         self._guesses = guesses
         self._roles = roles
+        self._calls = RateLimiter(_TOKEN_CALLS)
+        self._streams = OpenCounter(_TOKEN_STREAMS_MAX, "streams")
 
     async def admit(self, caller: Caller) -> None:
         reject_other_caller(caller)
@@ -350,7 +366,10 @@ class TokenGate:
         roles = _ROLES.get(caller.method, self._roles)
         with self._guesses.count_failures({Reason.TOKEN_INVALID: credential.token_id}):
             record = self._tokens.check(credential, roles, unix_s())
+        if not self._calls.take(record.token_id, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many calls with token {record.token_id}")
         caller.token = record
+        caller.hold_stream = partial(self._streams.hold, f"token {record.token_id}")
         if record.role is Role.NODE:
             caller.own_nodes = await asyncio.to_thread(self._tokens.joined_nodes, record.token_id)
         caller.recheck = lambda: self._tokens.check_current(record.token_id, unix_s())
@@ -364,6 +383,8 @@ class NodeGate:
         self._nodes = nodes
         self._is_plaintext = is_plaintext
         self._offers = RateLimiter(_OFFERS)
+        self._calls = RateLimiter(_NODE_CALLS)
+        self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
 
     async def admit(self, caller: Caller) -> None:
         node = self.node(caller)
@@ -372,6 +393,17 @@ class NodeGate:
         is_offer = caller.method == "NodeService.OfferUpdate"
         if is_offer and not self._offers.take(node, monotonic_ms()):
             raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
+        self.count_message(node)
+        caller.hold_stream = partial(self._streams.hold, f"node {node}")
+
+    def count_message(self, node: NodeId) -> None:
+        """Count a call of a node, or a message in its control stream.
+
+        Raises:
+            HyperGPUError: RATE_LIMITED, they are too many.
+        """
+        if not self._calls.take(node, monotonic_ms()):
+            raise HyperGPUError(Reason.RATE_LIMITED, f"too many messages from {node}")
 
     def node(self, caller: Caller) -> NodeId:
         """The caller's id.

@@ -186,6 +186,8 @@ log = structlog.get_logger()
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 _REQUEST_ID_LENGTH_MAX = 128
 _KEEP_MANIFEST_S = 60
+_JOBS_MAX = 100
+"""Jobs of one token that have not ended."""
 
 
 class _Creation(NamedTuple):
@@ -234,6 +236,7 @@ class JobServicer:
                 detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
                 raise HyperGPUError(Reason.REQUEST_INVALID, detail)
             return known.job_id
+        self._refuse_too_many(owner)
         spec = covering(spec, self._services.nodes.at_work)
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(manifest) if manifest is not None else frozenset()
@@ -256,6 +259,14 @@ class JobServicer:
             self._services.pins.drop(pinned)
         log.info("a job was created", job_id=job_id, workload=spec.workload)
         return job_id
+
+    def _refuse_too_many(self, owner: TokenId) -> None:
+        jobs = [runtime.job for runtime in self._services.driver.runtimes.values()]
+        under_way = sum(job.owner == owner and job.phase not in ENDED for job in jobs)
+        if under_way >= _JOBS_MAX:
+            detail = f"{under_way} jobs of token {owner} have not ended, which is the most"
+            fix = "stop one: hypergpu job stop JOB"
+            raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
 
     async def _store_manifest(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
         """Store a manifest whose files have all been uploaded, and are pinned."""

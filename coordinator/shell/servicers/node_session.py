@@ -245,6 +245,7 @@ async def _listen(
     try:
         while (message := await requests.next(services.settings.lost_after_ms)) is not None:
             gate.check(session.node)  # It may have been revoked, and read nothing.
+            gate.count_message(session.node)
             services.nodes.mark_heard(session.node)
             if monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS

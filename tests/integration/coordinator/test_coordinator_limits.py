@@ -1,19 +1,25 @@
 """A coordinator whose disk, ports or bulk port are in short supply."""
 
 import asyncio
+import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from yarl import URL
 
+from hypergpu.client import AsyncCoordinator, ConnectionTarget
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.process import raise_descriptor_limit
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.credentials import parse_token
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, put_range, reason_of
 from tests.processes import Cluster
 
@@ -24,6 +30,8 @@ QUOTA_BYTES = 2 * len(UPDATE) - 1
 IDLE_CONNECTIONS = 1_100
 SOFT_LIMIT = 1_024
 STALLED_REQUESTS = 2_000
+STREAMS_MOST = 256
+WAITING = JobSpec(workload="null", training=TrainingSettings(nodes=7))
 SPEC = JobSpec(
     workload="null",
     options={"parameters": PARAMETERS},
@@ -126,3 +134,89 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
         assert await put_range(ranged, 0, UPDATE) == (204, "")
         await node.commit(node.offer(assignment, UPDATE))
         await node.close()
+
+
+async def test_a_node_that_floods_its_stream_is_cut_off_and_others_go_on(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *NOBODY_LOST) as cluster:
+        coordinator = cluster.coordinator
+        nodes = [WireNode(coordinator.address, coordinator.node_address) for _ in range(2)]
+        streams = []
+        for node in nodes:
+            await node.join(coordinator.node_token())
+            streams.append(node.control([("null", 1)]))
+            assert (await anext(streams[-1])).HasField("welcome")
+        for number in range(5_000):
+            heartbeat = node_pb2.Heartbeat(sequence=number)
+            nodes[0].say(node_pb2.ControlRequest(heartbeat=heartbeat))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await count_messages(streams[0])
+        assert reason_of(refused.value) == "RATE_LIMITED"
+        nodes[1].say(node_pb2.ControlRequest(heartbeat=node_pb2.Heartbeat(sequence=1)))
+        assert (await anext(streams[1])).heartbeat_echo.sequence == 1
+        for node in nodes:
+            await node.close()
+
+
+async def count_messages(stream: AsyncIterator[node_pb2.ControlResponse]) -> int:
+    """How many messages come before a stream ends."""
+    return len([message async for message in stream])
+
+
+async def test_a_token_holds_so_many_streams_at_a_time_and_no_more(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *NOBODY_LOST) as cluster:
+        coordinator = cluster.coordinator
+        token = parse_token((coordinator.data_dir / "operator.token").read_text())
+        target = ConnectionTarget(coordinator.address, token, 240.0)
+        async with await AsyncCoordinator.open(target) as operator:
+            job_id = await operator.submit(WAITING)
+            watches = [operator.read_events(job_id) for _ in range(STREAMS_MOST)]
+            for watch in watches:
+                await anext(watch)
+            with pytest.raises(HyperGPUError, match=f"has {STREAMS_MOST} streams open") as refused:
+                await anext(operator.read_events(job_id))
+            assert refused.value.reason is Reason.LIMIT_REACHED
+        async with await AsyncCoordinator.open(target) as operator, asyncio.timeout(60):
+            # The coordinator hears of their end a moment later than this program.
+            while await is_full(operator, job_id):
+                await operator.jobs()
+
+
+async def is_full(operator: AsyncCoordinator, job_id: str) -> bool:
+    """Whether one stream more is refused."""
+    try:
+        await anext(operator.read_events(job_id))
+    except HyperGPUError as refused:
+        return refused.reason is Reason.LIMIT_REACHED
+    return False
+
+
+def test_children_of_a_coordinator_see_no_secret_and_others_no_file(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, *NOBODY_LOST)
+    secrets = {"HF_TOKEN": "s3cret", "AWS_SECRET_ACCESS_KEY": "s3cret", "PGPASSWORD": "s3cret"}
+    cluster.coordinator.environment.update(secrets)
+    before = os.umask(0)
+    try:
+        cluster.coordinator.start()
+        job_id = cluster.submit(SPEC)
+        cluster.wait_for(job_id, lambda happening: happening.kind == "ModelInitialised")
+        children = psutil.Process(cluster.coordinator.child.pid).children(recursive=True)
+        modules = {each.cmdline()[-1] for each in children}
+        assert {"coordinator.shell.bulk", "coordinator.shell.evaluator"} <= modules
+        for each in children:
+            assert not each.environ().keys() & secrets.keys()
+        data_dir = cluster.coordinator.data_dir
+        shared = [path for path in data_dir.rglob("*") if path.stat().st_mode & 0o077]
+        assert shared == []
+    finally:
+        os.umask(before)
+        cluster.coordinator.end()
+
+
+def test_a_coordinator_refuses_a_folder_that_others_can_change(tmp_path: Path) -> None:
+    coordinator = Cluster(tmp_path).coordinator
+    coordinator.data_dir.mkdir()
+    coordinator.data_dir.chmod(0o777)
+    status = coordinator.launch().wait(timeout=240)
+    coordinator.end()
+    assert status == Reason.FOLDER_UNUSABLE.exit_code
+    assert f"Fix: chmod go-w {coordinator.data_dir}" in coordinator.log.read_text()

@@ -371,3 +371,22 @@ def test_an_owner_is_told_nothing_of_others_nodes_whatever_the_event() -> None:
     assert {row.kind for row in told} == {row.kind for row in rows}
     assert text.count(OWN.encode()) == b"".join(r.body_json for r in rows).count(OWN.encode())
     assert own_entries(rows, None) is rows
+
+
+async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    servicer, caller = JobServicer(services), Caller(Context(), "CreateJob")
+    async with driving(services):
+        made = [await servicer.create_job(numbered(number), caller) for number in range(100)]
+        with pytest.raises(HyperGPUError, match="have not ended, which is the most") as refused:
+            await servicer.create_job(numbered(100), caller)
+        assert refused.value.reason is Reason.LIMIT_REACHED
+        assert "hypergpu job stop" in refused.value.fix
+        assert await servicer.create_job(numbered(99), caller) == made[99]
+        await services.driver.submit(JobId(made[99].job_id), JobStopped(at_ms=Milliseconds(0)))
+        assert (await servicer.create_job(numbered(100), caller)).job_id
+
+
+def numbered(number: int) -> job_pb2.CreateJobRequest:
+    """A request for a job of its own."""
+    return job_pb2.CreateJobRequest(request_id=f"request-{number}", spec_json=spec_json(SPEC))

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from msgspec.structs import replace
 
 from coordinator.shell.identity.rate import (
     GUESSES,
+    LINES,
     GuessLimiter,
+    LineLimiter,
     OpenCounter,
     Rate,
     RateLimiter,
@@ -382,3 +385,14 @@ def test_revoking_a_join_line_shuts_out_every_node_that_came_by_it_also_after_a_
         after.check(OTHER)
     nodes.readmit(NODE)
     KnownNodes(journal).check(NODE)
+
+
+def test_log_lines_about_one_node_are_limited_counted_and_never_its_errors() -> None:
+    limiter = LineLimiter()
+    for _ in range(LINES.burst):
+        limiter(None, "info", {"event": "a node is connected", "node": NODE})
+    for _ in range(7):
+        with pytest.raises(structlog.DropEvent):
+            limiter(None, "info", {"event": "a node is connected", "node": NODE})
+    for method, event in (("error", {"node": NODE}), ("info", {"node": OTHER}), ("info", {})):
+        assert limiter(None, method, dict(event)) == event
