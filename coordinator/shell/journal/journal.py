@@ -271,14 +271,14 @@ class Registry:
         is_token = TOKENS.c.token_id == token_id
         with self._database.writer() as connection:
             token = connection.execute(select(TOKENS).where(is_token)).one_or_none()
-            is_void = token is None or token.is_revoked
-            if is_void or connection.scalar(_join_query(token_id, node)):
-                return not is_void
-            if 0 < token.expires_s <= now_s or token.uses_left == 0:
+            if token is None or token.is_revoked:
                 return False
-            taken = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
-            connection.execute(taken)
-            connection.execute(insert(JOINS), {"token_id": token_id, "node": node})
+            if not connection.scalar(_join_query(token_id, node)):
+                if 0 < token.expires_s <= now_s or token.uses_left == 0:
+                    return False
+                taken = update(TOKENS).where(is_token).values(uses_left=TOKENS.c.uses_left - 1)
+                connection.execute(taken)
+                connection.execute(insert(JOINS), {"token_id": token_id, "node": node})
             return True
 
     def has_joined(self, token_id: TokenId, node: NodeId) -> bool:

@@ -377,16 +377,16 @@ async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> N
     services = services_in(tmp_path)
     servicer, caller = JobServicer(services), Caller(Context(), "CreateJob")
     async with driving(services):
-        made = [await servicer.create_job(numbered(number), caller) for number in range(100)]
+        made = [await servicer.create_job(job_request(number), caller) for number in range(100)]
         with pytest.raises(HyperGPUError, match="have not ended, which is the most") as refused:
-            await servicer.create_job(numbered(100), caller)
+            await servicer.create_job(job_request(100), caller)
         assert refused.value.reason is Reason.LIMIT_REACHED
         assert "hypergpu job stop" in refused.value.fix
-        assert await servicer.create_job(numbered(99), caller) == made[99]
+        assert await servicer.create_job(job_request(99), caller) == made[99]
         await services.driver.submit(JobId(made[99].job_id), JobStopped(at_ms=Milliseconds(0)))
-        assert (await servicer.create_job(numbered(100), caller)).job_id
+        assert (await servicer.create_job(job_request(100), caller)).job_id
 
 
-def numbered(number: int) -> job_pb2.CreateJobRequest:
+def job_request(number: int) -> job_pb2.CreateJobRequest:
     """A request for a job of its own."""
     return job_pb2.CreateJobRequest(request_id=f"request-{number}", spec_json=spec_json(SPEC))
