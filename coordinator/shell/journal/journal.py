@@ -288,8 +288,8 @@ class Registry:
 
     def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
         """Nodes that took a use of the token."""
-        rows = self._rows(select(JOINS.c.node).where(JOINS.c.token_id == token_id))
-        return frozenset(NodeId(row["node"]) for row in rows)
+        query = select(JOINS.c.node).where(JOINS.c.token_id == token_id)
+        return frozenset(NodeId(row["node"]) for row in self._rows(query))
 
     def _change(self, change: Executable) -> bool:
         with self._database.writer() as connection:
@@ -315,7 +315,7 @@ class Journal(Registry):
     """A journal in a SQLite file or a PostgreSQL database, for one coordinator at a time.
 
     Attributes:
-        findings: Damage of the database as a whole that was found, and repaired, at the opening.
+        findings: Damage of the database as a whole that was found and mended at the opening.
     """
 
     def __init__(self, url: str) -> None:
@@ -338,8 +338,7 @@ class Journal(Registry):
             claims: Request ids that are taken from now on.
 
         Raises:
-            JournalConflictError: an entry does not follow on its job's last, or a request id is
-                taken. Nothing was written.
+            JournalConflictError: an entry does not follow, or a request id is taken. Nothing changed.
         """
         heads: dict[JobId, Head] = {}
         rows: list[dict[str, Any]] = []
