@@ -43,7 +43,10 @@ StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The node's k
 SyncSteps = Annotated[
     int,
     typer.Option(
-        "--sync-steps", min=0, help="Steps of sync measured over the lines; 0: all to the end."
+        "--sync-steps",
+        min=0,
+        max=1_000_000_000,
+        help="Steps of sync measured over the lines; 0: all to the end.",
     ),
 ]
 GiveUpAfter = Annotated[

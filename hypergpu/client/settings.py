@@ -152,10 +152,10 @@ def _environment(known: Mapping[str, KnownSetting]) -> dict[str, str]:
 
 def _file(path: Path, known: Mapping[str, KnownSetting]) -> dict[str, str]:
     try:
-        tree = tomllib.loads(path.read_text("utf-8"))
+        tree = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as broken:
+    except (OSError, ValueError, RecursionError) as broken:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"settings file {path}: {broken}") from broken
     for name in tree:
         if name not in known:

@@ -29,12 +29,10 @@ from hypergpu.jobfile.toml import (
     convert_struct,
     duration_ms,
     join_words,
-    load_toml,
     nearest,
     quoted_value,
 )
-
-FILE_BYTES_MAX = 1 << 20
+from hypergpu.jobfile.toml_text import TEXT_LENGTH_MOST, load_toml
 
 
 def read_job_file(path: Path) -> JobSpec:
@@ -45,11 +43,12 @@ def read_job_file(path: Path) -> JobSpec:
         JobFileError: It describes no job; all problems at once.
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(4 * TEXT_LENGTH_MOST + 1)
     except OSError as broken:
         detail = f"the job file {path} cannot be read: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    if len(raw) > FILE_BYTES_MAX:
+    if len(raw) > 4 * TEXT_LENGTH_MOST:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path} is too large for a job file")
     try:
         text = raw.decode("utf-8")

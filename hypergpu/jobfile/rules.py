@@ -22,10 +22,18 @@ from hypergpu.jobfile.spec import (
     JobSpec,
     Scalar,
 )
-from hypergpu.jobfile.toml import JobFileError, Problem, join_words, nearest, suggestion
+from hypergpu.jobfile.toml import (
+    PROBLEMS_MOST,
+    JobFileError,
+    Problem,
+    join_words,
+    nearest,
+    short_text,
+    suggestion,
+)
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.units import several
-from hypergpu.workloads.entry import OptionError, WorkloadEntry, complete_options
+from hypergpu.workloads.entry import OptionError, WorkloadEntry, check_value, complete_options
 
 _PLAIN: Mapping[str, Scalar] = {
     "outer.learning_rate": 1.0,
@@ -161,7 +169,7 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
         entry = find(spec.workload)
     except UnknownWorkloadError:
         names = [entry.name for entry in entries()]
-        what = f'there is no workload "{spec.workload}"'
+        what = f'there is no workload "{short_text(spec.workload)}"'
         yield Problem("workload", what, suggestion(spec.workload, names))
         return
     yield from _option_problems(entry, spec)
@@ -173,16 +181,24 @@ def workload_problems(spec: JobSpec) -> Iterator[Problem]:
 
 def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
     names = [option.name for option in entry.options]
-    for name, value in spec.options.items():
-        if name not in names:
-            meant = nearest(name, names)
-            fix = f"did you mean {meant}?" if meant else f"its options are {join_words(names)}"
-            yield Problem(f"options.{name}", f"{entry.name} has no such option", fix)
-            continue
+    known = {name: value for name, value in spec.options.items() if name in names}
+    unknown = [name for name in spec.options if name not in known]
+    for number, name in enumerate(unknown):
+        meant = nearest(name, names) if number < PROBLEMS_MOST else ""
+        fix = f"did you mean {meant}?" if meant else f"its options are {join_words(names)}"
+        yield Problem(f"options.{name}", f"{entry.name} has no such option", fix)
+    for name, value in known.items():
         try:
-            complete_options(entry, {name: value})
+            check_value(entry, name, value)
         except OptionError as wrong:
             yield Problem(f"options.{name}", str(wrong), "correct it as said")
+            names.remove(name)
+    if known.keys() <= set(names):
+        try:
+            complete_options(entry, known)
+        except OptionError as wrong:
+            given = [option.name for option in entry.options if option.name in known]
+            yield Problem(f"options.{given[-1]}", str(wrong), "correct one of them")
 
 
 def _data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
@@ -236,14 +252,15 @@ def _range_problems(spec: JobSpec) -> Iterator[Problem]:
     for key, limit in LIMITS.items():
         value = _value(spec, key)
         if isinstance(value, int | float) and not limit.holds(value):
-            yield Problem(key, f"{value} is outside {limit}", f"choose a value in {limit}")
+            what = f"{short_text(value)} is outside {limit}"
+            yield Problem(key, what, f"choose a value in {limit}")
 
 
 def _choice_problems(spec: JobSpec) -> Iterator[Problem]:
     for key, words in CHOICES.items():
         value = str(_value(spec, key))
         if value not in words:
-            yield Problem(key, f'"{value}" is unknown', suggestion(value, words))
+            yield Problem(key, f'"{short_text(value)}" is unknown', suggestion(value, words))
 
 
 def _pair_problems(spec: JobSpec) -> Iterator[Problem]:

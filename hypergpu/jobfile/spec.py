@@ -2,7 +2,6 @@
 number.
 """
 
-import math
 from collections.abc import Mapping
 
 import msgspec
@@ -238,8 +237,6 @@ class NumberRange(msgspec.Struct, frozen=True):
 
     def holds(self, value: float) -> bool:
         """Whether ``value`` is in the range. Not a number and infinities never are."""
-        if not math.isfinite(value):
-            return False
         is_above = value > self.least if self.excludes_least else value >= self.least
         is_below = value < self.most if self.excludes_most else value <= self.most
         return is_above and is_below

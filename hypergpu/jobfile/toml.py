@@ -6,7 +6,6 @@ Job files and world files alike.
 import copy
 import difflib
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -32,11 +31,20 @@ class Problem(msgspec.Struct, frozen=True):
         return f"{self.where or self.key}: {self.what}. Fix: {self.fix}"
 
 
+PROBLEMS_MOST = 20
+"""More are counted and not told."""
+
+
 class JobFileError(HyperGPUError):
-    """Settings that no job can have. ``problems`` holds all of them."""
+    """Settings that no job can have. ``problems`` are the first of them, and a count of others."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        found = list(problems)
+        if len(found) > PROBLEMS_MOST:
+            left, file = len(found) - PROBLEMS_MOST, found[0].where.rpartition(":")[0]
+            what = f"there are {left:,} more problems"
+            found[PROBLEMS_MOST:] = [Problem("", what, "correct these first", file or "others")]
+        self.problems = tuple(found)
         super().__init__(Reason.SPEC_INVALID, "; ".join(str(problem) for problem in self.problems))
 
 
@@ -57,20 +65,34 @@ def join_words(words: Iterable[str]) -> str:
     return ", ".join(words) or "none"
 
 
+_SHORT = 80
+
+
+def short_text(value: object) -> str:
+    """Return a value as text that is fit for a sentence, however long the value is."""
+    text = str(value)
+    if len(text) <= _SHORT:
+        return text
+    if isinstance(value, int):
+        return f"a number of {len(text.removeprefix('-'))} digits"
+    return f"{text[:_SHORT]}..."
+
+
 def quoted_value(value: object) -> str:
     """Return a value as a sentence quotes it."""
     if isinstance(value, bool):
         return f"{str(value).lower()} (true or false)"
     if isinstance(value, str):
-        return f'the text "{value}"'
+        return f'the text "{short_text(value)}"'
     if isinstance(value, int | float):
-        return f"the number {value}"
+        text = short_text(value)
+        return text if text.startswith("a ") else f"the number {text}"
     if isinstance(value, dict):
         return "a table"
     return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(ms|s|m|h)", re.ASCII)
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
@@ -90,28 +112,29 @@ def duration_ms(value: object) -> int:
         DurationError: It is none.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        fix = f'say the unit, for example "{value}s" or "{value}ms"'
-        raise DurationError(f"{value} has no unit", fix)
+        text = short_text(value)
+        example = text if text[0].isdecimal() else "60"
+        fix = f'say the unit, for example "{example}s" or "{example}ms"'
+        raise DurationError(f"{text} has no unit", fix)
     if not isinstance(value, str):
         raise DurationError(
             f"it is {quoted_value(value)}, not a duration", 'write, for example, "60s"'
         )
-    text = value.strip()
+    text = short_text(value.strip())
     if text.isdecimal():
         raise DurationError(f'"{text}" has no unit', f'say the unit, for example "{text}s"')
     found = _DURATION.fullmatch(text)
     if found is None:
         fix = 'write a number and ms, s, m or h, for example "90s"'
-        raise DurationError(f'"{value}" is not a duration', fix)
+        raise DurationError(f'"{text}" is not a duration', fix)
     span_ms = Decimal(found[1]) * _UNIT_MS[found[2]]
     if span_ms != int(span_ms):
-        raise DurationError(f'"{value}" is not a whole count of milliseconds', "round it")
+        raise DurationError(f'"{text}" is not a whole count of milliseconds', "round it")
     return int(span_ms)
 
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([A-Za-z0-9_.\-\" ]+?)\s*\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_\-]+|\"[^\"]*\")\s*(?:\.\s*([A-Za-z0-9_\-]+)\s*)?=")
-_SYNTAX_LINE = re.compile(r"\(at line ([0-9]+), column [0-9]+\)$")
 _UNITS = ("_ms", "_s", "_mbit_s", "_percent", "_mib", "_packets")
 _TYPES = {
     "float": "a number",
@@ -134,7 +157,12 @@ _NICKNAMES = {
     "eval_every": "every",
 }
 """Names that other systems use."""
+_LINE_LENGTH_MOST = 500
+"""Longer lines are not looked at: the patterns may go over blanks many times."""
+MARK = "\ufeff"
+"""Byte order mark that some editors put first."""
 Read = TypeVar("Read")
+_CONVERSIONS_MOST = 100
 
 
 class KeyLines:
@@ -149,7 +177,7 @@ class KeyLines:
         self._text = text
         self._table = table
         self._lines: dict[str, int] = {}
-        for key, line in _keys(text):
+        for key, line in _keys(text.removeprefix(MARK)):
             self._lines.setdefault(key, line)
 
     def below(self, table: str) -> "KeyLines":
@@ -160,7 +188,7 @@ class KeyLines:
         """Return ``FILE:LINE [table]`` of a dotted key, or of the nearest table that has a line."""
         line = self.line(key)
         place = f"{self._source}:{line}" if line else self._source
-        return f"{place} {_name_of(self._table + key)}" if key else place
+        return f"{place} {short_text(_name_of(self._table + key))}" if key else place
 
     def line(self, key: str) -> int:
         """Return the line of a key, or of the nearest table around it; 0 when none has one."""
@@ -181,6 +209,8 @@ def _keys(text: str) -> Iterator[tuple[str, int]]:
     counts: Counter[str] = Counter()
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):
+        if len(line) > _LINE_LENGTH_MOST:
+            continue
         if header := _HEADER.fullmatch(line):
             table = _path_of(header[2].replace('"', "").split("."), counts)
             if header[1] == "[[":
@@ -199,26 +229,6 @@ def _path_of(words: Sequence[str], counts: Counter[str]) -> str:
         newest = f".{counts[path] - 1}" if counts[path] else ""
         path = f"{path}{newest}.{word.strip()}"
     return path
-
-
-def load_toml(text: str, source: str) -> dict[str, Any]:
-    """Parse TOML; ``source`` names the text in messages.
-
-    Raises:
-        JobFileError: It is not TOML.
-    """
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as broken:
-        # The parser names the place in words at the end; people's editors want ``FILE:LINE``.
-        found = _SYNTAX_LINE.search(str(broken))
-        line = int(found[1]) if found else max(1, len(text.splitlines()))
-        fix = "correct the syntax there, for example the quotes around a text"
-        problem = Problem("", f"it is not TOML: {broken}", fix, f"{source}:{line}")
-        raise JobFileError([problem]) from broken
-    except RecursionError as broken:
-        fix = "no setting is a list of lists or a table of tables"
-        raise JobFileError([Problem("", "it is nested too deeply", fix, source)]) from broken
 
 
 def read_struct(tree: Mapping[str, object], kind: type[Read], lines: KeyLines) -> Read:
@@ -248,17 +258,19 @@ def convert_struct(
     """
     rest = copy.deepcopy(dict(tree))
     problems: list[Problem] = []
-    while True:
+    # Each time costs a whole conversion, and finds one problem or all unknown keys of a table.
+    for _ in range(_CONVERSIONS_MOST):
         try:
             return msgspec.convert(rest, kind), problems
         except msgspec.ValidationError as wrong:
             message, _, at = str(wrong).partition(" - at `$")
             words = re.sub(r"\[(\d+)\]", r".\1", at.rstrip("`")).strip(".").split(".")
             path = [word for word in words if word]
-            problem = _problem(message, path, rest, kind, lines)
-            problems.append(problem)
-        if not _remove(rest, problem.key):
-            return None, problems
+            found = list(_problems(message, path, rest, kind, lines))
+        problems += found
+        if not all(_remove(rest, each.key) for each in found):
+            break
+    return None, problems
 
 
 def _remove(tree: dict[str, Any], key: str) -> bool:
@@ -271,17 +283,36 @@ def _remove(tree: dict[str, Any], key: str) -> bool:
     return True
 
 
+def _problems(
+    message: str, path: list[str], tree: Mapping[str, object], kind: type, lines: KeyLines
+) -> Iterator[Problem]:
+    """The problem of a message; all unknown keys of the table where it is of one."""
+    if not message.startswith("Object contains unknown field"):
+        yield _problem(message, path, tree, kind, lines)
+        return
+    root = inspect.type_info(kind)
+    types = _types_at(root, path)
+    fields = {each.encode_name: each for each in _fields(types)}
+    table: Any = _value_at(tree, path)
+    # A key of another alternative than the one that is meant is known, and yet has no place here.
+    said = message.rstrip("`").rpartition("`")[2]
+    names = [name for name in table if name == said or name not in (*fields, _tag_field(types))]
+    for number, name in enumerate(names):
+        below = [*path, name]
+        what, fix = f"there is no key {short_text(name)} here", ""
+        if number < PROBLEMS_MOST:
+            what, fix = _unknown_key(below, table[name], fields, root)
+        key = ".".join(below)
+        yield Problem(key, what, fix, lines.of(key))
+
+
 def _problem(
     message: str, path: list[str], tree: Mapping[str, object], kind: type, lines: KeyLines
 ) -> Problem:
     root = inspect.type_info(kind)
     types = _types_at(root, path)
-    fields = {each.encode_name: each for each in _fields(types)}
     _, _, name = message.rstrip("`").rpartition("`")
-    if message.startswith("Object contains unknown field"):
-        path = [*path, name]
-        what, fix = _unknown_key(path, _value_at(tree, path), fields, root)
-    elif message.startswith("Object missing required field"):
+    if message.startswith("Object missing required field"):
         path, what, fix = [*path, name], f"{name} is missing", _example(name, types)
     elif message.startswith("Invalid"):
         value = message.partition("'")[2].rstrip("'")
@@ -290,6 +321,7 @@ def _problem(
         what, fix = _wrong_value(message, _value_at(tree, path), path)
     else:
         what, _, fix = message.partition("\n")
+        fix = fix or "give a smaller number"
     key = ".".join(path)
     return Problem(key, what, fix, lines.of(key))
 
@@ -304,7 +336,7 @@ def _unknown_key(
         meant = nearest(name, tables)
         fix = f"did you mean [{meant}]?" if meant else f"the tables are {join_words(tables)}"
         return "there is no such table", fix
-    what = f"there is no key {name} here"
+    what = f"there is no key {short_text(name)} here"
     nickname = _NICKNAMES.get(name.lower(), name)
     if nickname in fields:
         return what, f"did you mean {nickname}?"
@@ -336,7 +368,7 @@ def _wrong_value(message: str, value: object, path: Sequence[str]) -> tuple[str,
     if isinstance(value, str) and wanted in ("int", "float", "bool"):
         return what, f"write {said} without quotes"
     if isinstance(value, int | float) and wanted == "str":
-        return what, f'write it in quotes: "{value}"'
+        return what, f'write it in quotes: "{short_text(value)}"'
     return what, f"give {said}"
 
 

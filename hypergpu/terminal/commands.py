@@ -122,7 +122,9 @@ def seconds_within(least: float, most: float) -> Callable[[str | float], float]:
             except DurationError as wrong:
                 raise typer.BadParameter(f"{wrong.what}; {wrong.fix}") from None
         if not least <= seconds <= most:
-            raise typer.BadParameter(f"{given} is not in the range from {least:g}s to {most:g}s")
+            raise typer.BadParameter(
+                f"{str(given)[:40]} is not in the range from {least:g}s to {most:g}s"
+            )
         return seconds
 
     return parse

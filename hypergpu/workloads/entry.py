@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+_NUMBER_MOST = 10**18
 Value = str | int | float | bool
 Options = Mapping[str, Value]
 
@@ -26,6 +27,9 @@ class Option(msgspec.Struct, frozen=True):
     meaning: str
     minimum: float | None = None
     maximum: float | None = None
+    multiple_of: int = 1
+    divides: str = ""
+    """Another option that this one must divide."""
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,15 +89,39 @@ def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
         if name not in known:
             names = ", ".join(known) or "none"
             raise OptionError(f"options.{name}: {entry.name} has no such option; it has: {names}")
-    return {
-        name: _check_value(entry, option, given[name]) if name in given else option.default
+    complete = {
+        name: check_value(entry, name, given[name]) if name in given else option.default
         for name, option in known.items()
     }
+    for option in entry.options:
+        _check_divisors(entry, option, complete)
+    return complete
 
 
-def _check_value(entry: WorkloadEntry, option: Option, value: Value) -> Value:
+def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> None:
+    name, value, whole = option.name, complete[option.name], complete.get(option.divides, 0)
+    if not (isinstance(value, int) and isinstance(whole, int)):
+        return
+    said = f"options.{name} of {entry.name} is {value}"
+    if value % option.multiple_of:
+        raise OptionError(f"{said}; it must be a multiple of {option.multiple_of}")
+    if whole % value:
+        both = f"{said} and options.{option.divides} is {whole}"
+        raise OptionError(f"{both}; {name} must divide {option.divides}")
+
+
+def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
+    """A value of one of the entry's options, as the type of the option.
+
+    Raises:
+        OptionError: It is of another type or outside of its range. What it is beside others is for
+            `complete_options` to judge.
+    """
+    (option,) = (each for each in entry.options if each.name == name)
     where = f"options.{option.name} of {entry.name}"
     wanted = type(option.default)
+    if isinstance(value, int) and abs(value) > _NUMBER_MOST:
+        raise OptionError(f"{where} is a number of more than {len(str(_NUMBER_MOST)) - 1} digits")
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
@@ -103,7 +131,7 @@ def _check_value(entry: WorkloadEntry, option: Option, value: Value) -> Value:
         )
     if isinstance(value, str | bool):
         return value
-    if math.isnan(value):
+    if not math.isfinite(value):
         raise OptionError(f"{where} is not a number")
     if option.minimum is not None and value < option.minimum:
         raise OptionError(f"{where} is {value}; it must be at least {option.minimum:g}")
@@ -112,7 +140,9 @@ def _check_value(entry: WorkloadEntry, option: Option, value: Value) -> Value:
     return value
 
 
-_CHANNELS = Option("channels", 32, "Channels of the first convolution; a multiple of 4", 4, 512)
+_CHANNELS = Option(
+    "channels", 32, "Channels of the first convolution; a multiple of 4", 4, 512, multiple_of=4
+)
 _AUGMENT = Option("augment", True, "Shift and mirror training images")
 _CLASSES = Option("classes", 10, "Sub-folders there are", 2, 100_000)
 _IMAGE_SIZE = Option("image_size", 64, "Side in pixels that images are resized to", 16, 512)
@@ -152,7 +182,7 @@ _TEXT = (
         options=(
             Option("width", 128, "Size of an embedding", 8, 8192),
             Option("layers", 4, "Transformer layers", 1, 128),
-            Option("heads", 4, "Attention heads; divides width", 1, 128),
+            Option("heads", 4, "Attention heads; divides width", 1, 128, divides="width"),
             Option("block_length", 128, "Bytes seen at once", 8, 8192),
             Option(
                 "corpus_bytes", 4 << 20, "Where the text is cut; 0 takes everything", 0, 1 << 40

@@ -18,9 +18,9 @@ from hypergpu.jobfile.toml import (
     KeyLines,
     Problem,
     duration_ms,
-    load_toml,
     read_struct,
 )
+from hypergpu.jobfile.toml_text import load_toml
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
     CongestionControl,

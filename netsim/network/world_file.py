@@ -13,10 +13,10 @@ from hypergpu.jobfile.toml import (
     JobFileError,
     KeyLines,
     join_words,
-    load_toml,
     nearest,
     read_struct,
 )
+from hypergpu.jobfile.toml_text import load_toml
 from hypergpu.units import Bytes, Milliseconds
 from netsim.link import (
     COORDINATOR_LINK,

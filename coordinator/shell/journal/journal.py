@@ -338,7 +338,7 @@ class Journal(Registry):
             claims: Request ids that are taken from now on.
 
         Raises:
-            JournalConflictError: an entry does not follow, or a request id is taken. Nothing changed.
+            JournalConflictError: an entry does not follow or a request id is taken. None is kept.
         """
         heads: dict[JobId, Head] = {}
         rows: list[dict[str, Any]] = []

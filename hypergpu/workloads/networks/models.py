@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypergpu.workloads.entry import OptionError, Options
+from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.task import Classification, NextByte
 from hypergpu.workloads.workload import (
     CLASSES,
@@ -64,8 +64,6 @@ def cnn(options: Options) -> Classification:
     in tensors of 4,096 elements or more, which the codecs compress.
     """
     channels = int(options["channels"])
-    if channels % 4:
-        raise OptionError(f"options.channels is {channels}; it must be a multiple of 4")
 
     def make() -> nn.Module:
         return nn.Sequential(
@@ -223,10 +221,6 @@ def gpt(options: Options) -> NextByte:
     """Builder of ``text-gpt``."""
     width, heads = int(options["width"]), int(options["heads"])
     block_length = int(options["block_length"])
-    if width % heads:
-        raise OptionError(
-            f"options.width is {width} and options.heads is {heads}; heads must divide width"
-        )
     return NextByte(
         partial(
             Gpt, width=width, layers=int(options["layers"]), heads=heads, block_length=block_length

@@ -527,3 +527,28 @@ def test_a_watch_has_not_ended_before_every_event_was_shown(service: FakeService
     ):
         follow(there, JOB, Recorder())
     assert sequences == list(range(len(EVENTS)))
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "9" * 5000, "1e400", "nan"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["up", "--port"],
+        ["up", "--nodes"],
+        ["token", "create", "--ttl"],
+        ["token", "create", "--nodes"],
+        ["demo", "--nodes"],
+        ["compare", "job.toml", "--world", "home", "--sync-steps"],
+        ["compare", "job.toml", "--world", "home", "--give-up-after"],
+        ["ledger", "deploy", "--token"],
+    ],
+)
+def test_number_that_no_option_takes_is_refused_in_one_line(
+    words: list[str], number: str, hypergpu: Hypergpu
+) -> None:
+    ended = hypergpu(*words[:-1], f"{words[-1]}={number}")
+    assert ended.exit_code == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error 6002: ")
+    assert " Fix: " in line
+    assert len(line) < 400
