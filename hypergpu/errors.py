@@ -55,7 +55,11 @@ class Reason(Enum):
     DIGEST_MISMATCH = 3005, "DATA_LOSS", "send the bytes again from offset 0"
     OFFSET_MISMATCH = 3006, "OUT_OF_RANGE", "go on at the committed offset"
     UPDATE_MALFORMED = 3007, "INVALID_ARGUMENT", "encode it with the job's codec and layout"
-    UPDATE_NOT_FINITE = 3008, "INVALID_ARGUMENT", "lower the inner learning rate"
+    UPDATE_NOT_FINITE = (
+        3008,
+        "INVALID_ARGUMENT",
+        "remove NaN and huge values from the data; lower the learning rate if losses rose before",
+    )
     # 4xxx: data and storage
     BLOB_UNKNOWN = 4001, "NOT_FOUND", "it was collected, or never sent"
     DISK_FULL = 4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"

@@ -193,7 +193,7 @@ def participant_summary(
         state=participant.work.value,
         steps_total=participant.inner_steps,
         loss=math.nan,
-        reason=participant.plan.reason,
+        reason=participant.reason or participant.plan.reason,
     )
     if participant.work is WorkState.RECEIVED:
         message.steps_done = participant.inner_steps

@@ -12,7 +12,7 @@ scikit-learn ships: 64 grey values of 0 to 16, then the digit, a byte each.
 import gzip
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -42,6 +42,14 @@ class Samples(Protocol):
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
         """Inputs and targets of the samples, in the order of ``indices``."""
+
+
+def all_finite(samples: Samples, batches: Iterable[NDArray[np.int64]]) -> bool:
+    """Whether no input or target of the samples is infinite or not a number. Loads all of them."""
+    arrays = (array for indices in batches for array in samples.batch(indices))
+    return all(
+        bool(np.isfinite(array).all()) for array in arrays if np.issubdtype(array.dtype, np.inexact)
+    )
 
 
 class ArraySamples(NamedTuple):

@@ -213,9 +213,27 @@ def test_a_job_whose_every_participant_hands_back_is_paused_with_the_reason() ->
         events.ShardHandedBack(at_ms=at(41), node=BOB, round=0, lease=2, reason="no memory"),
     )
     assert job.phase is Phase.PAUSED
-    assert "handed its shard back" in job.reason
+    assert job.reason == "every participant handed its shard back: no memory (2 nodes)"
     again = after(job, events.JobResumed(at_ms=at(99)))
     assert pending(again) == {ALICE, BOB}
+    assert {each.reason for each in again.open_round.participants.values()} == {""}
+
+
+def test_a_pause_tells_the_commonest_reasons_and_how_many_others_there_are() -> None:
+    reasons = ["no memory", "no memory", "a", "b", "c", "x" * 1000]
+    joined = [events.NodeJoined(at_ms=at(20), node=NodeId(f"0x{n:040}")) for n in range(6)]
+    spec = replace(SPEC, training=replace(SPEC.training, nodes=6))
+    job = after(waiting(spec), *joined)
+    for node, participant in job.open_round.participants.items():
+        job = after(job, hand_back(node, participant.lease, reasons.pop()))
+    assert job.phase is Phase.PAUSED
+    assert job.reason.startswith("every participant handed its shard back: no memory (2 nodes); ")
+    assert job.reason.endswith("; and 2 other reasons")
+    assert len(job.reason) < 500
+
+
+def hand_back(node: NodeId, lease: int, reason: str) -> events.ShardHandedBack:
+    return events.ShardHandedBack(at_ms=at(40), node=node, round=0, lease=lease, reason=reason)
 
 
 def test_a_pause_keeps_what_was_accepted_and_a_resume_renews_only_the_rest() -> None:

@@ -123,6 +123,8 @@ class Participant(msgspec.Struct, frozen=True):
     """From its assignment until its update was in, pauses left out; 0: it is not."""
     is_out_of_memory: bool = False
     """Whether it handed its shard back because its batch did not fit into memory."""
+    reason: str = ""
+    """Reason for which it handed its shard back; empty: it has not."""
 
     @property
     def is_open(self) -> bool:

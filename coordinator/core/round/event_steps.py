@@ -146,16 +146,20 @@ def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
     One that leaves is lost to the round like any other, and may take part again once it is back.
     """
     work = WorkState.LOST if job.members[event.node].is_leaving else WorkState.HANDED_BACK
-    step = _release_if_leaving(_note_memory(job, event), event.node)
+    step = _release_if_leaving(_note_reason(job, event), event.node)
     vacancy = vacate_shard(step.job, event.node, work)
     return close_if_due(JobStep(vacancy.job, (*step.commands, *vacancy.commands)))
 
 
-def _note_memory(job: Job, event: events.ShardHandedBack) -> Job:
-    """The job with the participant's lack of memory, by which the next plan chooses its batch."""
-    if job.round is None or not event.is_out_of_memory:
+def _note_reason(job: Job, event: events.ShardHandedBack) -> Job:
+    """The job with the participant's reason, and its lack of memory, by which the next plan chooses
+    its batch.
+    """
+    if job.round is None:
         return job
-    participant = replace(job.round.participants[event.node], is_out_of_memory=True)
+    before = job.round.participants[event.node]
+    lacks_memory = before.is_out_of_memory or event.is_out_of_memory
+    participant = replace(before, is_out_of_memory=lacks_memory, reason=event.reason)
     return replace(job, round=replace_participants(job.round, {event.node: participant}))
 
 
@@ -244,7 +248,7 @@ def _renew_leases(job: Job, round_: Round) -> Job:
             work = WorkState.PENDING if tries_again else participant.work
             assigned_at_ms = Milliseconds(participant.assigned_at_ms + paused_ms)
             again[node] = replace(
-                participant, work=work, lease=lease, assigned_at_ms=assigned_at_ms
+                participant, work=work, lease=lease, assigned_at_ms=assigned_at_ms, reason=""
             )
             lease += 1
     deadline_at_ms, trial_until_ms = (

@@ -3,6 +3,7 @@
 Also the commands still to be performed for a job: with them a restarted coordinator goes on.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -364,8 +365,27 @@ def _pause_stalled(job: Job) -> Job:
         phase=Phase.PAUSED,
         resume_to=Phase.TRAINING,
         paused_at_ms=job.at_ms,
-        reason="every participant handed its shard back; see the nodes' reasons",
+        reason=f"every participant handed its shard back: {_reasons_told(job)}",
     )
+
+
+_REASONS_MOST, _REASON_LENGTH_MOST = 3, 300
+
+
+def _reasons_told(job: Job) -> str:
+    """The participants' reasons, the commonest first, each with how many nodes gave it."""
+    participants = job.round.participants.values() if job.round else ()
+    given = Counter(
+        each.reason or "no reason was given"
+        for each in participants
+        if each.work is WorkState.HANDED_BACK
+    )
+    told = [
+        f"{reason[:_REASON_LENGTH_MOST]} ({several(count, 'node')})"
+        for reason, count in given.most_common(_REASONS_MOST)
+    ]
+    left = len(given) - len(told)
+    return "; ".join([*told, *([f"and {several(left, 'other reason')}"] if left else [])])
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:

@@ -276,7 +276,8 @@ def _fold_kept(request: FoldRequest, kept: Sequence[int], *, span: int, reuse: R
             writes.drain()
         if not sweep.is_finite:
             raise DivergedError(
-                "the next model is not finite: lower the inner or the outer learning rate"
+                "the next model is not finite: finite updates add up beyond float32; look for huge"
+                " values in the data, or lower a learning rate if losses rose before"
             )
         result = outputs.close()
         on_failure.pop_all()

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
-from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
+from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
@@ -33,6 +33,7 @@ from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
     UnknownWorkloadError,
+    all_finite,
     build,
     find,
 )
@@ -105,9 +106,8 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
     sums = model.evaluate(flat)
     loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
     if not (math.isfinite(loss) and math.isfinite(metric)):
-        raise HyperGPUError(
-            Reason.UPDATE_NOT_FINITE, f"the model's loss on the held-out set is {loss}"
-        )
+        detail = f"the model's loss on the held-out set is {loss}: {_source_of_nan(model, flat)}"
+        raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
     return Evaluated(
         loss=loss, metric=metric, metric_name=entry.metric, outputs=example_outputs(model, flat)
     )
@@ -122,6 +122,15 @@ def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> Gradie
         loss=found.loss if math.isfinite(found.loss) else None,
         sketch=sketch_vector(key, model.layout, found.parameters).tobytes(),
     )
+
+
+def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
+    """Where a loss that is not finite comes from."""
+    if not (np.isfinite(flat.parameters).all() and np.isfinite(flat.statistics).all()):
+        return "the model itself holds values that are not finite"
+    if not all_finite(model.dataset.test, batches(model.dataset.test)):
+        return "the held-out data hold NaN or infinite values: remove them"
+    return "the model's outputs are beyond what float32 can hold"
 
 
 def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) -> None:

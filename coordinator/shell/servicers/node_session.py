@@ -283,7 +283,7 @@ async def _hear_of_work(services: Services, node: NodeId, message: node_pb2.Cont
         case "hand_back":
             await _hand_back(services, node, message.hand_back)
         case "draining":
-            reason = message.draining.reason[:_REASON_LENGTH_MAX]
+            reason = _printable(message.draining.reason)
             await services.allocator.drain(node, reason or "the node is draining")
         case _:
             raise HyperGPUError(Reason.REQUEST_INVALID, "an empty control message")
@@ -296,8 +296,13 @@ def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress
         runtime.progress_version += 1
 
 
+def _printable(reason: str) -> str:
+    """A node's words without what would act on the terminals that show them."""
+    return "".join(each for each in reason[:_REASON_LENGTH_MAX] if each.isprintable())
+
+
 async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBack) -> None:
-    reason = message.reason[:_REASON_LENGTH_MAX] or "handed back"
+    reason = _printable(message.reason) or "handed back"
     event = ShardHandedBack(
         at_ms=Milliseconds(0),
         node=node,

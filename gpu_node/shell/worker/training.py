@@ -13,7 +13,7 @@ lies on disk, so the round's update is the same. Their results are kept in memor
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
@@ -33,12 +33,14 @@ from gpu_node.shell.worker.trainer import (
     Trainer,
 )
 from hypergpu.crypto import digest_of
+from hypergpu.dataset import Indices
 from hypergpu.ids import Digest, JobId
 from hypergpu.statements import BlobRef, Prefetch, Task
 from hypergpu.streams import fill_durably
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
 from hypergpu.units import Bytes, Milliseconds, several
+from hypergpu.workloads.workload import all_finite
 
 _GENERATIONS = 2
 
@@ -183,6 +185,11 @@ class PrefetchRun:
         return self.steps_taken == len(self._batches.indices)
 
     @property
+    def steps_indices(self) -> Sequence[Indices]:
+        """Samples of each step taken."""
+        return self._batches.indices[: self.steps_taken]
+
+    @property
     def loss(self) -> float:
         """Loss of the newest step; reading it waits for the device."""
         return float(self._losses[-1]) if self._losses else math.nan
@@ -262,7 +269,7 @@ def train_shard(
     end = after._replace(parameters=after.parameters.copy()) if keeps_model else None
     np.subtract(before.parameters, after.parameters, out=after.parameters)
     if not (np.isfinite(after.parameters).all() and np.isfinite(after.statistics).all()):
-        raise ShardError(_not_finite("the pseudo-gradient", len(batches.indices)))
+        raise _not_finite("the pseudo-gradient", trainer, batches.indices)
     trained_s = time.monotonic()
     encoded = encode_update(layout, task.codec, after, _residual(kept, request, layout))
     state = EndState(encoded.residual, encoded.payload, task.codec, trainer.optimizer(), end)
@@ -321,7 +328,7 @@ def _complete_prefetch(
             callbacks.report(ShardProgress(request.lease, run.steps_taken, steps, run.loss))
             due_s = time.monotonic() + _PROGRESS_INTERVAL_S
     if not math.isfinite(run.loss):
-        raise ShardError(_not_finite(f"the loss ({run.loss})", run.steps_taken))
+        raise _not_finite(f"the loss ({run.loss})", trainer, run.steps_indices)
     return run
 
 
@@ -382,7 +389,7 @@ def _take_steps(
         if number in {1, steps} or now_s >= due_s:
             last = float(loss)
             if not math.isfinite(last):
-                raise ShardError(_not_finite(f"the loss ({last})", number))
+                raise _not_finite(f"the loss ({last})", trainer, batches.indices[:number])
             first = last if number == 1 else first
             if now_s >= due_s:
                 callbacks.report(ShardProgress(request.lease, number, steps, last))
@@ -394,9 +401,23 @@ def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def _not_finite(subject: str, steps: int) -> str:
-    taken = several(steps, "inner step")
-    return f"{subject} is not finite after {taken}. Fix: lower inner.learning_rate"
+def _not_finite(subject: str, trainer: Trainer, indices: Sequence[Indices]) -> ShardError:
+    """The error of training that left the finite numbers, by what it came from.
+
+    Args:
+        subject: The quantity that is not finite.
+        trainer: Trained.
+        indices: Samples of each step taken, the last of which may have been taken in part: its
+            loss is that of the model before it.
+    """
+    what = f"{subject} is not finite after {several(len(indices), 'inner step')}"
+    if not all_finite(trainer.samples, indices):
+        data = "the data of these steps hold values that are not finite numbers"
+        return ShardError(f"{what}: {data}. Fix: remove NaN and infinite values from the data")
+    if len(indices) == 1 and subject.startswith("the loss"):
+        early = "that is before any step, so that no learning rate had a part in it"
+        return ShardError(f"{what}: {early}. Fix: look for huge values in data and workload")
+    return ShardError(f"{what}. Fix: lower inner.learning_rate")
 
 
 def _end_state_before(

@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.events import NodeJoined, NodeLost
+from coordinator.core.job.events import NodeJoined, NodeLost, ShardHandedBack
 from coordinator.core.round.assignment import assignment
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.shell import translate
@@ -268,6 +268,19 @@ def test_the_tables_show_why_a_participant_has_its_work() -> None:
     assert job.round is not None
     summary = participant_summary(ALICE, job.round.participants[ALICE], None)
     assert summary.reason == "H=3, int4, as planned"
+
+
+def test_the_tables_show_why_a_participant_handed_its_shard_back() -> None:
+    job = after(planning(), plan_event(0, {ALICE: node_plan(3)}))
+    assert job.round is not None
+    lease = job.round.participants[ALICE].lease
+    reason = "CUDA error: device lost"
+    event = ShardHandedBack(at_ms=at(40), node=ALICE, round=0, lease=lease, reason=reason)
+    job = after(job, event)
+    assert job.round is not None
+    summary = participant_summary(ALICE, job.round.participants[ALICE], None)
+    assert (summary.state, summary.reason) == ("handed back", reason)
+    assert reason in job.reason
 
 
 def test_a_batch_of_its_own_reaches_the_node_beside_the_jobs() -> None:

@@ -15,9 +15,9 @@ from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.loop import work_failure
 from gpu_node.shell.worker.protocol import Limits, ShardProgress, TrainShard
 from gpu_node.shell.worker.torch_engine import TorchTrainer
-from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks
+from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import NumpyTrainer, StepFloor, Trainers
-from gpu_node.shell.worker.training import next_prefetch, own_prefetch
+from gpu_node.shell.worker.training import next_prefetch, own_prefetch, train_shard
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
 from hypergpu.statements import Prefetch, SampleRange
@@ -352,3 +352,38 @@ def test_a_cap_that_is_no_number_stops_the_worker_with_its_name(name: str, value
     ended = start({name: value})
     assert ended.returncode == 2
     assert f"{name} is {value!r}; it must be a whole number".encode() in ended.stderr
+
+
+WORKLOAD = build(find("digits-softmax"), {})
+
+
+def failure_of(kit: ShardKit, inputs: NDArray[np.float32]) -> str:
+    """Why digits with these inputs cannot be trained on, 16 of them a step."""
+    labels = np.arange(len(inputs), dtype=np.int64) % 10
+    trainer = NumpyTrainer(WORKLOAD, ArraySamples(inputs, labels, labels))
+    with pytest.raises(ShardError) as failed:
+        train_shard(request(kit, 0), trainer, callbacks([], []))
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("sample", [0, 63])
+def test_a_loss_that_comes_from_the_data_is_not_told_as_a_learning_rate_problem(
+    kit: ShardKit, value: float, sample: int
+) -> None:
+    inputs = np.ones((64, 64), np.float32)
+    inputs[sample, 0] = value
+    with np.errstate(all="ignore"):
+        reason = failure_of(kit, inputs)
+    assert "the data of these steps hold values that are not finite numbers" in reason
+    assert "learning" not in reason
+
+
+def test_a_loss_that_is_not_finite_before_any_step_is_no_learning_rate_problem(
+    kit: ShardKit,
+) -> None:
+    model = np.fromfile(kit.folder / "model", np.float32)
+    np.full_like(model, 3e38).tofile(kit.folder / "model")
+    with np.errstate(all="ignore"):
+        reason = failure_of(kit, np.full((64, 64), 3e38, np.float32))
+    assert "before any step, so that no learning rate had a part in it" in reason
