@@ -412,8 +412,8 @@ def _not_finite(subject: str, trainer: Trainer, indices: Sequence[Indices]) -> S
     """
     what = f"{subject} is not finite after {several(len(indices), 'inner step')}"
     if not all_finite(trainer.samples, indices):
-        data = "the data of these steps hold values that are not finite numbers"
-        return ShardError(f"{what}: {data}. Fix: remove NaN and infinite values from the data")
+        why = "the data of these steps hold values that are not finite numbers"
+        return ShardError(f"{what}: {why}. Fix: remove NaN and infinite values from the data")
     if len(indices) == 1 and subject.startswith("the loss"):
         early = "that is before any step, so that no learning rate had a part in it"
         return ShardError(f"{what}: {early}. Fix: look for huge values in data and workload")
