@@ -24,6 +24,8 @@ class NodeSettings(BaseSettings):
     """Kind of worker. ``auto``: torch where it is installed, else numpy."""
     worker_module: str = "gpu_node.shell.worker"
     """Python module that runs as the worker. Another one serves tests and simulated attackers."""
+    sandbox: Literal["auto", "bwrap", "landlock", "off"] = "auto"
+    """Sandbox of the worker. ``auto``: bubblewrap where it starts, else landlock, else none."""
     worker_threads: int = Field(default=0, ge=0)
     """Threads of the worker; 0: its default, one."""
     worker_memory_bytes: int = Field(default=0, ge=0)

@@ -140,6 +140,8 @@ class NodeReport(
     """The newest, in order of time."""
     earned: EarnedReport = EarnedReport()
     limits: LimitsReport = LimitsReport()
+    sandbox: str = ""
+    """Sandbox of the worker: ``bwrap``, ``landlock``, or ``unsandboxed`` with reason and fix."""
     state_dir: str
     log: str | None = None
     """Path of the log; None: it goes to the daemon's standard error."""

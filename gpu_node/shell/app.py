@@ -27,6 +27,8 @@ from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
+from gpu_node.shell.sandbox import Sandbox, Wanted, WorkerFolders, chosen_sandbox, datasets_folder
+from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
     StatePaths,
@@ -39,9 +41,9 @@ from gpu_node.shell.state import (
 )
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps, worker_command, worker_kind
 from gpu_node.shell.transfers import TransferTasks, Uploader
-from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
+from gpu_node.shell.worker.protocol import SLOWNESS_FILE, TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.keys import Passphrase
+from hypergpu.keys import Passphrase, place_beside
 from hypergpu.privacy import public_environment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
@@ -88,9 +90,11 @@ class Daemon:
         caps = worker_caps(
             settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
         )
+        self._stage = Stage(paths)
+        self._sandbox = _worker_sandbox(paths, settings)
         self._worker = WorkerSupervisor(
-            worker_command(self._kind, settings.worker_module),
-            public_environment() | caps,
+            self._sandbox.command(worker_command(self._kind, settings.worker_module)),
+            self._sandbox.environment(public_environment() | caps),
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )
@@ -98,7 +102,7 @@ class Daemon:
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
-        initial_models = InitialModels(cache, self._worker, limit_ms)
+        initial_models = InitialModels(cache, self._worker, self._stage, limit_ms)
         self._transfers = TransferTasks(
             self._stream, cache, self._uploader, initial_models, self._event_queue
         )
@@ -162,6 +166,7 @@ class Daemon:
 
     async def _run(self, capabilities: WorkerCapabilities | None) -> state.Leave:
         try:
+            await asyncio.to_thread(self._stage.clear)
             await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
             known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
             if capabilities is None and known is not None:
@@ -190,7 +195,9 @@ class Daemon:
             cache_bytes=settings.cache_bytes,
             step_floor_ms=settings.worker_step_floor_ms,
         )
-        return capabilities_message(capabilities, self._name, caps)
+        message = capabilities_message(capabilities, self._name, caps)
+        message.sandbox = self._sandbox.text
+        return message
 
     async def _learn_capabilities(self) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
@@ -283,12 +290,15 @@ class Daemon:
         assignment = command.assignment
         job_id, round_number = assignment.lease.job_id, assignment.lease.round
         inputs = self._transfers.inputs[assignment.lease]
+        await self._worker.begin_job(job_id)
+        await asyncio.to_thread(self._stage.open_job, job_id)
         await asyncio.to_thread(self._paths.delete_unfinished, job_id, command.kept_rounds)
+        dataset = await asyncio.to_thread(self._stage.dataset, inputs.dataset)
         request = TrainShard(
             assignment=assignment,
             start=command.start,
-            model_path=str(inputs.model),
-            data_dir="" if inputs.dataset is None else str(inputs.dataset),
+            model_path=str(await asyncio.to_thread(self._stage.model, inputs.model)),
+            data_dir="" if dataset is None else str(dataset),
             state_dir=str(self._paths.job(job_id)),
             update_path=str(self._paths.update(job_id, round_number)),
         )
@@ -334,7 +344,24 @@ class Daemon:
             task.cancel()
         await self._transfers.close()
         await asyncio.gather(self._stream.close(), self._worker.stop())
+        await asyncio.to_thread(self._stage.clear)
         await asyncio.to_thread(self._access.restore_route)
+
+
+def _worker_sandbox(paths: StatePaths, settings: NodeSettings) -> Sandbox:
+    """The worker's sandbox, tried with those parts of this machine that the worker may see."""
+    readable = [paths.inputs, datasets_folder(os.environ)]
+    if slowness := os.environ.get(SLOWNESS_FILE):
+        readable.append(Path(slowness).parent)
+    hidden = [paths.root, place_beside(paths.root)]
+    if settings.passphrase_file is not None:
+        hidden.append(settings.passphrase_file.expanduser().absolute())
+    writable = (paths.scratch, paths.open_folder)
+    folders = WorkerFolders(writable, tuple(readable), tuple(hidden))
+    sandbox = chosen_sandbox(Wanted(settings.sandbox), folders)
+    if sandbox.kind is Wanted.OFF:
+        log.warning("the worker runs without a sandbox", reason=sandbox.text)
+    return sandbox
 
 
 def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:

@@ -19,6 +19,7 @@ from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.control import gather_or_cancel
 from gpu_node.shell.download import BlobSource, Download
+from gpu_node.shell.staging import Stage, take_file
 from gpu_node.shell.supervision import WorkerSupervisor
 from hypergpu.crypto import digest_of_file
 from hypergpu.dataset import checked_paths
@@ -37,9 +38,12 @@ log = structlog.get_logger()
 class InitialModels:
     """Computes first models. One that came out as another model is not tried again."""
 
-    def __init__(self, cache: BlobCache, worker: WorkerSupervisor, limit_ms: Milliseconds) -> None:
+    def __init__(
+        self, cache: BlobCache, worker: WorkerSupervisor, stage: Stage, limit_ms: Milliseconds
+    ) -> None:
         self._cache = cache
         self._worker = worker
+        self._stage = stage
         self._limit_s = limit_ms / 1000
         self._attempts = count()
         self._unreachable: set[Digest] = set()
@@ -52,7 +56,8 @@ class InitialModels:
         suffix = f".computed{next(self._attempts)}"
         made = self._cache.path(initial.digest).with_suffix(suffix)
         try:
-            await self._write(assignment, initial.seed, made)
+            await self._write(assignment, initial.seed)
+            await asyncio.to_thread(take_file, self._stage.first_model, made)
             found = await asyncio.to_thread(digest_of_file, made)
             if found != initial.digest:
                 detail = f"{found[:12]} was computed here, {initial.digest[:12]} is the job's"
@@ -68,7 +73,11 @@ class InitialModels:
         finally:
             made.unlink(missing_ok=True)
 
-    async def _write(self, assignment: Assignment, seed: int, path: Path) -> None:
+    async def _write(self, assignment: Assignment, seed: int) -> None:
+        job_id = assignment.lease.job_id
+        await self._worker.begin_job(job_id)
+        await asyncio.to_thread(self._stage.open_job, job_id)
+        path = self._stage.first_model
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._worker.write_initial_model(assignment.task, seed, path)

@@ -175,6 +175,7 @@ class Reporter:
             totals=activity.totals,
             setbacks=setback_reports(activity, offset_ms),
             limits=self._limits,
+            sandbox=capabilities.sandbox,
             state_dir=str(self._paths.root),
             log=self._log,
             page=self._page,

@@ -45,6 +45,16 @@ class StatePaths:
         self.blobs = root / "blobs"
         self.datasets = root / "datasets"
         self.jobs = root / "jobs"
+        """A folder for each job, but for the one that is open."""
+        self.open_folder = root / "open"
+        """Content of the folder of the job that the worker works for: all jobs' that it sees."""
+        self.open_name = root / "open-job"
+        self.opened: JobId | None = None
+        """The job whose folder is open."""
+        self.inputs = root / "inputs"
+        """Model and data of the work at hand, which the worker reads."""
+        self.scratch = root / "scratch"
+        """The worker's home and temporary files."""
         self.ledger = root / "ledger"
         """Receipts, which outlive their jobs: see `gpu_node.shell.receipts`."""
         self._lock: int | None = None
@@ -58,8 +68,8 @@ class StatePaths:
         """
         try:
             require_private_folder(self.root)
-            for folder in (self.blobs, self.datasets, self.jobs):
-                folder.mkdir(exist_ok=True, mode=0o700)
+            for folder in (self.blobs, self.datasets, self.jobs, *self.of_worker):
+                folder.mkdir(exist_ok=True, parents=True, mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(self.root / "lock", flags, 0o600)
         except OSError as broken:
@@ -80,11 +90,16 @@ class StatePaths:
             os.close(self._lock)
             self._lock = None
 
+    @property
+    def of_worker(self) -> tuple[Path, ...]:
+        """Folders that the worker sees."""
+        return (self.scratch, self.open_folder, self.inputs)
+
     def job(self, job_id: JobId) -> Path:
         """The folder of one job's end states and updates."""
         if Path(job_id).name != job_id or job_id in {"", ".", ".."}:
             raise HyperGPUError(Reason.REQUEST_INVALID, f"{job_id[:80]!r} is no job's id")
-        return self.jobs / job_id
+        return self.open_folder if job_id == self.opened else self.jobs / job_id
 
     def ledger_of(self, job: JobKey) -> Path:
         """The folder of a job's receipts."""
@@ -96,7 +111,12 @@ class StatePaths:
 
     def delete_job(self, job_id: JobId) -> None:
         """Delete the end states and updates of a job."""
-        shutil.rmtree(self.job(job_id), ignore_errors=True)
+        if job_id != self.opened:
+            shutil.rmtree(self.job(job_id), ignore_errors=True)
+            return
+        # The folder itself is what a worker's sandbox shows.
+        for path in self.open_folder.iterdir():
+            remove_entry(path)
 
     def delete_other_jobs(self, job_ids: Container[JobId]) -> None:
         """Delete the folders of all other jobs than these."""
@@ -115,7 +135,15 @@ class StatePaths:
         kept = {f"{kind}-{number}" for kind in ("end", "update") for number in kept_rounds}
         for path in folder.iterdir():
             if path.name.partition(".")[0] not in kept:
-                path.unlink()
+                remove_entry(path)
+
+
+def remove_entry(path: Path) -> None:
+    """Remove a file, a link or a folder: a worker may have made any of them."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 _NONCES_RESERVED = 1000

@@ -19,6 +19,7 @@ import structlog
 from gpu_node.core import events
 from gpu_node.shell.worker import protocol
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
 from hypergpu.statements import Lease, Task
 from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
 
@@ -182,11 +183,13 @@ async def _line(stream: asyncio.StreamReader) -> str:
 def _exit_reason(status: int | None) -> str:
     if status is None:
         return "it cannot be ended"
-    if status >= 0:
+    # A sandbox says so of what it ran, as shells do.
+    number = status - 128 if status > 128 else -status
+    if number <= 0:
         return f"it left with status {status}"
     with contextlib.suppress(ValueError):
-        return f"it was ended by {signal.Signals(-status).name}"
-    return f"it was ended by signal {-status}"
+        return f"it was ended by {signal.Signals(number).name}"
+    return f"it was ended by signal {number}"
 
 
 _ABORT_GRACE_S = 10.0
@@ -222,6 +225,7 @@ class WorkerSupervisor:
         self._capabilities: asyncio.Future[protocol.WorkerCapabilities] | None = None
         self._is_ready = False
         self._is_stopping = False
+        self._job_id: JobId | None = None
         self._lease: Lease | None = None
         self._progress_at_ms = 0
         self._abort_timers: dict[Lease, asyncio.TimerHandle] = {}
@@ -257,6 +261,17 @@ class WorkerSupervisor:
         """End the worker; its death is not reported."""
         self._is_stopping = True
         await self._process.stop()
+
+    async def begin_job(self, job_id: JobId) -> None:
+        """End a worker that has worked for another job: what it saw, no other job is to see.
+
+        That is no death for the session, unless it waits for the end of a shard.
+        """
+        if self._job_id not in {None, job_id} and self._process.process_id is not None:
+            self._is_stopping = self._lease is None
+            await self._process.stop()
+            self._is_stopping = False
+        self._job_id = job_id
 
     async def train(self, request: protocol.TrainShard) -> None:
         """Train a shard; its end is reported."""

@@ -5,6 +5,7 @@ a nonce of its own; it tells what earlier ones have brought.
 """
 
 import asyncio
+import stat
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import NamedTuple
@@ -204,10 +205,14 @@ class _Sending:
 
 def _check_size(path: Path, update: TrainedUpdate) -> None:
     try:
-        size_bytes = path.stat().st_size
+        found = path.lstat()
     except OSError as broken:
         detail = f"the update {path}: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
+    if not stat.S_ISREG(found.st_mode):
+        # The worker writes it, and might point it at another file of this node.
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"the update {path} is no file")
+    size_bytes = found.st_size
     if size_bytes != update.size_bytes:
         detail = f"the update {path} has {size_bytes} bytes, not {update.size_bytes}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail)

@@ -80,8 +80,14 @@ def _node_row(node: "NodeView") -> tuple[str, ...]:
         str(node.updates_accepted),
         str(node.updates_rejected),
         f"{node.device} {node.device_name}".strip() or "-",
-        node.reason or "-",
+        _why(node),
     )
+
+
+def _why(node: "NodeView") -> str:
+    """The reason of a node's state, and that its worker may do anything on its machine."""
+    is_open = node.sandbox.startswith("unsandboxed")
+    return "; ".join(text for text in (node.reason, node.sandbox if is_open else "") if text) or "-"
 
 
 def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
@@ -119,6 +125,7 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
         f"  limits      {limits_text(node.caps) or 'none'}",
+        f"  sandbox     {node.sandbox or '-'}",
         f"  job         {node.job or '-'}",
         f"  updates     {node.updates_accepted} accepted, {node.updates_rejected} rejected",
         f"  seen        {span(node.last_seen_ms_ago / 1000)} ago",
@@ -133,6 +140,9 @@ def limits_text(caps: Mapping[str, int]) -> str:
         "worker_threads": several(caps.get("worker_threads", 0), "thread"),
         "worker_memory_bytes": f"{size(caps.get('worker_memory_bytes', 0))} of memory",
         "cache_bytes": f"{size(caps.get('cache_bytes', 0))} of downloads",
+        "disk_bytes": f"{size(caps.get('disk_bytes', 0))} of disk in all",
+        "upload_bits_per_s": f"{mbit_s(caps.get('upload_bits_per_s', 0))} Mbit/s up",
+        "download_bits_per_s": f"{mbit_s(caps.get('download_bits_per_s', 0))} Mbit/s down",
         "step_floor_ms": f"{caps.get('step_floor_ms', 0)} ms or more a step",
     }
     return ", ".join(text for name, text in words.items() if name in caps)

@@ -112,6 +112,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """By whom it is paused, also while it is away; empty: it is not."""
     caps: dict[str, int] = {}
     """Limits that its owner set; those that are not set are left out."""
+    sandbox: str = ""
+    """Sandbox of its worker: ``bwrap``, ``landlock``, or ``unsandboxed`` with reason and fix."""
 
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
@@ -260,6 +262,7 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         worker=able.worker,
         workloads={each.name: each.version for each in able.workloads},
         caps={field.name: value for field, value in able.caps.ListFields()},
+        sandbox=able.sandbox,
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=node.health or None,

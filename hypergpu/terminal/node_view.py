@@ -65,6 +65,8 @@ def report_rows(report: NodeReport, onlooker: Onlooker) -> Iterator[Row]:
     yield from _outcome_rows(report, onlooker)
     yield Row("earned", _earned_text(report))
     yield Row("limits", _limits_text(report), QUIET)
+    if report.sandbox.startswith("unsandboxed"):
+        yield Row("sandbox", report.sandbox, BAD)
     yield Row("log", report.log or "the daemon's standard error", QUIET)
     if report.page:
         yield Row("page", report.page, QUIET)
@@ -186,6 +188,8 @@ def _limits_text(report: NodeReport) -> str:
     if limits.worker_step_floor_ms:
         parts.append(f"{limits.worker_step_floor_ms} ms a step at least")
     parts.append(f"{size(limits.cache_bytes)} of downloads kept")
+    if report.sandbox and not report.sandbox.startswith("unsandboxed"):
+        parts.append(f"sandbox {report.sandbox}")
     return ", ".join(parts)
 
 

@@ -94,6 +94,7 @@ class Capabilities(google.protobuf.message.Message):
     WORKLOADS_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     CAPS_FIELD_NUMBER: builtins.int
+    SANDBOX_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -102,6 +103,8 @@ class Capabilities(google.protobuf.message.Message):
     """"torch" or "numpy"."""
     name: builtins.str
     """What its owner calls the machine, for people; nothing relies on it."""
+    sandbox: builtins.str
+    """Sandbox of its worker, for people: "bwrap", "landlock", or "unsandboxed" with the reason and the fix."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
@@ -116,9 +119,10 @@ class Capabilities(google.protobuf.message.Message):
         workloads: collections.abc.Iterable[global___WorkloadVersion] | None = ...,
         name: builtins.str = ...,
         caps: global___Caps | None = ...,
+        sandbox: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "memory_bytes", b"memory_bytes", "name", b"name", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "memory_bytes", b"memory_bytes", "name", b"name", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -132,6 +136,9 @@ class Caps(google.protobuf.message.Message):
     WORKER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     CACHE_BYTES_FIELD_NUMBER: builtins.int
     STEP_FLOOR_MS_FIELD_NUMBER: builtins.int
+    DISK_BYTES_FIELD_NUMBER: builtins.int
+    UPLOAD_BITS_PER_S_FIELD_NUMBER: builtins.int
+    DOWNLOAD_BITS_PER_S_FIELD_NUMBER: builtins.int
     worker_threads: builtins.int
     worker_memory_bytes: builtins.int
     """Of the device where it is a GPU."""
@@ -139,6 +146,10 @@ class Caps(google.protobuf.message.Message):
     """Downloads that are kept beyond the work at hand."""
     step_floor_ms: builtins.int
     """Least time of an inner step."""
+    disk_bytes: builtins.int
+    """Of everything that the node keeps."""
+    upload_bits_per_s: builtins.int
+    download_bits_per_s: builtins.int
     def __init__(
         self,
         *,
@@ -146,8 +157,11 @@ class Caps(google.protobuf.message.Message):
         worker_memory_bytes: builtins.int = ...,
         cache_bytes: builtins.int = ...,
         step_floor_ms: builtins.int = ...,
+        disk_bytes: builtins.int = ...,
+        upload_bits_per_s: builtins.int = ...,
+        download_bits_per_s: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_bytes", b"cache_bytes", "step_floor_ms", b"step_floor_ms", "worker_memory_bytes", b"worker_memory_bytes", "worker_threads", b"worker_threads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_bytes", b"cache_bytes", "disk_bytes", b"disk_bytes", "download_bits_per_s", b"download_bits_per_s", "step_floor_ms", b"step_floor_ms", "upload_bits_per_s", b"upload_bits_per_s", "worker_memory_bytes", b"worker_memory_bytes", "worker_threads", b"worker_threads"]) -> None: ...
 
 global___Caps = Caps
 

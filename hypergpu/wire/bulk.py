@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,7 +239,7 @@ class _FilePayload(aiohttp.Payload):
             raise aiohttp.ClientConnectionError("the connection was closed")
         offset, end = self._source.span
         step = PIECE_BYTES
-        with self._source.path.open("rb", buffering=0) as file:
+        with _open_file(self._source.path) as file:
             while offset < end:
                 asked_s, count = loop.time(), min(step, end - offset)
                 if transport.get_extra_info("sslcontext") is None:
@@ -259,6 +260,12 @@ class _FilePayload(aiohttp.Payload):
         self._stall.note_piece(took_s / pieces)
         self._on_sent(size_bytes)
         self._limit.reschedule(asyncio.get_running_loop().time() + self._stall.limit_s())
+
+
+def _open_file(path: Path) -> FileIO:
+    """A file and nothing else: its folder may be another program's, which may leave links there."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    return FileIO(os.open(path, flags), "rb")
 
 
 async def _copy(writer: AbstractStreamWriter, descriptor: int, offset: int, count: int) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.state import TrainingStart
+from gpu_node.shell.sandbox import Sandbox
 from gpu_node.shell.worker import protocol
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
@@ -79,13 +80,17 @@ class Worker:
 
 
 @contextmanager
-def spawn_worker(kind: str, environment: dict[str, str] | None = None) -> Iterator[Worker]:
+def spawn_worker(
+    kind: str, environment: dict[str, str] | None = None, sandbox: Sandbox | None = None
+) -> Iterator[Worker]:
     """A worker that is ready; killed at the end if it still lives."""
+    command = [sys.executable, "-m", "gpu_node.shell.worker", "--kind", kind]
+    variables = {**os.environ, **(environment or {})}
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpu_node.shell.worker", "--kind", kind],
+        command if sandbox is None else sandbox.command(command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
+        env=variables if sandbox is None else sandbox.environment(variables),
     )
     with process:
         try:

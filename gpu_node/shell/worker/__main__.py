@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpu_node.shell.worker.confinement import ConfinementError, confine_if_told
 from gpu_node.shell.worker.protocol import (
     KINDS,
     LimitError,
@@ -53,8 +54,9 @@ def serve(load: "Callable[[], type[Trainers]]") -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = _own_stdout()
     try:
+        confine_if_told()
         limits = limits_from_environment()
-    except LimitError as error:
+    except (ConfinementError, LimitError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     cap_threads(limits)

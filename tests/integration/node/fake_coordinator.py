@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import psutil
 from aiohttp import web
 
 from coordinator.shell.bulk.messages import Certificates
@@ -428,6 +429,14 @@ class DaemonKit:
             yield serving
             self.running.stop("the test is over")
             await serving
+
+    def signal_worker(self, number: int) -> None:
+        """Send a signal to the daemon's worker and to the sandbox around it."""
+        assert self.running is not None
+        assert self.running.worker_process_id is not None
+        outer = psutil.Process(self.running.worker_process_id)
+        for process in (*outer.children(recursive=True), outer):
+            process.send_signal(number)
 
     def assign(
         self,

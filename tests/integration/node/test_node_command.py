@@ -150,9 +150,9 @@ def worker_that(folder: Path, does: str) -> str:
 
 def held_worker(folder: Path) -> tuple[str, Callable[[], object]]:
     """The same for a worker that waits, and what lets it begin."""
-    may_begin = folder / "may-begin"
-    os.mkfifo(may_begin)
+    may_begin = folder / "first" / "may-begin"  # where a sandbox shows it
     path = worker_that(folder, f"open({str(may_begin)!r}).read()")
+    os.mkfifo(may_begin)
     return path, lambda: may_begin.write_text("")
 
 

@@ -15,6 +15,7 @@ from gpu_node.core.events import NodeEvent, WorkerDied
 from gpu_node.core.state import Departure, Leave
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import identity_key, load_memory
 from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
@@ -116,7 +117,7 @@ async def test_a_shard_that_kills_its_worker_is_handed_back_and_the_next_job_is_
             process_id = kit.running.worker_process_id
             # What a worker said just before it was killed may be heard only now.
             if process_id is not None and process_id not in killed:
-                os.kill(process_id, signal.SIGKILL)
+                kit.signal_worker(signal.SIGKILL)
                 killed.add(process_id)
         back = await kit.service.next_said("hand_back")
         kit.assign(0, 2, job=OTHER_JOB)
@@ -136,7 +137,7 @@ async def test_a_worker_that_dies_or_hangs_in_training_is_started_again(
         await kit.training_progress()
         process_id = kit.running.worker_process_id
         assert process_id is not None
-        os.kill(process_id, number)
+        kit.signal_worker(number)
         await kit.update()
         assert kit.running.worker_process_id not in {None, process_id}
 
@@ -272,7 +273,7 @@ async def test_a_worker_that_dies_or_hangs_over_a_drawing_is_not_asked_again(
     )
     with state_paths_in(tmp_path) as paths, capture_logs() as logs:
         cache = BlobCache(paths, Bytes(1 << 30))
-        initial_models = InitialModels(cache, worker, Milliseconds(limit_ms))
+        initial_models = InitialModels(cache, worker, Stage(paths), Milliseconds(limit_ms))
         assert await initial_models.compute(wanted) is None
         assert await initial_models.compute(wanted) is None
         assert list(paths.blobs.iterdir()) == []

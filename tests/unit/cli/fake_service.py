@@ -232,6 +232,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
             name="attic",
             workloads=[node_pb2.WorkloadVersion(name="digits-cnn", version=1)],
             caps=node_pb2.Caps(worker_threads=2),
+            sandbox="bwrap",
         )
         node = job_pb2.NodeSummary(
             node_id=NODE,
