@@ -12,9 +12,11 @@ import typer
 from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.state import StatePaths, load_coordinator
+from gpu_node.shell.owner import check_coordinator, load_limits
+from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.keys import (
@@ -52,6 +54,14 @@ TokenFile = Annotated[
     typer.Option(help=f"File with the join token, - for stdin; else ${TOKEN_VARIABLE}."),
 ]
 
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="KEY=VALUE",
+        help="A limit of the owner's, over those in limits.toml; repeatable: docs/node.md.",
+    ),
+]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
@@ -78,6 +88,7 @@ def join(  # noqa: PLR0913 - each is an option
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
+    limit: Limit = None,
     live: Live = False,
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
@@ -90,11 +101,16 @@ def join(  # noqa: PLR0913 - each is an option
     )
     token = _token(token_file)
     with StatePaths(settings.state_dir) as paths:
+        limits = load_limits(paths.root, limit or ())
+        for address in token.addresses:
+            check_coordinator(limits, address, token.authority)
         if not only:
-            _serve(settings, paths, token, is_live=live)
+            _serve(settings, paths, token, limits=limits, is_live=live)
             return
         configure_logs(settings.log_level)
-        daemon = Daemon(settings, paths, token=token, passphrase=_passphrase(settings))
+        daemon = Daemon(
+            settings, paths, token=token, passphrase=_passphrase(settings), limits=limits
+        )
         coordinator = asyncio.run(daemon.join())
         typer.echo(f"{daemon.session.node} joined {coordinator.address}")
 
@@ -106,6 +122,7 @@ def run(
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
+    limit: Limit = None,
     live: Live = False,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
@@ -116,9 +133,11 @@ def run(
         passphrase_file=passphrase_file,
     )
     with StatePaths(settings.state_dir) as paths:
-        if load_coordinator(paths) is None:
+        if (coordinator := load_coordinator(paths)) is None:
             raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
-        _serve(settings, paths, is_live=live)
+        limits = load_limits(paths.root, limit or ())
+        check_coordinator(limits, coordinator.address, authority_digest(paths))
+        _serve(settings, paths, limits=limits, is_live=live)
 
 
 @app.command()
@@ -148,13 +167,23 @@ def passphrase(
 
 
 def _serve(
-    settings: NodeSettings, paths: StatePaths, token: Token | None = None, *, is_live: bool
+    settings: NodeSettings,
+    paths: StatePaths,
+    token: Token | None = None,
+    *,
+    limits: OwnerLimits,
+    is_live: bool,
 ) -> None:
     """Run the daemon until it leaves, beside what shows it on the terminal where that is wanted."""
     log_file = paths.log if is_live else None
     configure_logs(settings.log_level, log_file)
     daemon = Daemon(
-        settings, paths, token=token, passphrase=_passphrase(settings), log_file=log_file
+        settings,
+        paths,
+        token=token,
+        passphrase=_passphrase(settings),
+        log_file=log_file,
+        limits=limits,
     )
     keep_bulk_memory()
     daemon.reporter.write()

@@ -5,6 +5,7 @@ A number never changes its meaning: scripts may rely on it.
 
 from enum import Enum
 
+_OWNER = "its owner may change that in limits.toml there; else give the work to other nodes"
 _NEW_TOKEN = "ask for a new token: hypergpu token create"
 
 
@@ -143,6 +144,14 @@ class Reason(Enum):
         "for torch: pip install 'hypergpu[torch]'; else read the log",
     )
     NODE_STOPPED = 7004, "FAILED_PRECONDITION", "start it again: hypergpu join"
+    # 71xx: limits that the node's owner set
+    OWNER_COORDINATOR = 7101, "FAILED_PRECONDITION", _OWNER
+    OWNER_WORKLOAD = 7102, "FAILED_PRECONDITION", _OWNER
+    OWNER_DISK = 7103, "FAILED_PRECONDITION", _OWNER
+    OWNER_MEMORY = 7104, "FAILED_PRECONDITION", _OWNER
+    OWNER_HOURS = 7105, "FAILED_PRECONDITION", "it works again by itself at its hours"
+    OWNER_BUSY = 7106, "FAILED_PRECONDITION", "it works again by itself once the machine is idle"
+    OWNER_POWER = 7107, "FAILED_PRECONDITION", "lower it there: sudo nvidia-smi -pl WATTS"
     # 8xxx: the chain
     CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     CHAIN_WRONG = 8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant"

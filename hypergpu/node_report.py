@@ -14,13 +14,15 @@ RUNNING = "running"
 DRAINING = "draining"
 UNHEALTHY = "unhealthy"
 """No worker gets ready, so the node takes no work."""
+WITHHELD = "withheld"
+"""Its owner's limits let it do nothing at the moment."""
 FAILED = "failed"
 """The daemon ended by an error."""
 SILENT = "silent"
 """The process is there and has reported nothing for a while. Only readers say so."""
 DIED = "died"
 """The process is gone without a last word. Only readers say so."""
-ALIVE = frozenset({RUNNING, DRAINING, UNHEALTHY})
+ALIVE = frozenset({RUNNING, DRAINING, UNHEALTHY, WITHHELD})
 
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +124,8 @@ class NodeReport(
     node: str
     name: str
     state: str
-    """RUNNING, DRAINING or UNHEALTHY; FAILED or a `gpu_node.core.state.Departure` once it has
-    ended; SILENT or DIED.
+    """RUNNING, DRAINING, UNHEALTHY or WITHHELD; FAILED or a `gpu_node.core.state.Departure` once it
+    has ended; SILENT or DIED.
     """
     reason: str = ""
     """Why the state is not RUNNING."""

@@ -198,6 +198,13 @@ class TimerFired(NodeEvent, frozen=True):
     timer: Timer
 
 
+class AvailabilityChanged(NodeEvent, frozen=True):
+    """The owner's limits let the node work, or no longer."""
+
+    reason: str
+    """Why it may do nothing now; empty: it may work."""
+
+
 class DrainRequested(NodeEvent, frozen=True):
     """The operator or a first SIGTERM: finish or hand back, then leave."""
 

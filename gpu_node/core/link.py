@@ -134,7 +134,7 @@ def _attempt(session: NodeSession, at_ms: Milliseconds) -> int:
 def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     """Say what is owed since the last link, and go on with a transfer."""
     link = replace(session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="")
-    reason = session.drain or session.unhealthy
+    reason = session.drain or session.unhealthy or session.withheld
     announced = (state.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))
     return step.then(resume_transfer)

@@ -154,8 +154,8 @@ def restart_worker_later(session: NodeSession, event: events.WorkerDied) -> Sess
 
 
 def _note_death(session: NodeSession, event: events.WorkerDied, busy: Lease) -> SessionStep:
-    # A shard that did not fit into memory would not fit again; its next batch may.
-    is_hopeless = event.reason.startswith(OUT_OF_MEMORY)
+    # A shard that did not fit into memory, or the owner's limits, would not fit again.
+    is_hopeless = event.reason.startswith((OUT_OF_MEMORY, "OWNER_"))
     deaths = session.worker.deaths + 1
     if deaths <= RESTARTS_MAX and not is_hopeless:
         worker = replace(session.worker, deaths=deaths)
@@ -271,6 +271,24 @@ def drain(session: NodeSession, event: events.DrainRequested) -> SessionStep:
     return step
 
 
+def change_availability(session: NodeSession, event: events.AvailabilityChanged) -> SessionStep:
+    """Work no more for a while, or again. A finished update is still sent.
+
+    The worker ends, so that the machine's memory is its owner's.
+    """
+    before, session = session.withheld, replace(session, withheld=event.reason)
+    if event.reason == before or session.drain:
+        return SessionStep(session)
+    if not event.reason:
+        return SessionStep(session) if session.unhealthy else dial_again(session, event.at_ms)
+    announced = (state.AnnounceDraining(event.reason),) if session.is_connected else ()
+    step = SessionStep(session, announced)
+    step = step.then(lambda reached: decline_queue(reached, event.reason))
+    if not isinstance(session.work, Uploading):
+        step = step.then(lambda reached: give_up(reached, event.reason))
+    return SessionStep(step.session, (*step.commands, state.EndWorker(event.reason)))
+
+
 def give_up_overdue(session: NodeSession, _: events.TimerFired) -> SessionStep:
     """Hand back the rest of a drain that took too long."""
     if not session.drain:
@@ -321,6 +339,7 @@ _HANDLERS: dict[type[events.NodeEvent], Callable[[NodeSession, Any], SessionStep
     events.UploadLate: drop_late_update,
     events.UploadRejected: hand_back_rejected,
     events.UploadBroken: retry_later,
+    events.AvailabilityChanged: change_availability,
     events.DrainRequested: drain,
     events.StopRequested: stop,
 }

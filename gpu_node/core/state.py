@@ -415,6 +415,8 @@ class NodeSession(msgspec.Struct, frozen=True, kw_only=True):
     """Why the node is leaving; empty while it stays."""
     unhealthy: str = ""
     """Why no worker gets ready here; empty once one does."""
+    withheld: str = ""
+    """Why the owner's limits let the node do nothing now; empty while they let it work."""
     drain_limit_ms: Milliseconds = Milliseconds(25_000)
     reconnect_cap_ms: Milliseconds = CAP_MS
     stall_timeouts: StallTimeouts = StallTimeouts()

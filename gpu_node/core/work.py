@@ -38,7 +38,7 @@ def take_assignment(session: NodeSession, event: events.ShardAssigned) -> Sessio
 
 def _begin_or_queue(session: NodeSession, assignment: Assignment) -> SessionStep:
     lease = assignment.lease
-    if reason := session.drain or session.unhealthy:
+    if reason := session.drain or session.unhealthy or session.withheld:
         return decline(session, lease, reason)
     before = session.declined.get(lease.job_id)
     if before is not None and before.lease == lease:

@@ -25,7 +25,7 @@ from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.streams import PROTOCOL_ENTRY, unix_ms, write_durably
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.bulk import BulkClient, client_context
+from hypergpu.wire.bulk import BulkClient, BulkRates, client_context
 from hypergpu.wire.credentials import (
     TLS_NAME,
     Role,
@@ -97,7 +97,7 @@ def rejection_in(broken: Exception) -> HyperGPUError | None:
 def describe_error(broken: Exception) -> str:
     """A broken call in a few words."""
     if (rejection := rejection_in(broken)) is not None:
-        return f"{rejection.reason.name}: {rejection.detail}"
+        return f"{rejection.reason.name} ({rejection.reason.number}): {rejection.detail}"
     if isinstance(broken, grpc.aio.AioRpcError):
         return f"{broken.code().name}: {broken.details() or 'no details'}"
     return f"{type(broken).__name__}: {broken}"
@@ -119,8 +119,10 @@ class Access:
         *,
         timeout_ms: Milliseconds,
         congestion_control: str = "",
+        rates: BulkRates | None = None,
     ) -> None:
         """``congestion_control`` is wanted for the route to the coordinator, if any is."""
+        self._rates = rates
         self._paths = paths
         self._identity = identity
         self._timeout_ms = timeout_ms
@@ -254,7 +256,7 @@ class Access:
         context = None
         if not coordinator.is_plaintext:
             context = client_context(self._paths.authority.read_text("ascii"))
-        bulk = BulkClient(host, context)
+        bulk = BulkClient(host, context, self._rates)
         bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
         return Calls(channel, metadata, self._timeout_ms, bulk)
 

@@ -7,10 +7,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.core import events, state
+from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeSession, StallTimeouts
@@ -23,7 +25,9 @@ from gpu_node.shell.calls import (
     progress_message,
 )
 from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.gate import OwnerGate
 from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
@@ -45,9 +49,11 @@ from gpu_node.shell.worker.protocol import SLOWNESS_FILE, TrainShard, WorkerCapa
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import Passphrase, place_beside
 from hypergpu.privacy import public_environment
+from hypergpu.statements import Assignment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.bulk import BulkRates, RateLimit
 from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()
@@ -70,8 +76,10 @@ class Daemon:
         token: Token | None = None,
         passphrase: Passphrase | None = None,
         log_file: Path | None = None,
+        limits: OwnerLimits | None = None,
     ) -> None:
-        self._settings = settings
+        self._limits = limits or OwnerLimits()
+        self._settings = settings = limited_settings(settings, self._limits)
         self._paths = paths
         self._name = node_name(paths, settings.name)
         self._token = token
@@ -83,24 +91,25 @@ class Daemon:
             identity,
             timeout_ms=Milliseconds(settings.call_timeout_ms),
             congestion_control=settings.congestion_control,
+            rates=_rates(self._limits),
         )
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
-        caps = worker_caps(
-            settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
-        )
         self._stage = Stage(paths)
-        self._sandbox = _worker_sandbox(paths, settings)
+        self._sandbox = _worker_sandbox(paths, settings, self._limits)
         self._worker = WorkerSupervisor(
             self._sandbox.command(worker_command(self._kind, settings.worker_module)),
-            self._sandbox.environment(public_environment() | caps),
+            self._sandbox.environment(
+                public_environment() | _worker_variables(settings, self._limits)
+            ),
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
+        self._gate = OwnerGate(self._limits, paths, cache)
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
         initial_models = InitialModels(cache, self._worker, self._stage, limit_ms)
         self._transfers = TransferTasks(
@@ -168,6 +177,16 @@ class Daemon:
         try:
             await asyncio.to_thread(self._stage.clear)
             await asyncio.to_thread(self._paths.delete_other_jobs, self._session.memory.jobs)
+            self._start_task(watch_owner(self._limits, self._change_availability))
+            worker = self._worker
+            self._start_task(
+                watch_worker(
+                    self._limits,
+                    lambda: worker.process_id,
+                    self._gate.kept_bytes,
+                    worker.end_worker,
+                )
+            )
             known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
             if capabilities is None and known is not None:
                 self._stream.note_worker_starting()
@@ -194,7 +213,17 @@ class Daemon:
             worker_memory_bytes=settings.worker_memory_bytes,
             cache_bytes=settings.cache_bytes,
             step_floor_ms=settings.worker_step_floor_ms,
+            disk_bytes=self._limits.disk_bytes,
+            upload_bits_per_s=self._limits.upload_bits_per_s,
+            download_bits_per_s=self._limits.download_bits_per_s,
         )
+        kinds = self._gate.workload_kinds = capabilities.workload_kinds
+        allowed = {
+            name: version
+            for name, version in capabilities.workloads.items()
+            if self._limits.allow_workload(name, kinds)
+        }
+        capabilities = msgspec.structs.replace(capabilities, workloads=allowed)
         message = capabilities_message(capabilities, self._name, caps)
         message.sandbox = self._sandbox.text
         return message
@@ -270,14 +299,14 @@ class Daemon:
             case state.EndWorker(reason=reason):
                 self._worker.end_worker(reason)
             case _:
-                self._perform_transfer(command)
+                await self._perform_transfer(command)
 
-    def _perform_transfer(self, command: state.NodeCommand) -> None:
+    async def _perform_transfer(self, command: state.NodeCommand) -> None:
         match command:
             case state.OpenLink(working=working):
                 self._stream.open(working)
             case state.FetchInputs(assignment=assignment):
-                self._transfers.fetch(assignment)
+                await self._fetch(assignment)
             case state.SendUpdate():
                 self._transfers.upload(command)
             case state.StopTransfer(lease=lease):
@@ -285,6 +314,20 @@ class Daemon:
             case _:
                 if (message := command_message(command)) is not None:
                     self._stream.send(message)
+
+    async def _fetch(self, assignment: Assignment) -> None:
+        """Fetch the inputs of work that the owner's limits allow."""
+        refusal = await asyncio.to_thread(self._gate.refusal, assignment)
+        if refusal is None:
+            self._transfers.fetch(assignment)
+            return
+        reason = str(refusal_error(refusal))
+        self._event_queue.put(
+            events.FetchRejected(at_ms=monotonic_ms(), lease=assignment.lease, reason=reason)
+        )
+
+    def _change_availability(self, reason: str) -> None:
+        self._event_queue.put(events.AvailabilityChanged(at_ms=monotonic_ms(), reason=reason))
 
     async def _train(self, command: state.StartTraining) -> None:
         assignment = command.assignment
@@ -348,7 +391,30 @@ class Daemon:
         await asyncio.to_thread(self._access.restore_route)
 
 
-def _worker_sandbox(paths: StatePaths, settings: NodeSettings) -> Sandbox:
+def limited_settings(settings: NodeSettings, limits: OwnerLimits) -> NodeSettings:
+    """The settings with the owner's limits, which outweigh them."""
+    changes = {
+        "worker_threads": limits.threads or settings.worker_threads,
+        "worker_memory_bytes": limits.memory_bytes or settings.worker_memory_bytes,
+    }
+    if limits.disk_bytes:
+        changes["cache_bytes"] = min(settings.cache_bytes, limits.disk_bytes)
+    return settings.model_copy(update=changes)
+
+
+def _worker_variables(settings: NodeSettings, limits: OwnerLimits) -> dict[str, str]:
+    """What the worker's environment tells it of its limits."""
+    caps = worker_caps(
+        settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
+    )
+    return caps | gpu_environment(limits)
+
+
+def _rates(limits: OwnerLimits) -> BulkRates:
+    return BulkRates(RateLimit(limits.upload_bits_per_s), RateLimit(limits.download_bits_per_s))
+
+
+def _worker_sandbox(paths: StatePaths, settings: NodeSettings, limits: OwnerLimits) -> Sandbox:
     """The worker's sandbox, tried with those parts of this machine that the worker may see."""
     readable = [paths.inputs, datasets_folder(os.environ)]
     if slowness := os.environ.get(SLOWNESS_FILE):
@@ -357,7 +423,7 @@ def _worker_sandbox(paths: StatePaths, settings: NodeSettings) -> Sandbox:
     if settings.passphrase_file is not None:
         hidden.append(settings.passphrase_file.expanduser().absolute())
     writable = (paths.scratch, paths.open_folder)
-    folders = WorkerFolders(writable, tuple(readable), tuple(hidden))
+    folders = WorkerFolders(writable, tuple(readable), tuple(hidden), limits.gpu != "none")
     sandbox = chosen_sandbox(Wanted(settings.sandbox), folders)
     if sandbox.kind is Wanted.OFF:
         log.warning("the worker runs without a sandbox", reason=sandbox.text)

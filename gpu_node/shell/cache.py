@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gpu_node.shell.state import StatePaths
 from hypergpu.crypto import digest_of_file
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
@@ -24,7 +25,8 @@ class BlobCache:
     def __init__(self, paths: StatePaths, limit_bytes: Bytes) -> None:
         self._blobs = paths.blobs
         self._datasets = paths.datasets
-        self._limit_bytes = limit_bytes
+        self._most_bytes = self._limit_bytes = limit_bytes
+        self._dataset_most_bytes: Bytes | None = None
         self._verified: set[Digest] = set()
         self._models: dict[JobId, list[Digest]] = {}
         self._pinned: frozenset[Digest] = frozenset()
@@ -104,13 +106,37 @@ class BlobCache:
         """Name the blobs of the work at hand, which are never evicted."""
         self._pinned = digests
 
-    def trim(self) -> None:
-        """Delete the files used longest ago until the rest fits. Blocks."""
-        files = [
+    def resize(self, limit_bytes: Bytes, dataset_most_bytes: Bytes) -> None:
+        """Hold no more than this from now on, nor a larger dataset than that. Blocks."""
+        self._limit_bytes = min(self._most_bytes, limit_bytes)
+        self._dataset_most_bytes = dataset_most_bytes
+        self.trim()
+
+    def check_room(self, dataset_bytes: int) -> None:
+        """Check that a dataset may be fetched.
+
+        Raises:
+            HyperGPUError: OWNER_DISK, it is larger than the owner's limit leaves.
+        """
+        most_bytes = self._dataset_most_bytes
+        if most_bytes is not None and dataset_bytes > most_bytes:
+            detail = f"the dataset has {dataset_bytes} bytes, its owner's limit leaves {most_bytes}"
+            raise HyperGPUError(Reason.OWNER_DISK, detail)
+
+    def size_bytes(self) -> int:
+        """Bytes of all that it holds. Blocks."""
+        return sum(each.size_bytes for each in self._files())
+
+    def _files(self) -> list["_CachedFile"]:
+        return [
             self._measure(path)
             for folder in (self._blobs, self._datasets)
             for path in folder.iterdir()
         ]
+
+    def trim(self) -> None:
+        """Delete the files used longest ago until the rest fits. Blocks."""
+        files = self._files()
         total_bytes = sum(each.size_bytes for each in files)
         for each in sorted(files, key=lambda one: one.used_at_ns):
             if total_bytes <= self._limit_bytes:

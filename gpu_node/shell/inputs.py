@@ -239,6 +239,9 @@ class Datasets:
             return folder
         listing = await self._download.fetch(source, manifest)
         entries = await asyncio.to_thread(lambda: manifest_entries(listing.read_bytes()))
+        self._cache.check_room(
+            sum({blob.digest: blob.size_bytes for blob in entries.values()}.values())
+        )
         if not await asyncio.to_thread(_is_whole, folder, entries):
             await self._fetch_files(source, folder, entries)
         self._cache.admit_dataset(manifest.digest)

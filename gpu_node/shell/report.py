@@ -33,6 +33,7 @@ from hypergpu.node_report import (
     REPORT_EVERY_MS,
     RUNNING,
     UNHEALTHY,
+    WITHHELD,
     LimitsReport,
     LinkReport,
     NodeReport,
@@ -188,6 +189,8 @@ class Reporter:
             return DRAINING, self._session.drain
         if self._session.unhealthy:
             return UNHEALTHY, self._session.unhealthy
+        if self._session.withheld:
+            return WITHHELD, self._session.withheld
         return RUNNING, ""
 
     def _link(self, offset_ms: int) -> LinkReport:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import socket
+import ssl
 from collections.abc import Container
 from pathlib import Path
 from typing import Self, TypeVar
@@ -16,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from gpu_node.core.state import Memory
 from gpu_node.shell.worker.protocol import WorkerCapabilities
-from hypergpu.crypto import IdentityKey
+from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
@@ -200,6 +201,20 @@ def load_coordinator(paths: StatePaths) -> JoinedCoordinator | None:
         HyperGPUError: FILE_UNUSABLE, the file is damaged.
     """
     return _load(paths.coordinator, JoinedCoordinator, fix="join again")
+
+
+def authority_digest(paths: StatePaths) -> str:
+    """Digest of the joined coordinator's CA, as join tokens name it; empty without TLS.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, the file is damaged.
+    """
+    if not paths.authority.exists():
+        return ""
+    try:
+        return digest_of(ssl.PEM_cert_to_DER_cert(paths.authority.read_text("ascii")))
+    except (OSError, ValueError) as broken:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{paths.authority}: {broken}") from broken
 
 
 def save_coordinator(paths: StatePaths, coordinator: JoinedCoordinator) -> None:

@@ -88,7 +88,7 @@ class Uploader:
         """
         self._sent_bytes = self._gained_bytes = 0
         path = self._paths.update(assignment.lease.job_id, assignment.lease.round)
-        _check_size(path, update)
+        check_size(path, update)
         await asyncio.to_thread(self._receipts.agree, assignment.lease.job_id, assignment.terms)
         offered = await self.offer(calls, assignment, update)
         if not offered.is_accepted:
@@ -203,7 +203,12 @@ class _Sending:
         return next((e for e in missing if e.start < span.end and e.end > span.start), None)
 
 
-def _check_size(path: Path, update: TrainedUpdate) -> None:
+def check_size(path: Path, update: TrainedUpdate) -> None:
+    """Check that an update lies where the worker was to write it.
+
+    Raises:
+        HyperGPUError: FILE_UNUSABLE, it does not, or is no file, or has another size.
+    """
     try:
         found = path.lstat()
     except OSError as broken:

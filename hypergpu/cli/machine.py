@@ -140,6 +140,15 @@ def join(
     name: Annotated[
         str, typer.Option("--name", help="What node ls calls it; else the machine's name.")
     ] = "",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="KEY=VALUE",
+            help="What it may take of this machine, such as disk=50GB or hours=22:00-07:00; for"
+            " good in limits.toml in its folder: docs/node.md. Repeatable.",
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Log to stderr in place of the live view.")
     ] = False,
@@ -152,7 +161,7 @@ def join(
     settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
     is_live = not plain and is_rich() and is_rich(sys.stderr)
-    become_node(token, NodeWish(folder, worker, name, is_live))
+    become_node(token, NodeWish(folder, worker, name, tuple(limit or ()), is_live))
 
 
 def status(

@@ -357,6 +357,8 @@ class NodeWish(NamedTuple):
     state_dir: Path
     worker: str = ""
     name: str = ""
+    limits: tuple[str, ...] = ()
+    """``KEY=VALUE`` each."""
     is_live: bool = False
     """Shown on this terminal; its logs go to a file."""
 
@@ -380,6 +382,7 @@ def become_node(word: str | None, wish: NodeWish) -> NoReturn:
     shared = ["--state-dir", str(state_dir)]
     if wish.worker:
         shared += ["--worker", wish.worker]
+    shared += [word for limit in wish.limits for word in ("--limit", limit)]
     if wish.is_live:
         shared.append("--live")
     if wish.name:

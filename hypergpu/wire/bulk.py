@@ -55,6 +55,35 @@ def client_context(authority: str) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority)
 
 
+class RateLimit:
+    """Spreads bytes over time, those of all connections that share it."""
+
+    def __init__(self, bits_per_s: int = 0) -> None:
+        """0: no limit."""
+        self._bits_per_s = bits_per_s
+        self._free_at_s = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a limit."""
+        return self._bits_per_s > 0
+
+    async def take(self, size_bytes: int) -> None:
+        """Wait until so many bytes more may move."""
+        if self.is_set:
+            now_s = asyncio.get_running_loop().time()
+            begin_s = max(self._free_at_s, now_s)
+            self._free_at_s = begin_s + 8 * size_bytes / self._bits_per_s
+            await asyncio.sleep(self._free_at_s - now_s)
+
+
+class BulkRates(NamedTuple):
+    """Limits that all transfers of a process share."""
+
+    up: RateLimit = RateLimit()
+    down: RateLimit = RateLimit()
+
+
 class FileRange(NamedTuple):
     """Bytes of a file to send."""
 
@@ -65,9 +94,12 @@ class FileRange(NamedTuple):
 class BulkClient:
     """Connections to a coordinator's store, made when they are needed and kept for a while."""
 
-    def __init__(self, host: str, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, host: str, context: ssl.SSLContext | None, rates: BulkRates | None = None
+    ) -> None:
         """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext."""
         self._host = host
+        self._rates = rates or BulkRates()
         self._context = context
         self._session: aiohttp.ClientSession | None = None
 
@@ -91,7 +123,7 @@ class BulkClient:
                 if not _is_range(response, start, end):
                     raise await _refusal(response)
                 answering.reschedule(None)
-                yield _limit_stalls(response.content, stall, end - start)
+                yield _limit_stalls(response.content, stall, end - start, self._rates.down)
         except aiohttp.ClientError as broken:
             raise _break_error(broken) from broken
 
@@ -124,7 +156,7 @@ class BulkClient:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/*"
         try:
             async with asyncio.timeout(stall.limit_s()) as limit:
-                body = _FilePayload(source, stall, limit, on_sent)
+                body = _FilePayload(source, stall, limit, on_sent, self._rates.up)
                 async with self._request("PUT", ranged, headers, data=body) as response:
                     if not response.ok:
                         raise await _refusal(response)
@@ -187,7 +219,7 @@ def _open_socket(address: Any) -> socket.socket:
 
 
 async def _limit_stalls(
-    incoming: aiohttp.StreamReader, stall_timeout: StallTimeout, left_bytes: int
+    incoming: aiohttp.StreamReader, stall_timeout: StallTimeout, left_bytes: int, rate: RateLimit
 ) -> AsyncGenerator[bytes]:
     """What comes, as it comes, up to so many bytes.
 
@@ -204,6 +236,8 @@ async def _limit_stalls(
             raise BulkBrokenError(f"{left_bytes} bytes are missing at the end")
         stall_timeout.note_piece(loop.time() - asked_s)
         left_bytes -= len(piece)
+        # What is not read yet fills the connection's buffers, and then the store waits.
+        await rate.take(len(piece))
         yield piece
 
 
@@ -216,6 +250,7 @@ class _FilePayload(aiohttp.Payload):
         stall: StallTimeout,
         limit: asyncio.Timeout,
         on_sent: Callable[[int], None],
+        rate: RateLimit,
     ) -> None:
         super().__init__(source, content_type="application/octet-stream")
         self._size = source.span.end - source.span.start
@@ -223,6 +258,7 @@ class _FilePayload(aiohttp.Payload):
         self._stall = stall
         self._limit = limit
         self._on_sent = on_sent
+        self._rate = rate
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """A file's bytes are no text."""
@@ -239,9 +275,11 @@ class _FilePayload(aiohttp.Payload):
             raise aiohttp.ClientConnectionError("the connection was closed")
         offset, end = self._source.span
         step = PIECE_BYTES
-        with _open_file(self._source.path) as file:
+        with open_file(self._source.path) as file:
             while offset < end:
-                asked_s, count = loop.time(), min(step, end - offset)
+                count = min(step, end - offset)
+                await self._wait_for_rate(count)
+                asked_s = loop.time()
                 if transport.get_extra_info("sslcontext") is None:
                     if await loop.sendfile(transport, file, offset, count) < count:
                         raise OSError(errno.EIO, "the file became shorter")
@@ -250,10 +288,17 @@ class _FilePayload(aiohttp.Payload):
                 took_s = loop.time() - asked_s
                 offset += count
                 self._note(count, took_s)
-                step = _next_step(step, took_s)
+                step = step if self._rate.is_set else _next_step(step, took_s)
         # What the system holds must still arrive.
         held_bytes = min(end - self._source.span.start, _HELD_BYTES)
         self._limit.reschedule(loop.time() + self._stall.limit_of_s(held_bytes))
+
+    async def _wait_for_rate(self, size_bytes: int) -> None:
+        """Wait as the limit of the rate wants it, which is no stall."""
+        if self._rate.is_set:
+            self._limit.reschedule(None)
+            await self._rate.take(size_bytes)
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._stall.limit_s())
 
     def _note(self, size_bytes: int, took_s: float) -> None:
         pieces = max(1, size_bytes // PIECE_BYTES)
@@ -262,7 +307,7 @@ class _FilePayload(aiohttp.Payload):
         self._limit.reschedule(asyncio.get_running_loop().time() + self._stall.limit_s())
 
 
-def _open_file(path: Path) -> FileIO:
+def open_file(path: Path) -> FileIO:
     """A file and nothing else: its folder may be another program's, which may leave links there."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     return FileIO(os.open(path, flags), "rb")

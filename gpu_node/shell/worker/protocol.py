@@ -81,6 +81,8 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kind: str
     workloads: dict[str, int]
     """Workloads this worker can train, with their versions."""
+    workload_kinds: dict[str, str] = {}
+    """The same workloads with their kinds, by which an owner may name them."""
 
 
 class ShardProgress(msgspec.Struct, frozen=True, tag=True):

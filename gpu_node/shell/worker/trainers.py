@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, cast
 
+import msgspec
 import numpy as np
 import psutil
 from numpy.typing import NDArray
@@ -308,14 +309,17 @@ class Trainers:
     def capabilities(self) -> WorkerCapabilities:
         """Device and workloads, for the daemon."""
         workloads = {name: entry.version for name, entry in self._entries.items()}
+        kinds = {name: entry.kind for name, entry in self._entries.items()}
         if self._torch is not None:
-            return self._torch.capabilities(self._kind, workloads)
+            found = self._torch.capabilities(self._kind, workloads)
+            return msgspec.structs.replace(found, workload_kinds=kinds)
         return WorkerCapabilities(
             device="cpu",
             device_name=f"CPU, {several(psutil.cpu_count() or 1, 'thread')}",
             memory_bytes=Bytes(self._memory_bytes or psutil.virtual_memory().total),
             kind=self._kind,
             workloads=workloads,
+            workload_kinds=kinds,
         )
 
     def train(self, request: TrainShard, callbacks: ShardCallbacks) -> TrainedUpdate:

@@ -1,6 +1,7 @@
 """FakeCoordinator as small as can be, on a real port, and a daemon that works for it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
+from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Leave
 from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
@@ -70,6 +72,9 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
     """Tickets that were asked for so far, to fetch and to send."""
     assigns_tickets = False
     """Whether assignments bring the ticket for their model."""
+    heartbeat_at_s = 0.0
+    longest_silence_s = 0.0
+    """Between two heartbeats."""
 
     def __init__(self) -> None:
         self.blobs: dict[Digest, bytes] = {}
@@ -256,6 +261,10 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         async for request in requests:
             if request.HasField("heartbeat"):
                 self.heartbeat.set()
+                before_s, self.heartbeat_at_s = self.heartbeat_at_s, time.monotonic()
+                if before_s:
+                    silence_s = self.heartbeat_at_s - before_s
+                    self.longest_silence_s = max(self.longest_silence_s, silence_s)
                 if not self.echoes:
                     continue
                 echo = node_pb2.HeartbeatEcho(sequence=request.heartbeat.sequence)
@@ -419,13 +428,15 @@ class DaemonKit:
         flat.parameters[:] = 0
         self.model = there.service.put(flat.parameters.tobytes())
         self.running: Daemon | None = None
+        self.limits = OwnerLimits()
+        self.capabilities = CAPABILITIES
 
     @asynccontextmanager
     async def daemon(self, token: Token | None) -> AsyncIterator["asyncio.Task[Leave]"]:
         """A daemon over the kit's state folder; stopped at the end if it still runs."""
         with state_paths_in(self.folder) as paths:
-            self.running = Daemon(self.settings, paths, token=token)
-            serving = asyncio.create_task(self.running.run(CAPABILITIES))
+            self.running = Daemon(self.settings, paths, token=token, limits=self.limits)
+            serving = asyncio.create_task(self.running.run(self.capabilities))
             yield serving
             self.running.stop("the test is over")
             await serving
@@ -447,12 +458,16 @@ class DaemonKit:
         samples: int = 16,
         job: JobId = JOB,
         model: tensor_pb2.ModelRef | None = None,
+        workload: str = "digits-softmax",
+        options: str = "",
+        manifest: tensor_pb2.BlobRef | None = None,
     ) -> node_pb2.Assignment:
         """Give work on a model; on the kit's own, which no node can draw, unless told which."""
         message = node_pb2.Assignment(
             lease=node_pb2.Lease(job_id=job, round=round_number, number=number),
-            workload="digits-softmax",
+            workload=workload,
             workload_version=1,
+            workload_options=options,
             training=node_pb2.Training(
                 inner_steps=2, batch_size=8, learning_rate=0.01, codec="int8", schedule="constant"
             ),
@@ -462,6 +477,8 @@ class DaemonKit:
             model=model or self.plain(),
             terms=terms_message(terms_for(job), epoch=round_number // 2),
         )
+        if manifest is not None:
+            message.manifest.CopyFrom(manifest)
         if accepted is not None:
             message.last_accepted.CopyFrom(message_of(accepted))
         if self.service.assigns_tickets:

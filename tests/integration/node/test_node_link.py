@@ -237,7 +237,7 @@ async def test_a_refused_stream_says_why(node: JoinedNode) -> None:
     node.link.open(())
     event = await node.event()
     assert isinstance(event, events.LinkRejected)
-    assert event.reason == "NODE_REVOKED: it was revoked"
+    assert event.reason == "NODE_REVOKED (1107): it was revoked"
 
 
 async def test_a_coordinator_of_another_version_is_refused_with_the_upgrade(

@@ -76,6 +76,7 @@ FETCH = events.InputsFetched(at_ms=at(20), lease=lease())
 TRAIN = events.TrainingFinished(at_ms=at(30), lease=lease(), update=update())
 LOSE = events.LinkLost(at_ms=at(40), reason="reset")
 DRAIN = events.DrainRequested(at_ms=at(40), reason="SIGTERM")
+WITHHOLD = events.AvailabilityChanged(at_ms=at(40), reason="hours")
 DIE = events.WorkerDied(at_ms=at(40), reason="signal 11")
 NO_START = events.WorkerDied(at_ms=at(40), reason="no driver", was_ready=False)
 OTHER = events.ShardAssigned(at_ms=at(12), assignment=assignment(lease(0, 2, OTHER_JOB)))
@@ -122,6 +123,8 @@ def states() -> dict[str, NodeSession]:
         "uploading, link lost": reach(*CONNECT, ASSIGN, FETCH, TRAIN, LOSE),
         "uploading, draining": reach(*CONNECT, ASSIGN, FETCH, TRAIN, DRAIN),
         "unhealthy": unhealthy(),
+        "withheld": reach(*CONNECT, WITHHOLD),
+        "uploading, withheld": reach(*CONNECT, ASSIGN, FETCH, TRAIN, WITHHOLD),
         "left": reach(*CONNECT, DRAIN),
     }
 
@@ -169,6 +172,8 @@ def all_events() -> dict[str, events.NodeEvent]:
         "UploadRejected": events.UploadRejected(at_ms=late, lease=held, reason="not finite"),
         "UploadBroken": events.UploadBroken(at_ms=late, lease=held, reason="reset"),
         **timers,
+        "AvailabilityChanged, away": events.AvailabilityChanged(at_ms=late, reason="hours"),
+        "AvailabilityChanged, back": events.AvailabilityChanged(at_ms=late, reason=""),
         "DrainRequested": events.DrainRequested(at_ms=late, reason="SIGTERM"),
         "StopRequested": events.StopRequested(at_ms=late, reason="SIGTERM"),
     }

@@ -1,0 +1,80 @@
+"""Checks work against the owner's limits before a byte of it is fetched."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpu_node.core.limits import (
+    STATES_OF_A_JOB,
+    OwnerLimits,
+    Refusal,
+    refusal_of_disk,
+    refusal_of_memory,
+)
+from gpu_node.shell.cache import BlobCache
+from gpu_node.shell.state import StatePaths
+from hypergpu.statements import Assignment
+from hypergpu.units import Bytes
+
+_MODELS_AT_ONCE = 3
+"""The newest two in the cache, and one on its way."""
+
+
+class OwnerGate:
+    """Lets through what the owner's limits allow. Blocks.
+
+    Args:
+        limits: The owner's.
+        paths: The node's folder.
+        cache: Is told how much it may hold beside the work.
+    """
+
+    def __init__(self, limits: OwnerLimits, paths: StatePaths, cache: BlobCache) -> None:
+        self._limits = limits
+        self._paths = paths
+        self._cache = cache
+        self.workload_kinds: Mapping[str, str] = {}
+        """Kinds of the worker's workloads."""
+
+    def refusal(self, assignment: Assignment) -> Refusal | None:
+        """Why the owner does not let the node do this work; None: it may."""
+        task = assignment.task
+        if not self._limits.allow_workload(task.workload, self.workload_kinds):
+            allowed = ", ".join(self._limits.workloads)
+            return Refusal("OWNER_WORKLOAD", f"{task.workload} is none of its workloads: {allowed}")
+        memory = refusal_of_memory(self._limits, task.model.size_bytes)
+        return memory or self._refusal_of_disk(assignment)
+
+    def kept_bytes(self) -> int:
+        """Bytes on disk of all that the node keeps and its worker writes."""
+        own = (self._paths.jobs, self._paths.open_folder, self._paths.scratch)
+        return self._cache.size_bytes() + _size(own)
+
+    def _refusal_of_disk(self, assignment: Assignment) -> Refusal | None:
+        if not self._limits.disk_bytes:
+            return None
+        task = assignment.task
+        own = self._paths.job(assignment.lease.job_id)
+        states = (self._paths.jobs, self._paths.open_folder)
+        others_bytes = max(0, _size(states) - _size((own,)))
+        states_bytes = STATES_OF_A_JOB * task.model.size_bytes
+        need_bytes = states_bytes + _MODELS_AT_ONCE * task.model.size_bytes
+        need_bytes += task.manifest.size_bytes if task.manifest else 0
+        refusal = refusal_of_disk(self._limits, others_bytes, need_bytes)
+        if refusal is None:
+            left_bytes = self._limits.disk_bytes - others_bytes - states_bytes
+            self._cache.resize(Bytes(left_bytes), Bytes(left_bytes - need_bytes + states_bytes))
+        return refusal
+
+
+def _size(folders: Iterable[Path]) -> int:
+    """Bytes of all files beneath some folders; links count as themselves."""
+    total = 0
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                try:
+                    total += (Path(parent) / name).lstat().st_size
+                except OSError:
+                    continue  # it was removed meanwhile
+    return total

@@ -1,0 +1,230 @@
+"""A node owner's limits: read precisely, and decided upon without a machine."""
+
+from pathlib import Path
+
+import pytest
+
+from gpu_node.core import events, limits, state
+from gpu_node.core.limits import (
+    HourSpan,
+    LimitValueError,
+    MachineReading,
+    OwnerLimits,
+    is_used_by_others,
+    owner_limits,
+    refusal_of_disk,
+    refusal_of_memory,
+    refusal_of_work,
+)
+from gpu_node.core.session import transition
+from gpu_node.shell.owner import check_coordinator, gpu_environment, load_limits
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.units import Bytes, Milliseconds
+from tests.unit.node.node_states import (
+    ASSIGN,
+    CONNECT,
+    FETCH,
+    WITHHOLD,
+    after,
+    at,
+    reach,
+    states,
+)
+
+WHOLE = """
+coordinators = ["train.example.org", "192.0.2.7:7701"]
+workloads = ["digits-cnn", "numpy"]
+disk = "50GB"
+memory = "1.5 GB"
+threads = 4
+gpu = "none"
+upload = "5Mbit/s"
+download = "300 kbit/s"
+hours = ["22:00-07:00", "12:00-13:30"]
+only_when_idle = true
+"""
+
+
+def test_a_file_of_limits_is_read_and_flags_outweigh_it(tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text("\ufeff" + WHOLE, "utf-8")
+    assert load_limits(tmp_path, ["disk=2TB", "threads=2"]) == OwnerLimits(
+        coordinators=("train.example.org", "192.0.2.7:7701"),
+        workloads=("digits-cnn", "numpy"),
+        disk_bytes=Bytes(2 * 10**12),
+        memory_bytes=Bytes(15 * 10**8),
+        threads=2,
+        gpu="none",
+        upload_bits_per_s=5_000_000,
+        download_bits_per_s=300_000,
+        hours=(HourSpan(22 * 60, 7 * 60), HourSpan(12 * 60, 13 * 60 + 30)),
+        only_when_idle=True,
+    )
+
+
+def test_without_a_file_and_flags_nothing_is_limited(tmp_path: Path) -> None:
+    assert load_limits(tmp_path, ()) == OwnerLimits()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("disc = 5", "disc is no limit; there are coordinators, workloads, disk"),
+        ("disk = 50", r'disk is 50; it must be a size above zero, such as "50GB"'),
+        ('disk = "50"', "disk is '50'; it must be a size"),
+        ('disk = "0GB"', "it must be a size above zero"),
+        (f'disk = "{"9" * 400}GB"', "disk is '9+; it must be a size"),
+        ("threads = true", "threads is True; it must be a whole number of at least 1"),
+        ("threads = 0", "threads is 0; it must be a whole number"),
+        ('upload = "64kbit/s"', "upload is '64kbit/s'; it must be a rate of at least 256 kbit/s"),
+        ('hours = "22-7"', 'hours is .* must be spans of local time, such as "22:00-07:00"'),
+        ('hours = "24:00-07:00"', "must be spans of local time"),
+        ('hours = "07:00-07:00"', "must be spans of local time"),
+        ("hours = []", "must be spans of local time"),
+        ('only_when_idle = "yes"', "it must be true or false"),
+        ("workloads = [1]", "it must be a list of names"),
+        ('gpu = "first"', "it must be a GPU's index or UUID"),
+        ("disk = ", "limits.toml: "),
+    ],
+)
+def test_a_wrong_limit_is_named_with_what_is_right(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "limits.toml").write_text(text)
+    with pytest.raises(HyperGPUError, match=said) as wrong:
+        load_limits(tmp_path, ())
+    assert wrong.value.reason is Reason.ARGUMENT_INVALID
+    assert len(wrong.value.detail) < 500
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [("disk", "--limit 'disk' is no KEY=VALUE"), ("disc=1GB", "--limit: disc is no limit")],
+)
+def test_a_wrong_flag_is_named(tmp_path: Path, flag: str, said: str) -> None:
+    with pytest.raises(HyperGPUError, match=said):
+        load_limits(tmp_path, [flag])
+
+
+def test_a_gpu_or_a_power_limit_that_nobody_knows_is_an_error_at_the_start(tmp_path: Path) -> None:
+    for flag in ("gpu=99", "power=200"):
+        with pytest.raises(HyperGPUError, match="nvidia-smi"):
+            load_limits(tmp_path, [flag])
+
+
+def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text("#" * 70_000)
+    with pytest.raises(HyperGPUError, match="larger than 64 KiB"):
+        load_limits(tmp_path, ())
+
+
+def test_only_the_owners_coordinators_are_served() -> None:
+    mine = OwnerLimits(coordinators=("train.example.org", "192.0.2.7:7701", "ab" * 32))
+    check_coordinator(OwnerLimits(), "anywhere:7700", "")
+    check_coordinator(mine, "train.example.org:9999", "")
+    check_coordinator(mine, "192.0.2.7:7701", "")
+    check_coordinator(mine, "moved.example.org:7701", "ab" * 32)
+    with pytest.raises(HyperGPUError, match=r"OWNER_COORDINATOR \(7101\): 192.0.2.7:7702"):
+        check_coordinator(mine, "192.0.2.7:7702", "cd" * 32)
+
+
+def test_workloads_are_allowed_by_name_or_kind() -> None:
+    kinds = {"digits-softmax": "numpy", "digits-cnn": "torch"}
+    assert OwnerLimits().allow_workload("unknown", {})
+    assert OwnerLimits(workloads=("numpy",)).allow_workload("digits-softmax", kinds)
+    assert not OwnerLimits(workloads=("numpy",)).allow_workload("digits-cnn", kinds)
+    assert OwnerLimits(workloads=("digits-cnn",)).allow_workload("digits-cnn", {})
+
+
+def reading(minute: int = 0, at_ms: int = 0, power_w: float = 0.0) -> MachineReading:
+    return MachineReading(Milliseconds(at_ms), minute, power_w=power_w)
+
+
+@pytest.mark.parametrize(
+    ("minute", "is_allowed"),
+    [(21 * 60 + 59, False), (22 * 60, True), (0, True), (6 * 60 + 59, True), (7 * 60, False)],
+)
+def test_hours_may_go_over_midnight(minute: int, *, is_allowed: bool) -> None:
+    night = owner_limits({"hours": "22:00-07:00"}, "test")
+    refusal = refusal_of_work(night, reading(minute), None)
+    assert (refusal is None) == is_allowed
+    if refusal is not None:
+        assert refusal == ("OWNER_HOURS", "its owner lets it work at 22:00-07:00 only")
+
+
+def test_a_gpu_set_above_the_owners_power_is_not_trained_on() -> None:
+    owner = OwnerLimits(power_w=250)
+    assert refusal_of_work(owner, reading(power_w=250.0), None) is None
+    refusal = refusal_of_work(owner, reading(power_w=300.0), None)
+    assert refusal == ("OWNER_POWER", "the GPU may take 300 W, its owner allows 250 W")
+
+
+def test_a_used_machine_is_left_alone_for_a_minute() -> None:
+    owner = OwnerLimits(only_when_idle=True)
+    used = reading()._replace(others_share=limits.OTHERS_SHARE_MAX + 0.01)
+    assert is_used_by_others(used)
+    assert is_used_by_others(reading()._replace(is_gpu_shared=True))
+    assert not is_used_by_others(reading()._replace(others_share=limits.OTHERS_SHARE_MAX))
+    busy_ms = Milliseconds(1_000)
+    assert refusal_of_work(owner, reading(at_ms=60_999), busy_ms) is not None
+    assert refusal_of_work(owner, reading(at_ms=61_000), busy_ms) is None
+    assert refusal_of_work(owner, reading(), None) is None
+    assert refusal_of_work(OwnerLimits(), reading(at_ms=1_000), busy_ms) is None
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    owner = OwnerLimits(memory_bytes=Bytes(399), disk_bytes=Bytes(1000))
+    assert refusal_of_memory(owner, 99) is None
+    refusal = refusal_of_memory(owner, 100)
+    assert refusal is not None
+    assert refusal.detail == "training takes 400 bytes of memory at least, its owner allows 399"
+    assert refusal_of_disk(owner, 300, 700) is None
+    assert refusal_of_disk(owner, 301, 700) is not None
+    assert refusal_of_disk(OwnerLimits(), 10**15, 10**15) is None
+
+
+def test_a_worker_sees_the_owners_gpu_alone() -> None:
+    assert gpu_environment(OwnerLimits()) == {}
+    assert gpu_environment(OwnerLimits(gpu="1"))["CUDA_VISIBLE_DEVICES"] == "1"
+    assert gpu_environment(OwnerLimits(gpu="none"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_training_ends_when_the_owners_hours_do_and_says_so() -> None:
+    step = transition(states()["training"], WITHHOLD)
+    assert state.AnnounceDraining("hours") in step.commands
+    assert state.EndWorker("hours") in step.commands
+    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == ["hours"]
+
+
+def test_a_finished_update_is_sent_all_the_same() -> None:
+    session = states()["uploading, withheld"]
+    assert isinstance(session.work, state.Uploading)
+
+
+def test_work_that_is_assigned_meanwhile_is_handed_back() -> None:
+    step = after(reach(*CONNECT, WITHHOLD), [ASSIGN])
+    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == ["hours"]
+
+
+def test_a_node_that_connects_outside_its_hours_says_so_at_once() -> None:
+    session = reach(*CONNECT[:1], WITHHOLD)
+    step = transition(session, CONNECT[1])
+    assert step.commands == (state.AnnounceDraining("hours"),)
+
+
+def test_a_node_greets_anew_once_it_may_work_again() -> None:
+    step = transition(
+        reach(*CONNECT, WITHHOLD), events.AvailabilityChanged(at_ms=at(50), reason="")
+    )
+    assert step.commands == (state.OpenLink(()),)
+
+
+@pytest.mark.parametrize(
+    "reason", ["out of memory: it took 9", "OWNER_DISK (7103): its files take 9 bytes"]
+)
+def test_a_worker_that_broke_a_limit_is_not_started_again_for_the_shard(reason: str) -> None:
+    session = reach(*CONNECT, ASSIGN, FETCH)
+    step = transition(session, events.WorkerDied(at_ms=at(40), reason=reason))
+    assert [each.reason for each in step.commands if isinstance(each, state.HandBack)] == [reason]
+
+
+def test_a_value_error_names_its_origin() -> None:
+    with pytest.raises(LimitValueError, match=r"^here: disk is"):
+        owner_limits({"disk": []}, "here")
