@@ -54,9 +54,9 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     workloads: tuple[str, ...] = ()
     """Names and kinds."""
     disk_bytes: Bytes = Bytes(0)
-    """Of cache, end states and updates together."""
+    """Size of cache, end states and updates together."""
     memory_bytes: Bytes = Bytes(0)
-    """Of the worker with all that it starts."""
+    """Memory of the worker with all that it starts."""
     threads: int = 0
     gpu: str = ""
     """Index or UUID as nvidia-smi has it; ``none``: the worker sees no GPU."""
@@ -82,7 +82,7 @@ class MachineReading(NamedTuple):
 
     at_ms: Milliseconds
     minute: int
-    """Of the local day."""
+    """Minute of the local day."""
     others_share: float = 0.0
     """Part of all processors' time that other programs used since the last reading."""
     is_gpu_shared: bool = False

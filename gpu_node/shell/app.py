@@ -31,7 +31,13 @@ from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, wa
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import Sandbox, Wanted, WorkerFolders, chosen_sandbox, datasets_folder
+from gpu_node.shell.sandbox import (
+    Sandbox,
+    SandboxKind,
+    WorkerFolders,
+    chosen_sandbox,
+    datasets_folder,
+)
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -424,8 +430,8 @@ def _worker_sandbox(paths: StatePaths, settings: NodeSettings, limits: OwnerLimi
         hidden.append(settings.passphrase_file.expanduser().absolute())
     writable = (paths.scratch, paths.open_folder)
     folders = WorkerFolders(writable, tuple(readable), tuple(hidden), limits.gpu != "none")
-    sandbox = chosen_sandbox(Wanted(settings.sandbox), folders)
-    if sandbox.kind is Wanted.OFF:
+    sandbox = chosen_sandbox(SandboxKind(settings.sandbox), folders)
+    if sandbox.kind is SandboxKind.OFF:
         log.warning("the worker runs without a sandbox", reason=sandbox.text)
     return sandbox
 

@@ -48,10 +48,10 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
     except tomllib.TOMLDecodeError as wrong:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{path}: {wrong}") from wrong
     told: dict[str, object] = {}
-    for flag in flags:
-        key, separator, value = flag.partition("=")
+    for word in flags:
+        key, separator, value = word.partition("=")
         if not separator:
-            detail = f"--limit {flag[:80]!r} is no KEY=VALUE, such as disk=50GB"
+            detail = f"--limit {word[:80]!r} is no KEY=VALUE, such as disk=50GB"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
         told[key.strip()] = value.strip()
     try:

@@ -39,8 +39,8 @@ _KEPT_BEGINNINGS = (
 )
 
 
-class Wanted(StrEnum):
-    """The owner's choice of a sandbox."""
+class SandboxKind(StrEnum):
+    """Sandboxes, and what an owner may choose instead."""
 
     AUTO = "auto"
     BWRAP = "bwrap"
@@ -62,7 +62,7 @@ class WorkerFolders(NamedTuple):
 class Sandbox(NamedTuple):
     """A sandbox that was tried."""
 
-    kind: Wanted
+    kind: SandboxKind
     """OFF: there is none."""
     text: str
     """For people: its name, or ``unsandboxed`` with the reason and the fix."""
@@ -70,7 +70,7 @@ class Sandbox(NamedTuple):
 
     def command(self, command: Sequence[str]) -> tuple[str, ...]:
         """A worker's command line, in the sandbox."""
-        if self.kind is not Wanted.BWRAP:
+        if self.kind is not SandboxKind.BWRAP:
             return tuple(command)
         # Ctrl-C reaches the whole process group and must not end it: the daemon decides.
         shared_memory = str(self.folders.writable[0] / "shm")
@@ -86,7 +86,7 @@ class Sandbox(NamedTuple):
             "USER": "worker",
             "HYPERGPU_DATASETS": str(datasets_folder(environment)),
         }
-        if self.kind is Wanted.LANDLOCK:
+        if self.kind is SandboxKind.LANDLOCK:
             found[VARIABLE] = confinement_text(
                 _around(_readable(self.folders), self.folders.hidden), self.folders.writable
             )
@@ -108,15 +108,15 @@ def datasets_folder(environment: Mapping[str, str]) -> Path:
     return Path(named) if named else Path.home() / ".cache" / "hypergpu" / "datasets"
 
 
-def chosen_sandbox(wanted: Wanted, folders: WorkerFolders) -> Sandbox:
+def chosen_sandbox(wanted: SandboxKind, folders: WorkerFolders) -> Sandbox:
     """The best sandbox that starts here, of those that are wanted. Blocks.
 
     Raises:
         HyperGPUError: MACHINE_UNFIT, the owner named one and it does not start.
     """
-    if wanted is Wanted.OFF:
-        return Sandbox(Wanted.OFF, "unsandboxed: its owner chose sandbox off", folders)
-    kinds = [Wanted.BWRAP, Wanted.LANDLOCK] if wanted is Wanted.AUTO else [wanted]
+    if wanted is SandboxKind.OFF:
+        return Sandbox(SandboxKind.OFF, "unsandboxed: its owner chose sandbox off", folders)
+    kinds = [SandboxKind.BWRAP, SandboxKind.LANDLOCK] if wanted is SandboxKind.AUTO else [wanted]
     complaints = []
     for kind in kinds:
         sandbox = Sandbox(kind, kind.value, folders)
@@ -124,17 +124,17 @@ def chosen_sandbox(wanted: Wanted, folders: WorkerFolders) -> Sandbox:
             return sandbox
         complaints.append(f"{kind.value}: {complaint}")
     why = "; ".join(complaints)
-    if wanted is not Wanted.AUTO:
+    if wanted is not SandboxKind.AUTO:
         fix = f"{_INSTALL}, {_ALLOW}; or choose sandbox auto"
         raise HyperGPUError(Reason.MACHINE_UNFIT, f"the sandbox does not start: {why}", fix=fix)
-    return Sandbox(Wanted.OFF, f"unsandboxed ({why}). Fix: {_INSTALL}, {_ALLOW}", folders)
+    return Sandbox(SandboxKind.OFF, f"unsandboxed ({why}). Fix: {_INSTALL}, {_ALLOW}", folders)
 
 
 def _complaint(sandbox: Sandbox) -> str:
     """Why a sandbox does not start here; empty: it does."""
     program = "from gpu_node.shell.worker.confinement import confine_if_told; confine_if_told(); "
     program += "import msgspec"
-    if sandbox.kind is Wanted.BWRAP and shutil.which("bwrap") is None:
+    if sandbox.kind is SandboxKind.BWRAP and shutil.which("bwrap") is None:
         return "it is not installed"
     command = sandbox.command((sys.executable, "-P", "-c", program))
     environment = sandbox.environment(os.environ)

@@ -168,7 +168,7 @@ async def test_memory_is_counted_with_all_that_the_worker_started() -> None:
     assert worker.stdout is not None
     await worker.stdout.readline()
     reason = await reason_of_end(limits, worker.pid, 0)
-    await worker.communicate()
+    await worker.communicate(b"")
     assert reason.startswith("out of memory: it took 3")
     assert reason.endswith("bytes, its owner allows 209715200")
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_node.shell.sandbox import (
     Sandbox,
-    Wanted,
+    SandboxKind,
     WorkerFolders,
     chosen_sandbox,
     worker_environment,
@@ -38,7 +38,7 @@ def folders_in(folder: Path) -> WorkerFolders:
         return WorkerFolders((paths.scratch, paths.open_folder), (paths.inputs,), hidden)
 
 
-def started(kind: Wanted, folder: Path) -> Sandbox | None:
+def usable_sandbox(kind: SandboxKind, folder: Path) -> Sandbox | None:
     """The sandbox of a kind, if it starts here."""
     try:
         return chosen_sandbox(kind, folders_in(folder))
@@ -48,7 +48,9 @@ def started(kind: Wanted, folder: Path) -> Sandbox | None:
 
 @pytest.fixture
 def sandboxes(tmp_path: Path) -> list[Sandbox]:
-    found = [started(kind, tmp_path / kind) for kind in (Wanted.BWRAP, Wanted.LANDLOCK)]
+    found = [
+        usable_sandbox(kind, tmp_path / kind) for kind in (SandboxKind.BWRAP, SandboxKind.LANDLOCK)
+    ]
     return [each for each in found if each is not None]
 
 
@@ -92,14 +94,14 @@ def test_a_worker_in_a_sandbox_reaches_no_network_no_key_and_no_other_job(
     assert sandboxes, "neither bubblewrap nor landlock starts here"
     for sandbox in sandboxes:
         # In a namespace of its own a worker may open a socket, which leads nowhere.
-        empty = {"socket", "unix socket"} if sandbox.kind is Wanted.BWRAP else set()
+        empty = {"socket", "unix socket"} if sandbox.kind is SandboxKind.BWRAP else set()
         assert deeds_in(sandbox, packages) - empty == MAY, sandbox.kind
 
 
 def test_without_a_sandbox_the_same_worker_does_get_out(tmp_path: Path) -> None:
     """The deeds above are tried in earnest."""
     packages = unruly_workload.install(tmp_path / "packages")
-    free = chosen_sandbox(Wanted.OFF, folders_in(tmp_path))
+    free = chosen_sandbox(SandboxKind.OFF, folders_in(tmp_path))
     got = deeds_in(free, packages)
     assert {
         "socket",
@@ -114,15 +116,15 @@ def test_without_a_sandbox_the_same_worker_does_get_out(tmp_path: Path) -> None:
 
 
 def test_the_first_sandbox_that_starts_is_taken(sandboxes: list[Sandbox], tmp_path: Path) -> None:
-    assert chosen_sandbox(Wanted.AUTO, folders_in(tmp_path)).kind is sandboxes[0].kind
+    assert chosen_sandbox(SandboxKind.AUTO, folders_in(tmp_path)).kind is sandboxes[0].kind
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from gpu_node.shell.sandbox import Wanted, WorkerFolders, chosen_sandbox
+from gpu_node.shell.sandbox import SandboxKind, WorkerFolders, chosen_sandbox
 folder = Path(sys.argv[1])
-found = chosen_sandbox(Wanted.AUTO, WorkerFolders((folder,), (), (folder / "node",)))
+found = chosen_sandbox(SandboxKind.AUTO, WorkerFolders((folder,), (), (folder / "node",)))
 print(found.kind, found.text)
 """
 
@@ -155,7 +157,7 @@ def test_a_bubblewrap_that_fails_is_passed_over(tmp_path: Path) -> None:
 def test_a_sandbox_that_the_owner_named_and_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     folders = folders_in(tmp_path)._replace(writable=(Path("/proc/nowhere"),))
     with pytest.raises(HyperGPUError, match=r"the sandbox does not start: bwrap: .*Fix: install"):
-        chosen_sandbox(Wanted.BWRAP, folders)
+        chosen_sandbox(SandboxKind.BWRAP, folders)
 
 
 def test_a_worker_inherits_what_libraries_need_and_no_secret() -> None:

@@ -95,18 +95,18 @@ def test_a_wrong_limit_is_named_with_what_is_right(tmp_path: Path, text: str, sa
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("word", "said"),
     [("disk", "--limit 'disk' is no KEY=VALUE"), ("disc=1GB", "--limit: disc is no limit")],
 )
-def test_a_wrong_flag_is_named(tmp_path: Path, flag: str, said: str) -> None:
+def test_a_wrong_flag_is_named(tmp_path: Path, word: str, said: str) -> None:
     with pytest.raises(HyperGPUError, match=said):
-        load_limits(tmp_path, [flag])
+        load_limits(tmp_path, [word])
 
 
 def test_a_gpu_or_a_power_limit_that_nobody_knows_is_an_error_at_the_start(tmp_path: Path) -> None:
-    for flag in ("gpu=99", "power=200"):
+    for word in ("gpu=99", "power=200"):
         with pytest.raises(HyperGPUError, match="nvidia-smi"):
-            load_limits(tmp_path, [flag])
+            load_limits(tmp_path, [word])
 
 
 def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
