@@ -4,6 +4,8 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from gpu_node.shell.gate import OwnerGate
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.probing import ProbeIntervals, Prober
+from gpu_node.shell.public_data import PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
 from gpu_node.shell.sandbox import (
@@ -115,6 +118,7 @@ class Daemon:
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
+        self._public_datasets = PublicDatasets()
         self._gate = OwnerGate(self._limits, paths, cache)
         limit_ms = Milliseconds(settings.first_progress_limit_ms)
         initial_models = InitialModels(cache, self._worker, self._stage, limit_ms)
@@ -324,10 +328,23 @@ class Daemon:
     async def _fetch(self, assignment: Assignment) -> None:
         """Fetch the inputs of work that the owner's limits allow."""
         refusal = await asyncio.to_thread(self._gate.refusal, assignment)
-        if refusal is None:
+        if refusal is not None:
+            self._reject(assignment, str(refusal_error(refusal)))
+        elif self._public_datasets.missing(assignment.task.workload):
+            self._start_task(self._fetch_all(assignment))
+        else:
             self._transfers.fetch(assignment)
-            return
-        reason = str(refusal_error(refusal))
+
+    async def _fetch_all(self, assignment: Assignment) -> None:
+        """Fetch the workload's own dataset, then the inputs."""
+        try:
+            await self._public_datasets.fetch(assignment.task.workload)
+        except HyperGPUError as error:
+            self._reject(assignment, error.message)
+        else:
+            self._transfers.fetch(assignment)
+
+    def _reject(self, assignment: Assignment, reason: str) -> None:
         self._event_queue.put(
             events.FetchRejected(at_ms=monotonic_ms(), lease=assignment.lease, reason=reason)
         )
@@ -422,7 +439,11 @@ def _rates(limits: OwnerLimits) -> BulkRates:
 
 def _worker_sandbox(paths: StatePaths, settings: NodeSettings, limits: OwnerLimits) -> Sandbox:
     """The worker's sandbox, tried with those parts of this machine that the worker may see."""
-    readable = [paths.inputs, datasets_folder(os.environ)]
+    datasets = datasets_folder(os.environ)
+    with contextlib.suppress(OSError):
+        # Shown to the worker from the start, and filled by the daemon.
+        datasets.mkdir(parents=True, exist_ok=True)
+    readable = [paths.inputs, datasets]
     if slowness := os.environ.get(SLOWNESS_FILE):
         readable.append(Path(slowness).parent)
     hidden = [paths.root, place_beside(paths.root)]

@@ -1,0 +1,65 @@
+"""Public datasets of the built-in workloads: the daemon has them downloaded, since its worker has
+no network.
+"""
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
+
+from gpu_node.shell.sandbox import datasets_folder, worker_environment
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.workloads.entry import BUILT_IN
+
+_PUBLIC = frozenset({"cifar10", "mnist"})
+_FETCH = (sys.executable, "-P", "-m", "hypergpu.workloads.networks.fetch")
+_ANSWER_CHARACTERS = 300
+
+
+class PublicDatasets:
+    """Downloads public datasets, one at a time.
+
+    Args:
+        command: Downloads the dataset whose name is added to it.
+    """
+
+    def __init__(self, command: Sequence[str] = _FETCH) -> None:
+        self._command = command
+        self._lock = asyncio.Lock()
+
+    def missing(self, workload: str) -> str:
+        """Name of the public dataset that a workload needs and that is not here; else empty."""
+        name = next((each.dataset for each in BUILT_IN if each.name == workload), "")
+        is_missing = name in _PUBLIC and not (datasets_folder(os.environ) / name).is_dir()
+        return name if is_missing else ""
+
+    async def fetch(self, workload: str) -> None:
+        """Download what a workload lacks.
+
+        Raises:
+            HyperGPUError: WORKER_UNUSABLE, it cannot be downloaded.
+        """
+        async with self._lock:
+            if name := self.missing(workload):
+                await self._download(name)
+
+    async def _download(self, name: str) -> None:
+        folder = datasets_folder(os.environ)
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            name,
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=PIPE,
+            env=worker_environment(os.environ) | {"HYPERGPU_DATASETS": str(folder)},
+        )
+        try:
+            _, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            lines = said.decode("utf-8", "replace").strip().splitlines() or ["it says nothing"]
+            raise HyperGPUError(Reason.WORKER_UNUSABLE, lines[-1][:_ANSWER_CHARACTERS])
