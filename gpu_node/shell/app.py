@@ -214,6 +214,10 @@ class Daemon:
             await self._close()
 
     def _set_capabilities(self, capabilities: WorkerCapabilities) -> None:
+        is_hidden = capabilities.device == "cpu" and self._limits.gpu != "none"
+        if is_hidden and capabilities.kind == "torch" and Path("/dev/nvidiactl").exists():
+            fix = "try HYPERGPU_NODE_SANDBOX=landlock, or off: docs/node.md"
+            log.warning("the worker uses no GPU, though there is one", fix=fix)
         self._stream.capabilities = self._capabilities_message(capabilities)
 
     def _capabilities_message(self, capabilities: WorkerCapabilities) -> node_pb2.Capabilities:
