@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job import events
 from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, WorkState
+from coordinator.core.job.state import Job, Weighing, WorkState
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
@@ -49,14 +49,14 @@ specs = st.builds(
     st.sampled_from(
         [
             Pay(),
-            Pay(unit_price=700, rounds_per_epoch=1, judged=2),
+            Pay(unit_price=700, rounds_per_epoch=1),
             Pay(unit_price=90, rounds_per_epoch=2, escrow=10**6),
         ]
     ),
 )
 choices = st.lists(
     st.tuples(
-        st.integers(0, 25),
+        st.integers(0, 24),
         st.sampled_from(NODES),
         # The long ones bring limits and timers about.
         st.one_of(st.integers(0, 40), st.sampled_from([5_000, 70_000, 700_000])),
@@ -105,7 +105,7 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         ),
         lambda: events.DeadlineReached(at_ms=now, round=round_),
         lambda: events.AggregateReady(
-            at_ms=now, round=number, model=model(number + 1), agreements={node: at_ms % 3 / 2}
+            at_ms=now, round=number, model=model(number + 1), weighing=_weighing(job, node, at_ms)
         ),
         lambda: events.AggregateReady(
             at_ms=now, round=number, model=model(number + 1), omitted=_unreadable(job, node)
@@ -116,10 +116,9 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.AggregateReady(at_ms=now, round=number - 1, model=model(number)),
         lambda: evaluation_ready(number),
         lambda: events.ParametersChanged(at_ms=now, spec=job.spec),
-        lambda: _judgement(job, at_ms, place=0),
-        lambda: _judgement(job, at_ms, place=-1),
         lambda: events.FundingChanged(at_ms=now, funded_samples=at_ms // 2, reason="so much"),
         lambda: events.FundingChanged(at_ms=now, funded_samples=None),
+        lambda: events.NodeReadmitted(at_ms=now, node=node),
     ]
     # Nothing else happens to a job that plans, so plans come often.
     return makers[choice]() if choice < len(makers) else _plan_event(job, node, at_ms)
@@ -142,15 +141,13 @@ def _plan_event(job: Job, skipped: NodeId, at_ms: int) -> Event:
     return events.RoundPlanned(at_ms=at(at_ms), plan=replace(plan, resting={skipped: "slow"}))
 
 
-def _judgement(job: Job, at_ms: int, *, place: int) -> Event:
-    """What a judge says of a round that waits for it, or of one that does not."""
-    waiting = [each for each in job.unmeasured if not each.is_ready]
-    if not waiting:
-        return events.UpdatesJudged(at_ms=at(at_ms), round=0, reason="the evaluator died")
-    losses = {update.node: at_ms % 5 / 4 for update in waiting[place].judged if at_ms % 7}
-    return events.UpdatesJudged(
-        at_ms=at(at_ms), round=waiting[place].number, base_loss=1.0, made_loss=0.5, losses=losses
+def _weighing(job: Job, node: NodeId, at_ms: int) -> Weighing:
+    """A weighing that gives one node a part of a vote, and learns as much of it."""
+    part = at_ms % 3 * 32_768
+    memory = replace(
+        job.trust, weights={**job.trust.weights, node: part}, rounds=job.trust.rounds + 1
     )
+    return Weighing(clips={}, votes={node: part}, reasons={node: "chance"}, memory=memory)
 
 
 def _unreadable(job: Job, node: NodeId) -> tuple[tuple[NodeId, str], ...]:

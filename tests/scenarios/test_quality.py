@@ -1,14 +1,19 @@
 """The quality of a job's updates, step by step, and the funding that its rounds need."""
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
 from coordinator.core.job import events
-from coordinator.core.job.commands import Command, JudgeUpdates, WriteRecord
+from coordinator.core.job.commands import Aggregate, Command, WriteRecord
 from coordinator.core.job.events import Event, JobEnded, RoundMeasured
-from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
-from coordinator.core.quality import QUEUE_MOST
+from coordinator.core.job.state import (
+    AcceptedUpdate,
+    Funding,
+    Job,
+    Phase,
+    TrustMemory,
+    Weighing,
+)
+from coordinator.core.quality import RULE
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
@@ -31,9 +36,10 @@ from tests.unit.job_states import (
 JOB = JobId("job-1")
 TERMS = terms_of(Address("0x" + "c0" * 20), JOB, Domain())
 FREE = replace(SPEC, pay=Pay(rounds_per_epoch=2))
-PAID = replace(SPEC, pay=Pay(unit_price=1_000, rounds_per_epoch=2, judged=0))
+PAID = replace(SPEC, pay=Pay(unit_price=1_000, rounds_per_epoch=2))
 """A round is 8 samples of each of two nodes."""
-JUDGED = replace(PAID, pay=replace(PAID.pay, judged=1))
+DOUBTED = TrustMemory(weights={ALICE: 65_536, BOB: 0}, rounds=5)
+"""Bob's updates have helped nobody."""
 
 
 def with_alice(spec: JobSpec, funding: Funding | None = None) -> Job:
@@ -66,11 +72,17 @@ def sent_update(job: Job, node: NodeId) -> Event:
     )
 
 
-def fold_event(number: int, **agreements: float) -> Event:
-    """A round's fold, with how far each node's update agrees with the others."""
-    named = {NodeId(name): cosine for name, cosine in agreements.items()}
+def fold_event(number: int, *, memory: TrustMemory | None = None, **votes: int) -> Event:
+    """A round's fold, with votes in 1/65,536 of updates that did not count in full."""
+    named = {NodeId(name): vote for name, vote in votes.items()}
+    weighing = Weighing(
+        clips={},
+        votes=named,
+        reasons=dict.fromkeys(named, "it helped less"),
+        memory=memory or TrustMemory(rounds=number + 1),
+    )
     return events.AggregateReady(
-        at_ms=at(60), round=number, model=model(number + 1), agreements=named
+        at_ms=at(60), round=number, model=model(number + 1), weighing=weighing
     )
 
 
@@ -98,7 +110,7 @@ def funding_event(samples: int | None, reason: str = "") -> Event:
 
 def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
     job = with_both(training(FREE))
-    step = transition(job, fold_event(0, alice=0.5, bob=0.5))
+    step = transition(job, fold_event(0))
     (record,) = measured_of(step.commands)
     assert (record.round, len(record.updates)) == (0, 2)
     assert [each.contribution.node for each in record.updates] == [ALICE, BOB]
@@ -109,15 +121,17 @@ def test_a_folded_round_records_each_update_with_what_its_node_signed() -> None:
     assert (first.contribution.model, first.contribution.update) == ("model-0", "update-alice-0")
     assert (first.contribution.samples, first.contribution.inner_steps) == (8, 2)
 
-    again = transition(with_both(step.job), fold_event(1, alice=0.5, bob=0.1))
+    again = transition(with_both(step.job), fold_event(1, bob=16_384))
     (later,) = measured_of(again.commands)
     assert later.round == 1
-    assert later.updates[1].quality_bps < later.updates[0].quality_bps
+    assert [each.quality_bps for each in later.updates] == [10_000, 2_500]
+    assert [each.reason for each in later.updates] == ["it counted in full", "it helped less"]
+    assert {each.evaluator for each in later.updates} == {RULE}
 
 
 def test_an_update_that_was_unreadable_is_not_recorded() -> None:
     job = with_both(training(FREE))
-    ready = replace(fold_event(0, alice=0.5), omitted=((BOB, "damaged"),))
+    ready = replace(fold_event(0), omitted=((BOB, "damaged"),))
     (record,) = measured_of(transition(job, ready).commands)
     assert [each.contribution.node for each in record.updates] == [ALICE]
 
@@ -142,6 +156,40 @@ def test_a_job_that_has_ended_says_so_once_after_its_last_round() -> None:
     assert step.job.is_over
 
 
+def test_an_update_that_came_late_earns_less_whatever_it_was_worth() -> None:
+    job = with_both(training(FREE))
+    assert job.round is not None
+    allowed_ms = job.round.deadline_at_ms - job.round.participants[BOB].assigned_at_ms
+    assert allowed_ms == 1_000
+    late = replace(job.round.participants[BOB], took_ms=at(1_500))
+    job = replace(job, round=replace(job.round, participants={**job.round.participants, BOB: late}))
+    (record,) = measured_of(transition(job, fold_event(0, bob=32_768)).commands)
+    assert [each.quality_bps for each in record.updates] == [10_000, 3_750]
+    assert record.updates[1].reason == "it helped less; 500 ms after the deadline"
+
+
+def test_a_round_is_recorded_once_also_when_its_model_is_made_again() -> None:
+    step = transition(with_both(training(FREE)), fold_event(0))
+    assert len(measured_of(step.commands)) == 1
+    job = after(step.job, events.ModelLost(at_ms=at(70), model=model(1).blob.digest, reason="x"))
+    (again,) = [each for each in outstanding(job) if isinstance(each, Aggregate)]
+    assert job.closed is not None
+    assert again.weighing == job.closed.weighing
+    assert records_of(transition(job, fold_event(0)).commands) == []
+
+
+def test_the_next_round_is_weighed_by_what_this_one_taught() -> None:
+    job = after(with_both(training(FREE)), fold_event(0, memory=DOUBTED, bob=0))
+    assert job.trust == DOUBTED
+    assert job.closed is not None
+    assert job.closed.weighing is not None
+    assert job.closed.weighing.votes == {BOB: 0}
+    step = transition(after(job, sent_update(job, ALICE)), sent_update(job, BOB))
+    (fold,) = [each for each in step.commands if isinstance(each, Aggregate)]
+    assert (fold.trust, fold.weighing) == (DOUBTED, None)
+    assert (fold.fallback, [each.node for each in fold.makers]) == (model(0), [ALICE, BOB])
+
+
 def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() -> None:
     job = training(PAID)
     job = after(job, sent_update(job, ALICE))
@@ -149,116 +197,25 @@ def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() 
     record, end = records_of(step.commands)
     assert isinstance(record, RoundMeasured)
     assert [each.contribution.node for each in record.updates] == [ALICE]
-    assert record.updates[0].evaluator == "quality/2 unmeasured"
+    assert record.updates[0].quality_bps == 10_000
     assert isinstance(end, JobEnded)
     assert end.phase == "stopped"
+    assert step.job.is_over
+
+
+def test_an_open_round_that_is_never_folded_is_measured_by_what_is_known_of_its_nodes() -> None:
+    job = after(with_both(training(PAID)), fold_event(0, memory=DOUBTED))
+    step = transition(with_both(job), events.JobStopped(at_ms=at(70)))
+    record, end = records_of(step.commands)
+    assert isinstance(record, RoundMeasured)
+    assert isinstance(end, JobEnded)
+    assert [each.quality_bps for each in record.updates] == [10_000, 0]
+    assert [each.reason for each in record.updates] == ["it counted in full", "its earlier updates"]
 
 
 def test_a_job_stopped_before_any_work_only_ends() -> None:
     (end,) = records_of(transition(with_alice(PAID), events.JobStopped(at_ms=at(70))).commands)
     assert isinstance(end, JobEnded)
-
-
-def test_the_next_round_does_not_wait_for_a_judge() -> None:
-    step = transition(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
-    assert step.job.phase is Phase.TRAINING
-    assert records_of(step.commands) == []
-    (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
-    assert (judge.base, judge.made) == (model(0).blob, model(1).blob)
-    assert len(judge.updates) == 1
-    assert judge in outstanding(step.job)
-
-
-def test_judged_updates_are_recorded_once_the_judge_has_answered() -> None:
-    step = transition(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
-    (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
-    node = judge.updates[0].node
-    answer = events.UpdatesJudged(
-        at_ms=at(80), round=0, base_loss=1.0, made_loss=0.8, losses={node: 1.2}
-    )
-    found = transition(step.job, answer)
-    (record,) = measured_of(found.commands)
-    assert {each.evaluator for each in record.updates} == {"quality/2 agreement"}
-    (trial,) = found.job.trials
-    assert (trial.node, trial.part) == (node, 0.0)
-    assert judge not in outstanding(found.job)
-    assert rejection(found.job, answer) == "no updates of round 0 are to be judged"
-
-
-def judged_rounds(count: int, own_loss: Mapping[NodeId, float]) -> list[RoundMeasured]:
-    """Rounds that take the loss from 1.0 to 0.8, with each node's loss by its update alone."""
-    training_ = replace(JUDGED.training, rounds=count + 1)
-    job = training(replace(JUDGED, training=training_))
-    records = []
-    for number in range(count):
-        step = transition(with_both(job), fold_event(number, alice=0.5, bob=0.5))
-        (judge,) = [each for each in step.commands if isinstance(each, JudgeUpdates)]
-        losses = {update.node: own_loss[update.node] for update in judge.updates}
-        answer = events.UpdatesJudged(
-            at_ms=at(80), round=number, base_loss=1.0, made_loss=0.8, losses=losses
-        )
-        step = transition(step.job, answer)
-        job = step.job
-        records += measured_of(step.commands)
-    return records
-
-
-def test_equals_have_equal_quality_in_every_round_whoever_of_them_is_judged() -> None:
-    records = judged_rounds(8, {ALICE: 0.96, BOB: 0.96})
-    assert len(records) == 8
-    for record in records:
-        assert [update.quality_bps for update in record.updates] == [10_000, 10_000]
-    assert records[-1].updates[0].evaluator == "quality/2 agreement+held-out"
-
-
-def test_a_node_that_a_judge_finds_worthless_has_less_in_unjudged_rounds_too() -> None:
-    last = judged_rounds(12, {ALICE: 0.9, BOB: 1.0})[-1]
-    quality = {each.contribution.node: each.quality_bps for each in last.updates}
-    assert quality[BOB] < quality[ALICE] / 2
-
-
-def test_a_judge_that_gives_up_leaves_what_else_is_known() -> None:
-    job = after(with_both(training(JUDGED)), fold_event(0, alice=0.5, bob=0.5))
-    gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="the evaluator died")
-    (record,) = measured_of(transition(job, gone).commands)
-    assert {each.evaluator for each in record.updates} == {"quality/2 agreement"}
-
-
-def test_rounds_are_recorded_in_order_whatever_the_order_of_the_judges_answers() -> None:
-    job = training(JUDGED)
-    for number in range(3):
-        step = transition(with_both(job), fold_event(number, alice=0.5, bob=0.5))
-        assert records_of(step.commands) == []
-        job = step.job
-    judging = [each.round for each in outstanding(job) if isinstance(each, JudgeUpdates)]
-    assert judging == [0, 1]  # A judge that is behind leaves round 2 out.
-
-    late = transition(job, events.UpdatesJudged(at_ms=at(80), round=1, reason="gone"))
-    assert records_of(late.commands) == []
-    step = transition(late.job, events.UpdatesJudged(at_ms=at(90), round=0, reason="gone"))
-    assert [record.round for record in measured_of(step.commands)] == [0, 1, 2]
-
-
-def test_a_judge_that_never_answers_is_not_waited_for_forever() -> None:
-    training_ = replace(JUDGED.training, rounds=QUEUE_MOST + 2)
-    job = training(replace(JUDGED, training=training_))
-    recorded: list[int] = []
-    for number in range(QUEUE_MOST + 1):
-        step = transition(with_both(job), fold_event(number))
-        job = step.job
-        recorded += [record.round for record in measured_of(step.commands)]
-    assert recorded == [0]
-    late = events.UpdatesJudged(at_ms=at(80), round=0, base_loss=1.0)
-    assert rejection(job, late) == "no updates of round 0 are to be judged"
-
-
-def test_an_ended_job_waits_for_its_judge_before_it_is_over() -> None:
-    job = after(with_both(training(JUDGED)), fold_event(0))
-    stopped = transition(job, events.JobStopped(at_ms=at(70)))
-    assert records_of(stopped.commands) == []
-    gone = events.UpdatesJudged(at_ms=at(80), round=0, reason="gone")
-    kinds = [type(each) for each in records_of(transition(stopped.job, gone).commands)]
-    assert kinds == [RoundMeasured, JobEnded]
 
 
 def test_a_paid_job_waits_until_its_first_round_is_funded() -> None:

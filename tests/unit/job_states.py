@@ -227,7 +227,6 @@ def all_events() -> tuple[Event, ...]:
             samples_per_s=800.0,
             reason="every expected update is there",
         ),
-        events.UpdatesJudged(at_ms=now, round=0, reason="the evaluator died"),
         events.FundingChanged(at_ms=now, funded_samples=0, reason="the escrow is used up"),
         events.RoundMeasured(at_ms=now, round=0, updates=()),
         events.JobEnded(at_ms=now, phase="stopped", reason="stopped by its user"),
