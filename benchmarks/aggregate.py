@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from benchmarks.ours.table import ResultTable
-from coordinator.shell.aggregation.arithmetic import WeightedMean
+from coordinator.shell.aggregation.arithmetic import UpdateWeight, WeightedMean
 from coordinator.shell.aggregation.fold import SPAN, fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from hypergpu.crypto import digest_of_file
@@ -25,7 +25,7 @@ from hypergpu.tensors.codec import codec_named, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorSpec, layout_of
 
 UPDATE_COUNTS = (2, 32)
-WEIGHT = np.float32(0.5)
+WEIGHT = UpdateWeight(np.float32(0.5), np.float32(0.5))
 
 
 def run(is_quick: bool) -> ResultTable:

@@ -47,7 +47,7 @@ class ReferenceRun(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("chaos"))
-    # Only a job that pays has its updates judged.
+    # A job that pays needs a package of payments.
     cluster.coordinator.environment["PYTHONPATH"] = f"{FREE_PAY}:{ROOT}"
     with cluster:
         cluster.add_nodes(NODES, settings=AT_ONCE)
@@ -100,7 +100,6 @@ class Run:
     def check(self, digest: str) -> None:
         """Let the job end and compare it with one that nobody disturbed."""
         job = self._cluster.wait_until_finished(self._job_id)
-        # The last rounds may still be judged then.
         self._cluster.wait_for(self._job_id, lambda happening: happening.kind == "JobEnded")
         events = list(self._cluster.events(self._job_id))
         accepted = [(number, node) for number, node, _ in accepted_updates(events)]

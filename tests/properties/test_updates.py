@@ -354,8 +354,8 @@ def mean_over_senders(request: FoldRequest) -> Float64s:
             has_sent[: LAYOUT.large_count] = False
             payload = np.fromfile(update.path, np.uint8)
             has_sent[codec.entries(payload, LAYOUT.large_count).places] = True
-        total += update.samples * flat.parameters.astype(np.float64)
-        weights += update.samples * has_sent
+        total += update.weight * flat.parameters.astype(np.float64)
+        weights += update.weight * has_sent
         senders += has_sent
     total /= np.maximum(weights, 1)
     is_mixed = any(codec_named(update.codec).is_sparse for update in request.updates)
@@ -403,7 +403,7 @@ def test_a_sparse_downlink_says_the_largest_of_what_nodes_lack_and_keeps_the_res
 
 
 def weighted_mean(request: FoldRequest, vectors: list[Float32s]) -> Float32s:
-    samples = [update.samples for update in request.updates]
+    samples = [update.weight for update in request.updates]
     weights = [np.float32(count / sum(samples)) for count in samples]
     total = weights[0] * vectors[0]
     for weight, vector in zip(weights[1:], vectors[1:], strict=True):
@@ -453,7 +453,6 @@ def test_the_span_does_not_change_the_bits(
             result = fold(request)
             other = fold(request, span=records * RECORD)
             assert digests(other) == digests(result)
-            assert other.agreement == result.agreement
             request = next_request(request, result)
 
 

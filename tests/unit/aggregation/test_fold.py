@@ -1,6 +1,7 @@
-"""The fold of updates, dense and sparse, and how far updates agree."""
+"""The fold of updates, dense and sparse, whole and clipped."""
 
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.shell.aggregation.arithmetic import Agreement
+from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
     PLAIN_STEP,
@@ -53,11 +54,11 @@ def flip_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: Path) -> None:
+def test_a_model_without_large_parameters_is_folded_too(tmp_path: Path) -> None:
     small = layout_of((TensorSpec("weight", (64, 10)), TensorSpec("bias", (10,))))
     assert small.large_count == 0
     ones = np.ones(small.parameters_count, np.float32)
-    request = first_request(tmp_path, [1], FoldSetting("int4"))
+    request = first_request(tmp_path, [1], FoldSetting("int4", "fp32", PLAIN_STEP))
     base = write_blob(tmp_path / "small", ones.tobytes())
     updates = []
     for slot, factor in enumerate((2, 2, -1, 0)):
@@ -65,11 +66,11 @@ def test_updates_of_a_model_without_large_parameters_are_compared_too(tmp_path: 
         blob = write_blob(
             tmp_path / f"{slot}", encode_update(small, "int4", flat).payload.tobytes()
         )
-        updates.append(StoredUpdate(blob.path, blob.digest, 1, "int4"))
+        updates.append(StoredUpdate(blob.path, blob.digest, 1, "int4", WHOLE // (1 + slot)))
     request = replace(request, layout=small, base_model=base, updates=tuple(updates))
-    result = fold(request)
-    assert result.agreements == pytest.approx((1.0, 1.0, -1.0, 0.0))
-    assert result.agreement is None
+    after = np.fromfile(fold(request).model.path, np.float32)
+    mean = (2 + 2 / 2 - 1 / 3 + 0) / 4
+    assert np.allclose(after, 1 - mean, atol=1e-4)
 
 
 @pytest.mark.parametrize("up", CODECS[:4])
@@ -277,10 +278,10 @@ def test_a_folder_that_cannot_be_written_is_the_callers_to_hear_of(tmp_path: Pat
         fold(replace(request, output_dir=tmp_path / "nowhere"))
 
 
-def test_an_update_of_no_samples_is_refused(tmp_path: Path) -> None:
+def test_an_update_of_no_weight_is_left_out(tmp_path: Path) -> None:
     request = first_request(tmp_path, [0, 5], FoldSetting())
     result = fold(request)
-    assert [(each.index, each.reason) for each in result.omitted] == [(0, "it has no samples")]
+    assert [(each.index, each.reason) for each in result.omitted] == [(0, "it has no weight")]
     alone = fold(replace(request, updates=request.updates[1:]))
     assert result.model.digest == alone.model.digest
 
@@ -368,44 +369,63 @@ def test_the_scale_multiplies_parameters_and_not_statistics(tmp_path: Path) -> N
     assert np.array_equal(plain.statistics, twice.statistics)
 
 
-def agreement_of(folder: Path, vectors: list[Float32s]) -> float | None:
-    return fold(request_with(folder, vectors)).agreement
+def clipped_request(request: FoldRequest, clips: Sequence[int]) -> FoldRequest:
+    """The request with clips in 1/65,536, in slot order."""
+    pairs = zip(request.updates, clips, strict=True)
+    updates = tuple(replace(update, clip=clip) for update, clip in pairs)
+    return replace(request, updates=updates)
 
 
-def test_equal_updates_agree_as_many_times_as_they_are(tmp_path: Path) -> None:
-    vector = random_flat(3).parameters[: LAYOUT.large_count]
-    assert agreement_of(tmp_path, [vector] * 5) == pytest.approx(5.0)
+def test_a_clip_shrinks_an_update_and_leaves_its_weight(tmp_path: Path) -> None:
+    request = first_request(tmp_path, [3, 1], FoldSetting("fp32", "fp32", PLAIN_STEP))
+    first, second = (flat.parameters for flat in updates_of(request))
+    start = model_of(request.base_model.path).parameters
+    clipped = clipped_request(request, (WHOLE // 4, WHOLE))
+    change = start - model_of(fold(clipped).model.path).parameters
+    assert np.allclose(change, (3 * first / 4 + second) / 4, atol=1e-6)
 
 
-def test_updates_that_cancel_do_not_agree(tmp_path: Path) -> None:
-    vector = random_flat(3).parameters[: LAYOUT.large_count]
-    assert agreement_of(tmp_path, [vector, -vector]) == pytest.approx(0.0)
+def test_a_clip_shrinks_a_sparse_update_against_the_weights_of_all_its_senders(
+    tmp_path: Path,
+) -> None:
+    request = first_request(tmp_path, [3, 1], PLAIN)
+    sent = [flat.parameters for flat in updates_of(request)]
+    first, second = places_of(request, 0), places_of(request, 1)
+    change = change_of(clipped_request(request, (WHOLE // 2, WHOLE)))
+    lone, both = sorted(first - second), sorted(first & second)
+    assert np.allclose(change[lone], sent[0][lone] / 4, atol=1e-6)
+    assert np.allclose(change[both], (3 * sent[0] / 2 + sent[1])[both] / 4, atol=1e-6)
 
 
-def test_independent_updates_agree_about_once(tmp_path: Path) -> None:
-    vectors = [random_flat(seed).parameters[: LAYOUT.large_count] for seed in range(4)]
-    assert agreement_of(tmp_path, vectors) == pytest.approx(1.0, abs=0.1)
+def test_statistics_keep_to_the_base_by_what_clips_take(tmp_path: Path) -> None:
+    request = first_request(tmp_path, [3, 1], FoldSetting())
+    base = model_of(request.base_model.path).statistics
+    first, second = (flat.statistics for flat in updates_of(request))
+    after = model_of(fold(clipped_request(request, (WHOLE // 4, WHOLE))).model.path).statistics
+    shrunk = base + (first - base) / 4
+    assert np.allclose(after, (3 * shrunk + second) / 4, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(after, model_of(fold(request).model.path).statistics, atol=0.1)
 
 
-def test_the_agreement_is_that_of_equal_weights(tmp_path: Path) -> None:
-    vectors = [random_flat(seed).parameters[: LAYOUT.large_count] for seed in (1, 1, 2)]
-    request = request_with(tmp_path, vectors)
-    weighted = tuple(
-        replace(update, samples=samples)
-        for update, samples in zip(request.updates, (1, 50, 9), strict=True)
-    )
-    other = replace(request, updates=weighted)
-    assert fold(other).agreement == fold(request).agreement
-    # |2a + b|^2 / (2|a|^2 + |b|^2) of orthogonal vectors of one length.
-    assert fold(request).agreement == pytest.approx(5 / 3, abs=0.1)
+@pytest.mark.parametrize("setting", [FoldSetting(), FoldSetting(("topk64", "int8"), "topk64")])
+def test_whole_clips_leave_the_bits_of_the_plain_weighted_mean(
+    setting: FoldSetting, tmp_path: Path
+) -> None:
+    request = first_request(tmp_path, [30, 10, 60], setting)
+    # As a vote of 1 in each weight: sums of 1/65,536 are exact.
+    voted = tuple(replace(each, weight=each.weight * WHOLE) for each in request.updates)
+    clipped = clipped_request(replace(request, updates=voted), (WHOLE, WHOLE, WHOLE))
+    assert [file.digest for file in fold(clipped).files] == [
+        file.digest for file in fold(request).files
+    ]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_one_update_or_none_that_says_anything_has_no_agreement(count: int, tmp_path: Path) -> None:
-    zeros = np.zeros(LAYOUT.large_count, np.float32)
-    assert agreement_of(tmp_path, [zeros] * count) is None
-    ones = [zeros + 1] * count
-    assert (agreement_of(tmp_path, ones) is None) == (count == 1)
+def test_an_update_that_is_clipped_to_nothing_is_left_out(tmp_path: Path) -> None:
+    request = first_request(tmp_path, [5, 5], FoldSetting())
+    result = fold(clipped_request(request, (0, WHOLE)))
+    assert [(each.index, each.reason) for each in result.omitted] == [(0, "it has no weight")]
+    alone = fold(replace(request, updates=request.updates[1:]))
+    assert result.model.digest == alone.model.digest
 
 
 def test_what_a_sparse_delta_leaves_unsaid_comes_with_a_later_one(tmp_path: Path) -> None:
@@ -462,67 +482,3 @@ def test_a_residual_lives_through_a_change_of_codec_and_a_refusal() -> None:
     total = sparse.residual + decode_parameters(LAYOUT, "topk64", sparse.payload)
     large = slice(0, LAYOUT.large_count)
     assert np.allclose(total[large], 0.95 * returned[large], rtol=1e-6, atol=1e-7)
-
-
-FP32 = codec_named("fp32")
-VALUES = 40 * RECORD
-
-
-def cosines(updates: list[np.ndarray], span: int = VALUES) -> list[float | None]:
-    agreement = Agreement(len(updates), VALUES)
-    for start in range(0, VALUES, span):
-        stop = min(start + span, VALUES)
-        for index, update in enumerate(updates):
-            piece = update[start:stop].astype("<f4").view(np.uint8)
-            agreement.add(index, FP32, piece, range(start, stop))
-        agreement.end_span()
-    return list(agreement.cosines())
-
-
-def noise(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(VALUES).astype(np.float32)
-
-
-def test_equal_updates_agree_wholly() -> None:
-    assert cosines([noise(1)] * 3) == pytest.approx([1.0] * 3)
-
-
-def test_updates_in_different_directions_agree_by_nothing() -> None:
-    found = cosines([noise(seed) for seed in range(4)])
-    assert all(abs(each or 1) < 0.05 for each in found)
-
-
-def test_one_that_points_the_other_way_stands_out() -> None:
-    one = noise(1)
-    others = [one + 0.5 * noise(seed) for seed in range(2, 5)]
-    *honest, turned = cosines([*others, -10 * one])
-    assert turned is not None
-    assert turned < -0.9
-    assert all(each is not None and each > turned for each in honest)
-
-
-def test_an_update_without_content_agrees_by_nothing() -> None:
-    *_, nothing = cosines([noise(1), noise(1), np.zeros(VALUES, np.float32)])
-    assert nothing == 0.0
-
-
-def test_of_a_single_update_nothing_is_known() -> None:
-    assert cosines([noise(1)]) == [None]
-
-
-def test_where_the_others_say_nothing_nothing_is_known() -> None:
-    first, second = cosines([noise(1), np.zeros(VALUES, np.float32)])
-    assert (first, second) == (None, 0.0)
-
-
-@pytest.mark.parametrize("span", [RECORD, 3 * RECORD, 8 * RECORD])
-def test_the_span_does_not_matter(span: int) -> None:
-    updates = [noise(seed) + noise(9) for seed in range(3)]
-    assert cosines(updates, span) == cosines(updates)
-
-
-def test_of_many_updates_only_some_values_are_kept() -> None:
-    shared = noise(0)
-    updates = [shared + noise(seed % 7 + 1) for seed in range(600)]
-    found = cosines(updates)
-    assert all(each is not None and 0.5 < each < 0.9 for each in found)

@@ -234,13 +234,22 @@ def test_a_part_of_a_unit_counts_as_one_in_what_work_may_cost() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", ["escrow = 5", "judged = 2"])
-def test_pay_settings_without_a_price_are_refused(key: str) -> None:
-    name = key.split(maxsplit=1)[0]
-    assert only_problem_of_pay(f"{PAY_HEAD}[pay]\n{key}\n") == (
-        f"job.toml:7 [pay] {name}: {name} does nothing where nothing is paid."
-        f" Fix: set unit_price in [pay], or remove {name}"
+def test_an_escrow_without_a_price_is_refused() -> None:
+    assert only_problem_of_pay(f"{PAY_HEAD}[pay]\nescrow = 5\n") == (
+        "job.toml:7 [pay] escrow: escrow does nothing where nothing is paid."
+        " Fix: set unit_price in [pay], or remove escrow"
     )
+
+
+def test_updates_are_weighed_by_default_and_counted_in_full_where_a_job_says_so() -> None:
+    assert parse_job(PAY_HEAD).trust.rule == "robust"
+    assert parse_job(f'{PAY_HEAD}[trust]\nrule = "mean"\n').trust.rule == "mean"
+
+
+def test_an_unknown_rule_of_trust_is_refused() -> None:
+    problem = only_problem_of_pay(f'{PAY_HEAD}[trust]\nrule = "blind"\n')
+    assert problem.startswith("job.toml:7 [trust] rule: ")
+    assert "robust" in problem
 
 
 def test_an_escrow_below_the_first_round_is_refused() -> None:

@@ -32,10 +32,8 @@ from coordinator.core.plan.participation import (
     participations,
 )
 from coordinator.core.plan.planning import plan_round
-from coordinator.shell.aggregation.arithmetic import Agreement
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Inner
-from hypergpu.tensors.codec import codec_named
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 
@@ -306,15 +304,8 @@ def _request_of_median(
 
 
 def _agreement(updates: Updates) -> float:
-    """What the coordinator makes of such updates while it folds them."""
-    codec, values = codec_named("fp32"), updates.shape[1]
-    agreement = Agreement(len(updates), values)
-    for index, update in enumerate(updates):
-        agreement.add(index, codec, update.astype("<f4").view(np.uint8), range(values))
-    agreement.end_span()
-    found = agreement.agreement()
-    assert found is not None
-    return found
+    """What `PlanRequest.agreement` says of such updates."""
+    return float(np.square(updates.sum(axis=0)).sum() / np.square(updates).sum())
 
 
 def _updates(nodes: int, cosine: float, norms: Sequence[float] | None = None) -> Updates:

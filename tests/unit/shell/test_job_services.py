@@ -17,7 +17,6 @@ from coordinator.core.job.events import (
 from coordinator.core.plan.decision import NodeMemory, PlanMemory
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.evaluation import failed_judgement
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.driver import JobRuntime, event_entry, replay_jobs
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
@@ -54,7 +53,7 @@ from tests.unit.shell.whole_shell import (
     payments_of,
     prepared_job,
     services_in,
-    stop_before_judgement,
+    stop_in_second_round,
 )
 
 
@@ -238,11 +237,8 @@ async def test_data_that_a_job_which_cannot_be_read_may_need_outlives_a_removal(
 async def test_a_job_is_measured_and_receipted_before_its_rows_go(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await stop_before_judgement(services)
-        (waiting,) = services.driver.runtimes[JOB].job.unmeasured
-
+        await stop_in_second_round(services)
         await remove(services, JOB)
-        assert await services.driver.submit(JOB, failed_judgement(waiting.number, "late")) != ""
 
     ((job_id, kinds),) = payments_of(services).caught_up
     assert (job_id, kinds.count("RoundMeasured"), kinds[-1]) == (JOB, 2, "JobEnded")
@@ -262,7 +258,7 @@ async def test_a_job_that_goes_on_is_not_removed(tmp_path: Path) -> None:
 async def test_a_removal_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     async with driving(services):
-        await stop_before_judgement(services)
+        await stop_in_second_round(services)
         first, second = await asyncio.gather(
             remove(services, JOB), remove(services, JOB), return_exceptions=True
         )

@@ -23,7 +23,8 @@ from coordinator.core.job.events import (
     NodeJoined,
     NodeLost,
 )
-from coordinator.core.job.state import Job, Model, Phase
+from coordinator.core.job.state import Job, Model, Phase, TrustMemory
+from coordinator.core.trust import whole_weighing
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates
@@ -218,13 +219,22 @@ class NotingDriver(Driver):
 
 
 def closed_round(services: Services) -> Aggregate:
-    """A round with one update, on the first model."""
+    """A round with one update, on the first model, that is weighed already."""
     base = services.blobs.put(b"".join(part.tobytes() for part in random_flat(0)), keep_s=-1)
     payload = encode_update(LAYOUT, SPEC.codec.up, random_flat(1, 0.01)).payload.tobytes()
     update = services.blobs.put(payload, keep_s=-1)
-    term = FoldedUpdate(NODE, Slot(0), update, 10, SPEC.codec.up)
-    codec = SPEC.codec
-    return Aggregate(0, Model(0, base), (term,), SPEC, down=codec.down, is_sparse=False)
+    term = FoldedUpdate(NODE, Slot(0), update, 10, SPEC.codec.up, inner_steps=1)
+    return Aggregate(
+        round=0,
+        base=Model(0, base),
+        updates=(term,),
+        spec=SPEC,
+        down=SPEC.codec.down,
+        is_sparse=False,
+        trust=TrustMemory(),
+        weighing=whole_weighing(TrustMemory()),
+        manifest=None,
+    )
 
 
 def test_a_fold_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -262,12 +272,11 @@ def test_a_fold_takes_each_update_in_its_own_codec_and_writes_the_planned_delta(
     command = closed_round(services)
     payload = encode_update(LAYOUT, "topk64", random_flat(2, 0.01)).payload.tobytes()
     sparse = services.blobs.put(payload, keep_s=-1)
-    term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64")
+    term = FoldedUpdate(NODE, Slot(1), sparse, 30, "topk64", inner_steps=1)
     command = replace(command, updates=(*command.updates, term), down="int8")
 
     event = fold_updates(services, LAYOUT, command).event
     assert event.omitted == ()
-    assert event.agreement is not None
     (delta,) = event.model.deltas
     assert (delta.codec, delta.blob.size_bytes) == ("int8", update_bytes(LAYOUT, "int8"))
 

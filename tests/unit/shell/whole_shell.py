@@ -13,7 +13,6 @@ from coordinator.core.job.events import (
     ModelInitialised,
     NodeJoined,
     UpdateReceived,
-    UpdatesJudged,
 )
 from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.shell.app.startup import PaymentsHost
@@ -77,6 +76,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
+        sketch_secret=bytes(32),
     )
 
 
@@ -118,7 +118,7 @@ NOW = Milliseconds(0)
 PAYS = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=5, inner_steps=1, batch_size=100, nodes=1),
-    pay=Pay(unit_price=1_000_000, escrow=10**12, rounds_per_epoch=5, judged=1),
+    pay=Pay(unit_price=1_000_000, escrow=10**12, rounds_per_epoch=5),
 )
 
 
@@ -126,8 +126,8 @@ def model(rounds: int) -> Model:
     return Model(rounds, BlobRef(digest_of(b"model %d" % rounds), Bytes(8)))
 
 
-async def finish_round(services: Services, number: int) -> None:
-    """An update comes in and is folded; what a judge finds of it is still to come."""
+async def receive_update(services: Services, number: int) -> None:
+    """The update of the job's one node comes in."""
     round_ = services.driver.runtimes[JOB].job.round
     assert round_ is not None
     update = AcceptedUpdate(
@@ -138,17 +138,15 @@ async def finish_round(services: Services, number: int) -> None:
         signature=bytes(65),
     )
     lease = round_.participants[NODE].lease
-    for event in (
-        UpdateReceived(at_ms=NOW, node=NODE, round=number, lease=lease, update=update),
-        AggregateReady(at_ms=NOW, round=number, model=model(number + 1), agreements={NODE: 0.5}),
-    ):
-        assert await services.driver.submit(JOB, event) == ""
-
-
-async def judge_round(services: Services, number: int) -> None:
-    """The judge answers: the round is measured."""
-    event = UpdatesJudged(at_ms=NOW, round=number, base_loss=1.0, made_loss=0.5, losses={NODE: 0.5})
+    event = UpdateReceived(at_ms=NOW, node=NODE, round=number, lease=lease, update=update)
     assert await services.driver.submit(JOB, event) == ""
+
+
+async def finish_round(services: Services, number: int) -> None:
+    """An update comes in, is folded and measured."""
+    await receive_update(services, number)
+    folded = AggregateReady(at_ms=NOW, round=number, model=model(number + 1))
+    assert await services.driver.submit(JOB, folded) == ""
 
 
 async def begin_job(services: Services, funding: Funding | None = None) -> None:
@@ -160,10 +158,9 @@ async def begin_job(services: Services, funding: Funding | None = None) -> None:
         assert await services.driver.submit(JOB, event) == ""
 
 
-async def stop_before_judgement(services: Services) -> None:
-    """A job of two rounds whose second is not measured."""
+async def stop_in_second_round(services: Services) -> None:
+    """A job that is stopped while the second update of its one node waits for its fold."""
     await begin_job(services)
     await finish_round(services, 0)
-    await judge_round(services, 0)
-    await finish_round(services, 1)
+    await receive_update(services, 1)
     assert await services.driver.submit(JOB, JobStopped(at_ms=NOW)) == ""
