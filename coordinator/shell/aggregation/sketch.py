@@ -1,12 +1,13 @@
-"""Count sketches: 1,024 numbers that keep inner products of long vectors to within a few percent.
+"""Count sketches: 1,021 numbers that keep inner products of long vectors to within a few percent.
 
 Two updates' sketches have about the cosine that the updates have, over all of their coordinates;
-the standard error is ``1/sqrt(1,024)``. Signs and places follow from a secret of the coordinator,
+the standard error is ``1/sqrt(1,021)``. Signs and places follow from a secret of the coordinator,
 so that nobody can build an update that only its sketch likes (Charikar, Chen, Farach-Colton 2002).
 
-A sketch is a sum over blocks of 32 rows of 1,024 coordinates: each block times a table of signs,
+A sketch is a sum over blocks of 33 rows of 1,021 coordinates: each block times a table of signs,
 its rows added up, turned by an offset and given a sign, both drawn for the block. Coordinates of
-different blocks share a place only by chance, whatever the width of a layer.
+different blocks share a place only by chance. Those of one block do by their distance, a multiple
+of 1,021: a prime, so that no column of a layer of usual width falls into one place.
 """
 
 import math
@@ -21,11 +22,12 @@ from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s, Layout
 from hypergpu.tensors.quantisation import GROUP, groups
 
-WIDTH = 1_024
+WIDTH = 1_021
 """Numbers in a sketch."""
 Sketch = npt.NDArray[np.float64]
 """``float64[WIDTH]``."""
-_ROWS = GROUP // WIDTH
+_WHOLE = GROUP // WIDTH * WIDTH
+"""Coordinates of a block in whole rows."""
 
 
 class SketchKey:
@@ -35,8 +37,7 @@ class SketchKey:
         """Draw them from a secret; the same one gives sketches that can be compared."""
         self._secret = secret
         bits = np.frombuffer(blake3(secret + b"/signs").digest(length=GROUP // 8), np.uint8)
-        signs = 1 - 2 * np.unpackbits(bits).astype(np.float32)
-        self.signs: npt.NDArray[np.float32] = signs.reshape(_ROWS, WIDTH)
+        self.signs: npt.NDArray[np.float32] = 1 - 2 * np.unpackbits(bits).astype(np.float32)
 
     def blocks(self, count: int) -> npt.NDArray[np.uint16]:
         """Draw of each of ``count`` blocks: its sign in the lowest bit, its offset above it."""
@@ -74,13 +75,14 @@ class _Summation:
 
     def add(self, values: Float32s) -> None:
         """Take in the next values, `GROUP` of them at most. A shorter piece ends a section."""
-        rows = values
         if values.size < GROUP:
-            rows = self._padded
-            rows[: values.size], rows[values.size :] = values, 0
-        draw = int(self._draws[self._block])
+            self._padded[: values.size], self._padded[values.size :] = values, 0
+        rows = values if values.size == GROUP else self._padded
         # einsum adds in one order, whatever the number of threads, as a BLAS may not.
-        added = np.einsum("rc,rc->c", rows.reshape(_ROWS, WIDTH), self._key.signs)
+        signs = self._key.signs
+        added = np.einsum("rc,rc->c", _whole_rows(rows), _whole_rows(signs))
+        added[: GROUP - _WHOLE] += rows[_WHOLE:] * signs[_WHOLE:]
+        draw = int(self._draws[self._block])
         turned = np.roll(added, (draw >> 1) % WIDTH)
         self.sketch += turned if draw & 1 else -turned
         self.squares += float(np.einsum("i,i->", values, values))
@@ -90,6 +92,10 @@ class _Summation:
         """Take in the next values, however many."""
         for start in range(0, values.size, GROUP):
             self.add(values[start : start + GROUP])
+
+
+def _whole_rows(values: Float32s) -> Float32s:
+    return values[:_WHOLE].reshape(-1, WIDTH)
 
 
 def sketch_vector(key: SketchKey, layout: Layout, parameters: Float32s) -> Sketch:
