@@ -190,6 +190,23 @@ def test_the_next_round_is_weighed_by_what_this_one_taught() -> None:
     assert (fold.fallback, [each.node for each in fold.makers]) == (model(0), [ALICE, BOB])
 
 
+def test_a_model_that_the_job_went_back_to_has_neither_makers_nor_a_fallback() -> None:
+    job = after(with_both(training(FREE)), fold_event(0))
+    back = fold_event(1, bob=0)
+    assert isinstance(back, events.AggregateReady)
+    assert back.weighing is not None
+    weighing = replace(back.weighing, rollback="the held-out loss is not finite")
+    back = replace(back, weighing=weighing, model=replace(model(0), round=2))
+    step = transition(with_both(job), back)
+    (record,) = measured_of(step.commands)
+    assert [each.quality_bps for each in record.updates] == [10_000, 0]
+    assert (step.job.phase, step.job.newest_model.blob) == (Phase.TRAINING, model(0).blob)
+
+    step = transition(after(step.job, sent_update(step.job, ALICE)), sent_update(step.job, BOB))
+    (fold,) = [each for each in step.commands if isinstance(each, Aggregate)]
+    assert (fold.base.round, fold.fallback, fold.makers) == (2, None, ())
+
+
 def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() -> None:
     job = training(PAID)
     job = after(job, sent_update(job, ALICE))

@@ -97,7 +97,9 @@ class Aggregate(msgspec.Struct, frozen=True):
     scale: float = 1.0
     """Multiplies the weighted mean."""
     fallback: Model | None = None
-    """The model before ``base``, to go back to where ``base`` is of no use."""
+    """The model before ``base``, to go back to where ``base`` is of no use; None: ``base`` is the
+    first one, or the job went back to it.
+    """
     makers: tuple["FoldedUpdate", ...] = ()
     """Updates that ``base`` was made of."""
 

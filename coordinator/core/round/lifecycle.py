@@ -317,7 +317,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     """The command that makes the next model of ``base``: the same round gives the same one."""
     weights, scale = _weights(round_)
     is_newest = job.model is not None and base.blob.digest == job.model.blob.digest
-    makers = job.closed if is_newest and job.closed is not None else None
+    makers = _makers(job) if is_newest else None
     return Aggregate(
         round=round_.number,
         base=base,
@@ -332,6 +332,12 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         is_sparse=round_.is_sparse,
         scale=scale,
     )
+
+
+def _makers(job: Job) -> Round | None:
+    """The round whose updates made the newest model; None: the job went back to that model."""
+    weighing = job.closed.weighing if job.closed is not None else None
+    return None if weighing is not None and weighing.rollback else job.closed
 
 
 def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[FoldedUpdate, ...]:

@@ -91,7 +91,9 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
     found, unreadable = await _sketches(services, runtime, command.updates)
     memory = command.trust
     if gradient is not None and gradient.loss is not None:
-        memory = replace(memory, loss=gradient.loss, rollbacks=0)
+        # A model that the job went back to was good before: it ends no row of rollbacks.
+        rollbacks = 0 if command.fallback is not None else memory.rollbacks
+        memory = replace(memory, loss=gradient.loss, rollbacks=rollbacks)
     weighing = (
         weigh_updates(memory, _evidence(found, gradient)) if is_robust else whole_weighing(memory)
     )
@@ -123,6 +125,9 @@ def _job_secret(services: Services, job_id: JobId) -> bytes:
 
 
 def _has_gradient(spec: JobSpec) -> bool:
+    """Whether the job's updates are held against one, and its workload has one."""
+    if spec.trust.rule != "robust":
+        return False
     try:
         return find(spec.workload).kind != "null"
     except UnknownWorkloadError:

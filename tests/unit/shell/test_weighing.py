@@ -1,0 +1,237 @@
+"""The weighing of a closed round: updates on disk, held against a gradient that is known."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blake3 import blake3
+from msgspec.structs import replace
+
+from coordinator.core.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.job.events import AggregateReady, Event, JobPaused
+from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
+from coordinator.core.trust import ROLLBACKS_MOST, WHOLE
+from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.commands.aggregation import aggregate, counted_updates
+from coordinator.shell.commands.weighing import WeighedRound, weigh_round
+from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.services import Services
+from hypergpu.ids import JobId, NodeId, Slot
+from hypergpu.jobfile.spec import Trust
+from hypergpu.statements import BlobRef
+from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.layout import Flat, Float32s
+from tests.journals import FolderJournal
+from tests.unit.aggregation.fold_files import LAYOUT, random_flat
+from tests.unit.shell.whole_shell import JOB, SPEC, services_in
+
+NAMES = tuple(NodeId(f"node-{number}") for number in range(6))
+SLOPE: Float32s = random_flat(99).parameters
+"""Gradient of the held-out loss."""
+
+
+class CollectingDriver(Driver):
+    """Accepts every event, and keeps it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(FolderJournal(folder))
+        self.reported: list[Event] = []
+
+    async def insist(self, job_id: JobId, event: Event) -> str:
+        self.reported.append(event)
+        return ""
+
+
+def honest(seed: int) -> Float32s:
+    """The update of a node that went down the slope, and elsewhere by chance."""
+    vector: Float32s = SLOPE + 2 * random_flat(seed).parameters
+    return vector
+
+
+class WeighedJob:
+    """A job whose round has closed with some updates."""
+
+    def __init__(self, folder: Path, *vectors: Float32s, codec: str = "fp32") -> None:
+        self.driver = CollectingDriver(folder / "driver")
+        self.services: Services = services_in(folder)._replace(driver=self.driver)
+        base = self.put(random_flat(0))
+        self.runtime = JobRuntime(Job(JOB, SPEC, model=Model(4, base)), 0)
+        self.runtime.layout = LAYOUT
+        self.command = Aggregate(
+            round=4,
+            base=Model(4, base),
+            updates=self.updates(vectors, codec),
+            spec=SPEC,
+            down="fp32",
+            is_sparse=False,
+            trust=TrustMemory(rounds=4),
+            weighing=None,
+            manifest=None,
+        )
+
+    def put(self, flat: Flat) -> BlobRef:
+        return self.services.blobs.put(b"".join(part.tobytes() for part in flat), keep_s=-1)
+
+    def updates(self, vectors: Sequence[Float32s], codec: str = "fp32") -> tuple[FoldedUpdate, ...]:
+        still = random_flat(0)
+        payloads = [
+            encode_update(LAYOUT, codec, Flat(vector, still.statistics, still.integers)).payload
+            for vector in vectors
+        ]
+        blobs = [self.services.blobs.put(each.tobytes(), keep_s=-1) for each in payloads]
+        return tuple(
+            FoldedUpdate(node, Slot(slot), blob, 10, codec, inner_steps=8)
+            for slot, (node, blob) in enumerate(zip(NAMES, blobs, strict=False))
+        )
+
+    def with_gradient(self, loss: float | None = 1.0, model: BlobRef | None = None) -> None:
+        """The evaluator has differentiated the loss at a model; None: at the base."""
+        secret = blake3(JOB.encode(), key=self.services.sketch_secret).digest()
+        sketch = sketch_vector(SketchKey(secret), LAYOUT, SLOPE)
+        digest = (model or self.command.base.blob).digest
+        self._know(HeldOutGradient(digest, loss, sketch))
+
+    def without_gradient(self) -> None:
+        """The evaluator could not do it."""
+        self._know(None)
+
+    def _know(self, found: HeldOutGradient | None) -> None:
+        known: asyncio.Future[HeldOutGradient | None] = asyncio.get_running_loop().create_future()
+        known.set_result(found)
+        task = asyncio.ensure_future(_awaited(known))
+        self.runtime.measurements.gradients[self.command.base.blob.digest] = task
+
+    async def weigh(self) -> WeighedRound:
+        return await weigh_round(self.services, self.runtime, self.command)
+
+
+async def _awaited(
+    known: "asyncio.Future[HeldOutGradient | None]",
+) -> HeldOutGradient | None:
+    return await known
+
+
+# Four with a cosine of a fifth between them; sparse ones hardly overlap.
+@pytest.mark.parametrize(("codec", "agreement"), [("fp32", 1.6), ("int4", 1.6), ("topk64", 1.1)])
+async def test_updates_against_the_held_out_gradient_do_not_count(
+    codec: str, agreement: float, tmp_path: Path
+) -> None:
+    liar = -3 * honest(5)
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), liar, codec=codec)
+    job.with_gradient()
+    weighed = await job.weigh()
+    assert weighed.weighing.votes[NAMES[4]] == 0
+    assert "influence" in weighed.weighing.reasons[NAMES[4]]
+    assert weighed.weighing.memory.loss == 1.0
+    counted = counted_updates(job.command, weighed).updates
+    assert [update.node for update in counted] == list(NAMES[:4])
+    assert weighed.agreement == pytest.approx(agreement, abs=0.2)
+
+
+async def test_a_long_update_is_clipped_to_the_length_of_the_others(tmp_path: Path) -> None:
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), 10 * honest(5))
+    job.with_gradient()
+    weighed = await job.weigh()
+    clip = weighed.weighing.clips[NAMES[4]]
+    assert clip == pytest.approx(WHOLE / 10, rel=0.05)
+    assert counted_updates(job.command, weighed).updates[4].clip == clip
+
+
+async def test_without_a_gradient_copies_still_share_one_vote(tmp_path: Path) -> None:
+    first = honest(1)
+    job = WeighedJob(tmp_path, first, first, *(honest(seed) for seed in range(2, 6)))
+    job.without_gradient()
+    votes = (await job.weigh()).weighing.votes
+    assert votes[NAMES[0]] == votes[NAMES[1]] < votes[NAMES[2]]
+
+
+async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_path: Path) -> None:
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)))
+    job.with_gradient()
+    job.services.blobs.path(job.command.updates[1].blob.digest).unlink()
+    weighed = await job.weigh()
+    ((node, _),) = weighed.unreadable
+    assert node == NAMES[1]
+    counted = counted_updates(job.command, weighed).updates
+    assert [update.node for update in counted] == [NAMES[0], NAMES[2], NAMES[3]]
+
+
+async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path) -> None:
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), -honest(5))
+    job.command = replace(job.command, spec=replace(SPEC, trust=Trust(rule="mean")))
+    job.runtime.job = replace(job.runtime.job, spec=job.command.spec)
+    weighed = await job.weigh()
+    assert weighed.weighing == Weighing({}, {}, {}, job.command.trust)
+    assert weighed.agreement is not None
+    assert job.runtime.measurements.gradients == {}
+    assert job.services.evaluator.process_id is None
+
+
+def exploded_job(folder: Path, rollbacks: int = 0) -> WeighedJob:
+    """A job whose newest model is far worse than the one before, by the update of one liar."""
+    job = WeighedJob(folder, *(honest(seed) for seed in range(1, 5)))
+    makers = job.updates([honest(1), honest(2), -honest(3)])
+    memory = TrustMemory(rounds=4, loss=1.0, rollbacks=rollbacks)
+    fallback = Model(3, job.put(random_flat(1)), job.put(random_flat(2)))
+    job.command = replace(job.command, trust=memory, fallback=fallback, makers=makers)
+    return job
+
+
+@pytest.mark.parametrize(("loss", "found"), [(50.0, "is 50"), (None, "is not finite")])
+async def test_a_job_goes_back_from_a_model_that_exploded_and_blames_who_made_it(
+    loss: float | None, found: str, tmp_path: Path
+) -> None:
+    job = exploded_job(tmp_path)
+    job.with_gradient(loss)
+    await aggregate(job.services, job.runtime, job.command)
+    (ready,) = job.driver.reported
+    assert isinstance(ready, AggregateReady)
+    fallback = job.command.fallback
+    assert fallback is not None
+    assert ready.model == Model(5, fallback.blob, fallback.outer_state)
+    assert ready.weighing is not None
+    assert ready.weighing.rollback == f"the held-out loss of the model of round 4 {found}"
+    assert ready.weighing.votes == {NAMES[2]: 0}
+    assert ready.weighing.memory.weights[NAMES[2]] == 0
+    assert ready.weighing.memory.rollbacks == 1
+
+
+async def test_an_old_gradient_says_nothing_of_the_newest_model(tmp_path: Path) -> None:
+    job = exploded_job(tmp_path)
+    assert job.command.fallback is not None
+    job.with_gradient(50.0, job.command.fallback.blob)
+    assert (await job.weigh()).weighing.rollback == ""
+
+
+async def test_a_model_that_the_job_went_back_to_ends_no_row_of_rollbacks(tmp_path: Path) -> None:
+    job = exploded_job(tmp_path, rollbacks=2)
+    job.with_gradient(1.1)
+    assert (await job.weigh()).weighing.memory.rollbacks == 0
+    job.command = replace(job.command, fallback=None, makers=())
+    assert (await job.weigh()).weighing.memory.rollbacks == 2
+
+
+async def test_a_job_that_goes_back_again_and_again_pauses_with_advice(tmp_path: Path) -> None:
+    job = exploded_job(tmp_path, rollbacks=ROLLBACKS_MOST - 1)
+    job.runtime.job = replace(job.runtime.job, trust=TrustMemory(rollbacks=ROLLBACKS_MOST))
+    job.with_gradient(None)
+    await aggregate(job.services, job.runtime, job.command)
+    pause = job.driver.reported[-1]
+    assert isinstance(pause, JobPaused)
+    assert f"{ROLLBACKS_MOST} times in a row: training itself diverges" in pause.reason
+
+
+async def test_where_every_update_overflows_the_model_stays(tmp_path: Path) -> None:
+    huge = np.full(LAYOUT.parameters_count, np.inf, np.float32)
+    job = WeighedJob(tmp_path, huge, huge, huge)
+    job.with_gradient()
+    await aggregate(job.services, job.runtime, job.command)
+    ready = job.driver.reported[0]
+    assert isinstance(ready, AggregateReady)
+    assert ready.model.blob == job.command.base.blob
+    assert ready.weighing is not None
+    assert set(ready.weighing.votes.values()) == {0}
+    assert ready.omitted == ()
