@@ -156,9 +156,9 @@ def _record(job: Job, round_: Round, base: Digest, weighing: Weighing | None) ->
     accepted = round_.accepted_updates
     votes, reasons = _votes(job, round_, weighing)
     measured = tuple(
-        _measured(job.terms, round_, base, found)
+        _measured_update(job.terms, round_, base, found)
         for found in (
-            _Found(node, part, update, votes.get(node, WHOLE), reasons.get(node, ""))
+            _CountedUpdate(node, part, update, votes.get(node, WHOLE), reasons.get(node, ""))
             for node, part, update in accepted
         )
     )
@@ -175,7 +175,7 @@ def _votes(
     return votes, {node: "its earlier updates" for node, vote in votes.items() if vote < WHOLE}
 
 
-class _Found(NamedTuple):
+class _CountedUpdate(NamedTuple):
     node: NodeId
     participant: Participant
     update: AcceptedUpdate
@@ -183,7 +183,9 @@ class _Found(NamedTuple):
     why: str
 
 
-def _measured(terms: Terms, round_: Round, base: Digest, found: _Found) -> MeasuredUpdate:
+def _measured_update(
+    terms: Terms, round_: Round, base: Digest, found: _CountedUpdate
+) -> MeasuredUpdate:
     participant = found.participant
     allowed_ms = Milliseconds(max(0, round_.deadline_at_ms - participant.assigned_at_ms))
     quality = quality_of(found.vote, found.why, participant.took_ms, allowed_ms)

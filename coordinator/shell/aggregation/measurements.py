@@ -19,8 +19,8 @@ class HeldOutGradient(NamedTuple):
 
 
 @dataclass
-class Measurements:
-    """Those of one job, by the digest of the model or the update."""
+class RoundMeasurements:
+    """Measurements of one job, by the digest of the model or the update."""
 
     gradients: dict[Digest, "Task[HeldOutGradient | None]"] = field(default_factory=dict)
     sketches: dict[Digest, "Task[UpdateSketch]"] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Measurements:
             if self.sketches[digest].done():
                 del self.sketches[digest]
 
-    def cancel(self) -> None:
-        """Stop waiting for anything: the job is closed."""
-        for task in (*self.gradients.values(), *self.sketches.values()):
-            task.cancel()
+    @property
+    def tasks(self) -> "tuple[Task[object], ...]":
+        """All of them, done or under way."""
+        return (*self.gradients.values(), *self.sketches.values())

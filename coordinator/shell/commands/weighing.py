@@ -47,7 +47,7 @@ _COPY_LEAST = 1e-6
 
 
 class WeighedRound(NamedTuple):
-    """What is known of a round's updates before they are folded."""
+    """Findings about a round's updates before they are folded."""
 
     weighing: Weighing
     agreement: float | None = None

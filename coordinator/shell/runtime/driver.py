@@ -27,7 +27,7 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import Job
 from coordinator.core.round.transition import rejection, transition
-from coordinator.shell.aggregation.measurements import Measurements
+from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
@@ -89,8 +89,7 @@ class JobRuntime:
         """After a restart: its model is being checked and nothing outstanding was performed yet."""
         self._recent: deque[Entry] = deque(maxlen=_RECENT_ENTRIES)
         self._changed = asyncio.Event()
-        self.measurements = Measurements()
-        """Of its newest models and updates, for the weighing of rounds."""
+        self.measurements = RoundMeasurements()
         self.settings_lock = asyncio.Lock()
         """Held while new settings are made out of the present ones and written."""
 
@@ -155,8 +154,7 @@ class JobRuntime:
             if timer is not None:
                 timer.cancel()
         self.deadline_timer = self.retry_timer = None
-        self.measurements.cancel()
-        for task in self.tasks.values():
+        for task in (*self.tasks.values(), *self.measurements.tasks):
             task.cancel()
 
 
@@ -173,7 +171,6 @@ def _workload_version(job: Job) -> int:
 
 
 log = structlog.get_logger()
-
 _encoder = msgspec.json.Encoder()
 _events = msgspec.json.Decoder(Event)
 _jobs = msgspec.json.Decoder(Job)
