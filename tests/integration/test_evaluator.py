@@ -1,4 +1,4 @@
-"""A real evaluator process: models measured on held-out data, single updates judged by it."""
+"""A real evaluator process: models measured on held-out data, and the gradients of their loss."""
 
 import asyncio
 import os
@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
     EvaluatorProcess,
+    GradientMeasured,
     Initialise,
     Initialised,
-    MeasureUpdates,
-    UpdateFile,
-    UpdatesMeasured,
+    MeasureGradient,
 )
+from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.tensors.codec import update_bytes
-from hypergpu.tensors.layout import layout_from_json
+from hypergpu.tensors.layout import Flat, layout_from_json
 from hypergpu.workloads.workload import ArraySamples, all_finite, build, find
 
 ROOT = Path(__file__).parents[2]
@@ -260,112 +261,110 @@ async def test_a_cancelled_request_does_not_answer_the_next_one(
     assert made.size_bytes == 2600
 
 
-class UpdateFolder:
-    """A model, and updates to it."""
-
-    def __init__(self, folder: Path, made: Initialised) -> None:
-        self.folder = folder
-        self.layout = layout_from_json(made.layout_json)
-        self.base = folder / "model"
-        self.count = update_bytes(self.layout, "fp32") // 4
-
-    def update(self, name: str, values: np.ndarray) -> UpdateFile:
-        path = self.folder / name
-        path.write_bytes(values.astype("<f4").tobytes())
-        return UpdateFile(str(path), "fp32")
-
-    def gradient(self) -> np.ndarray:
-        """One step of softmax regression over some training samples."""
-        workload = build(find("digits-softmax"), {})
-        samples = workload.load("").train
-        inputs, labels = samples.batch(np.arange(500))
-        pixels = inputs.reshape(len(inputs), -1).astype(np.float64)
-        hot = np.eye(10)[labels]
-        errors = (1 / 10 - hot) / len(hot)
-        by_name = {10: errors.sum(0), pixels.shape[1] * 10: pixels.T @ errors}
-        parts = [by_name[tensor.count].ravel() for tensor in self.layout.tensors]
-        return np.concatenate(parts)
-
-    def request(self, *updates: UpdateFile, most: int = 0) -> MeasureUpdates:
-        digest = digest_of(self.base.read_bytes())
-        return MeasureUpdates(
-            workload="digits-softmax",
-            layout_digest=self.layout.digest,
-            base_path=str(self.base),
-            base_digest=digest,
-            made_path=str(self.base),
-            made_digest=digest,
-            updates=updates,
-            samples_most=most,
-        )
+EPSILON = 2e-3
+SECRET = bytes(range(32))
+EVERY = 10**9
+WORKLOADS = ["digits-softmax", "digits-cnn"]
+"""One in numpy, one in torch."""
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def round_(evaluator: EvaluatorProcess, tmp_path: Path) -> UpdateFolder:
-    request = Initialise(
-        workload="digits-softmax",
-        model_path=str(tmp_path / "model"),
-        layout_path=str(tmp_path / "layout"),
+def gradient_request(
+    folder: Path, workload: str, made: Initialised, *, samples_most: int = EVERY
+) -> MeasureGradient:
+    return MeasureGradient(
+        workload=workload,
+        model_path=str(folder / "model"),
+        layout_digest=layout_from_json(made.layout_json).digest,
+        samples_most=samples_most,
+        sketch_secret=SECRET,
     )
-    return UpdateFolder(tmp_path, await evaluator.initialise(request))
 
 
-async def test_what_an_update_alone_does_to_the_loss_is_found(
-    evaluator: EvaluatorProcess, round_: UpdateFolder
+def opened_evaluator(workload: str) -> ModelEvaluator:
+    """The evaluator of a workload in this process."""
+    entry = find(workload)
+    if entry.kind == "numpy":
+        return NumpyEvaluator(build(entry, {}), "")
+    return TorchEvaluator(build(entry, {}), "")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+async def test_a_gradient_agrees_with_finite_differences_of_the_loss(workload: str) -> None:
+    model = opened_evaluator(workload)
+    start = model.initial(7)
+    found = model.gradient(start, EVERY)
+    direction = np.random.default_rng(1).standard_normal(found.parameters.size)
+    # Half along the gradient: at random alone, rounding of the loss would be most of it.
+    direction /= np.linalg.norm(direction)
+    direction += found.parameters / np.linalg.norm(found.parameters)
+    losses = []
+    for sign in (1, -1):
+        moved = start.parameters + (sign * EPSILON * direction).astype(np.float32)
+        sums = model.evaluate(start._replace(parameters=moved))
+        losses.append(sums.loss / sums.samples)
+    slope = (losses[0] - losses[1]) / (2 * EPSILON)
+    assert slope == pytest.approx(float(found.parameters @ direction), rel=0.02)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+async def test_the_loss_and_sketch_of_a_gradient_are_those_of_the_whole_set(
+    evaluator: EvaluatorProcess, tmp_path: Path, workload: str
 ) -> None:
-    step = round_.gradient()
-    found = await evaluator.measure_updates(
-        round_.request(
-            round_.update("zero", np.zeros(round_.count)),
-            round_.update("good", step),
-            round_.update("turned", -step),
-        )
-    )
-    assert found.base_loss is not None
-    nothing, good, turned = found.losses
-    assert nothing == found.base_loss == found.made_loss
-    assert good is not None
-    assert turned is not None
-    assert good < found.base_loss < turned
+    made = await evaluator.initialise(initialise(tmp_path, workload))
+    found = await evaluator.measure_gradient(gradient_request(tmp_path, workload, made))
+    layout = layout_from_json(made.layout_json)
+    whole = await evaluate(evaluator, tmp_path, initialise(tmp_path, workload), made)
+    assert found.loss == pytest.approx(whole.loss, rel=1e-5)
+
+    flat = Flat.view(layout, np.fromfile(tmp_path / "model", np.uint8))
+    gradient = opened_evaluator(workload).gradient(flat, EVERY).parameters
+    expected = sketch_vector(SketchKey(SECRET), layout, gradient)
+    assert np.allclose(np.frombuffer(found.sketch), expected, rtol=1e-3, atol=1e-5)
 
 
-async def test_all_held_out_samples_give_the_loss_that_an_evaluation_gives(
-    evaluator: EvaluatorProcess, round_: UpdateFolder
+async def test_a_gradient_is_measured_alike_before_and_after_other_requests(
+    evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    found = await evaluator.measure_updates(round_.request())
-    whole = await evaluator.evaluate(
-        Evaluate(
-            workload="digits-softmax",
-            model_path=str(round_.base),
-            layout_digest=round_.layout.digest,
-        )
-    )
-    assert found == UpdatesMeasured(base_loss=whole.loss, made_loss=whole.loss, losses=())
+    made = await evaluator.initialise(initialise(tmp_path, "digits-cnn"))
+    request = gradient_request(tmp_path, "digits-cnn", made)
+    first = await evaluator.measure_gradient(request)
+    await evaluate(evaluator, tmp_path, initialise(tmp_path, "digits-cnn"), made)
+    assert await evaluator.measure_gradient(request) == first
 
 
 async def test_a_part_of_the_samples_is_spread_over_all(
-    evaluator: EvaluatorProcess, round_: UpdateFolder
+    evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    some = await evaluator.measure_updates(round_.request(most=100))
-    every = await evaluator.measure_updates(round_.request())
-    assert some.base_loss is not None
-    assert some.base_loss == pytest.approx(every.base_loss, rel=0.2)
+    made = await evaluator.initialise(initialise(tmp_path))
+    every = await evaluator.measure_gradient(gradient_request(tmp_path, "digits-softmax", made))
+    some = await evaluator.measure_gradient(
+        gradient_request(tmp_path, "digits-softmax", made, samples_most=100)
+    )
+    one, other = (np.frombuffer(each.sketch) for each in (every, some))
+    assert not np.array_equal(one, other)
+    cosine = (one * other).sum() / np.sqrt(np.square(one).sum() * np.square(other).sum())
+    assert cosine > 0.6
+    assert some.loss == pytest.approx(every.loss, rel=0.2)
 
 
-async def test_a_loss_that_is_not_finite_is_none(
-    evaluator: EvaluatorProcess, round_: UpdateFolder
+async def test_a_model_that_is_not_finite_has_neither_a_loss_nor_a_finite_sketch(
+    evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    huge = round_.update("huge", np.full(round_.count, 3e38))
-    found = await evaluator.measure_updates(round_.request(huge))
-    assert found.losses == (None,)
+    made = await evaluator.initialise(initialise(tmp_path))
+    np.full(650, np.nan, np.float32).tofile(tmp_path / "model")
+    found = await evaluator.measure_gradient(gradient_request(tmp_path, "digits-softmax", made))
+    assert isinstance(found, GradientMeasured)
+    assert found.loss is None
+    assert not np.isfinite(np.frombuffer(found.sketch)).all()
 
 
-async def test_an_update_of_another_size_is_refused(
-    evaluator: EvaluatorProcess, round_: UpdateFolder
+async def test_a_gradient_of_another_layout_is_not_measured(
+    evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
-    short = round_.update("short", np.zeros(round_.count - 1))
-    with pytest.raises(HyperGPUError, match="an update has"):
-        await evaluator.measure_updates(round_.request(short))
+    made = await evaluator.initialise(initialise(tmp_path))
+    request = gradient_request(tmp_path, "digits-mlp", made)
+    with pytest.raises(HyperGPUError, match="makes another model"):
+        await evaluator.measure_gradient(request)
 
 
 async def test_a_model_that_is_not_finite_is_said_to_be_the_source_of_its_loss(

@@ -98,7 +98,7 @@ def flat_of(parameters: Float32s, statistics: float = 0.5) -> Flat:
     return Flat(parameters, np.full(LAYOUT.statistics_count, statistics, np.float32), integers)
 
 
-def sketched(folder: Path, codec: str, flat: Flat) -> UpdateSketch:
+def sketch_of(folder: Path, codec: str, flat: Flat) -> UpdateSketch:
     """The measures of an update on disk, whose node started from a model of zeros."""
     update, base = folder / "update", folder / "base"
     update.write_bytes(encode_update(LAYOUT, codec, flat).payload.tobytes())
@@ -110,7 +110,7 @@ def sketched(folder: Path, codec: str, flat: Flat) -> UpdateSketch:
 def test_an_update_of_each_codec_has_the_sketch_of_its_decoded_parameters(
     codec: str, tmp_path: Path
 ) -> None:
-    found = sketched(tmp_path, codec, flat_of(noise(5)))
+    found = sketch_of(tmp_path, codec, flat_of(noise(5)))
     decoded = decode_update(LAYOUT, codec, (tmp_path / "update").read_bytes()).parameters
     assert found.is_sound
     assert np.allclose(found.sketch, sketch_vector(KEY, LAYOUT, decoded))
@@ -120,15 +120,15 @@ def test_an_update_of_each_codec_has_the_sketch_of_its_decoded_parameters(
 
 def test_an_update_that_overflows_a_sum_is_not_sound(tmp_path: Path) -> None:
     huge = np.full(LAYOUT.parameters_count, 3e38, np.float32)
-    assert sketched(tmp_path, "fp32", flat_of(huge)).is_sound
+    assert sketch_of(tmp_path, "fp32", flat_of(huge)).is_sound
     huge[7] = np.inf
-    assert not sketched(tmp_path, "fp32", flat_of(huge)).is_sound
-    assert not sketched(tmp_path, "fp32", flat_of(noise(6), np.inf)).is_sound
+    assert not sketch_of(tmp_path, "fp32", flat_of(huge)).is_sound
+    assert not sketch_of(tmp_path, "fp32", flat_of(noise(6), np.inf)).is_sound
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_any_bytes_of_the_right_size_have_a_sketch(codec: str, tmp_path: Path) -> None:
-    sketched(tmp_path, codec, flat_of(noise(7)))
+    sketch_of(tmp_path, codec, flat_of(noise(7)))
     generator = np.random.default_rng(8)
     for _ in range(3):
         (tmp_path / "update").write_bytes(generator.bytes(update_bytes(LAYOUT, codec)))
@@ -137,14 +137,14 @@ def test_any_bytes_of_the_right_size_have_a_sketch(codec: str, tmp_path: Path) -
 
 
 def test_an_update_of_another_size_is_refused(tmp_path: Path) -> None:
-    sketched(tmp_path, "int8", flat_of(noise(9)))
+    sketch_of(tmp_path, "int8", flat_of(noise(9)))
     with (tmp_path / "update").open("ab") as file:
         file.write(b"x")
     with pytest.raises(OSError, match=r"update has \d+ bytes, not \d+"):
         sketch_update(KEY, LAYOUT, "int8", tmp_path / "update", tmp_path / "base")
 
 
-def worked(seed: int, shared: Float32s) -> Float32s:
+def honest_update(seed: int, shared: Float32s) -> Float32s:
     """An update of honest work: some of it is what all others found, too."""
     vector: Float32s = shared + noise(seed)
     return vector
@@ -153,7 +153,7 @@ def worked(seed: int, shared: Float32s) -> Float32s:
 @pytest.mark.parametrize("error", [0.0, 0.01, 0.1])
 def test_copies_are_found_also_with_noise_between_them_and_when_scaled(error: float) -> None:
     shared, added = noise(0), np.float32(error)
-    honest = [worked(seed, shared) for seed in range(1, 8)]
+    honest = [honest_update(seed, shared) for seed in range(1, 8)]
     copied = [3 * honest[0] + added * noise(9), honest[2] + added * noise(8)]
     assert copies(sketches_of(KEY, LAYOUT, *honest, *copied)) == [1, 0, 2, 0, 0, 0, 0, 1, 2]
 
@@ -166,7 +166,7 @@ def test_exact_copies_are_found_also_when_most_updates_are_copies() -> None:
 @pytest.mark.parametrize("agreement", [0.0, 1.0, 3.0])
 def test_independent_work_is_no_copy_however_much_it_agrees(agreement: float) -> None:
     shared = np.float32(agreement) * noise(0)
-    vectors = [worked(seed, shared) for seed in range(1, 8)]
+    vectors = [honest_update(seed, shared) for seed in range(1, 8)]
     assert copies(sketches_of(KEY, LAYOUT, *vectors)) == [0] * 7
 
 

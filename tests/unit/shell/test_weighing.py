@@ -101,14 +101,14 @@ class WeighedJob:
     def _know(self, found: HeldOutGradient | None) -> None:
         known: asyncio.Future[HeldOutGradient | None] = asyncio.get_running_loop().create_future()
         known.set_result(found)
-        task = asyncio.ensure_future(_awaited(known))
+        task = asyncio.ensure_future(_result_of(known))
         self.runtime.measurements.gradients[self.command.base.blob.digest] = task
 
     async def weigh(self) -> WeighedRound:
         return await weigh_round(self.services, self.runtime, self.command)
 
 
-async def _awaited(
+async def _result_of(
     known: "asyncio.Future[HeldOutGradient | None]",
 ) -> HeldOutGradient | None:
     return await known
