@@ -36,7 +36,7 @@ def worker_kind(wanted: str) -> str:
     return "torch" if find_spec("torch") else "numpy"
 
 
-def worker_command(kind: str, module: str) -> tuple[str, ...]:
+def worker_command(kind: str, module: str = "gpu_node.shell.worker") -> tuple[str, ...]:
     """The command line of a worker, which finds its code where this process found it."""
     safe = ("-P",) if sys.flags.safe_path else ()
     return (sys.executable, *safe, "-m", module, "--kind", kind)

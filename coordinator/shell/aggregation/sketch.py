@@ -4,10 +4,11 @@ Two updates' sketches have about the cosine that the updates have, over all of t
 the standard error is ``1/sqrt(1,021)``. Signs and places follow from a secret of the coordinator,
 so that nobody can build an update that only its sketch likes (Charikar, Chen, Farach-Colton 2002).
 
-A sketch is a sum over blocks of 32 rows of 1,021 coordinates and a rest: each block times a table of signs,
-its rows added up, turned by an offset and given a sign, both drawn for the block. Coordinates of
-different blocks share a place only by chance. Those of one block do by their distance, a multiple
-of 1,021: a prime, so that no column of a layer of usual width falls into one place.
+A sketch is a sum over blocks of 32 rows of 1,021 coordinates and a rest: each block times a table
+of signs, its rows added up, turned by an offset and given a sign, both drawn for the block.
+Coordinates of different blocks share a place only by chance. Those of one block do by their
+distance, a multiple of 1,021: a prime, so that no column of a layer of usual width falls into one
+place.
 """
 
 import math
