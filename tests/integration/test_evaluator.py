@@ -27,7 +27,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, layout_from_json
-from hypergpu.workloads.workload import ArraySamples, all_finite, build, find
+from hypergpu.workloads.workload import build, find
 
 ROOT = Path(__file__).parents[2]
 
@@ -376,13 +376,3 @@ async def test_a_model_that_is_not_finite_is_said_to_be_the_source_of_its_loss(
     np.full_like(model, np.nan).tofile(tmp_path / "model")
     with pytest.raises(HyperGPUError, match="the model itself holds values that are not finite"):
         await evaluate(evaluator, tmp_path, request, made)
-
-
-def test_data_are_finite_unless_an_input_or_a_target_is_not() -> None:
-    labels = np.arange(4)
-    for value, is_finite in ((1.0, True), (np.nan, False), (-np.inf, False)):
-        inputs = np.array([[0.0], [1.0], [value], [3.0]])
-        samples = ArraySamples(inputs, labels, labels)
-        assert all_finite(samples, [labels[:2]])
-        assert all_finite(samples, [labels[:2], labels[2:]]) is is_finite
-        assert all_finite(ArraySamples(labels, inputs, labels), [labels]) is is_finite

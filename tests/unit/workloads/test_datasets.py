@@ -23,7 +23,13 @@ from hypergpu.workloads.networks.images import (
     read_mnist,
 )
 from hypergpu.workloads.networks.models import text_blocks
-from hypergpu.workloads.workload import ArraySamples, DatasetError, DigitsSoftmax, digits
+from hypergpu.workloads.workload import (
+    ArraySamples,
+    DatasetError,
+    DigitsSoftmax,
+    all_finite,
+    digits,
+)
 
 
 def as_sets() -> tuple[ArraySamples, ArraySamples]:
@@ -255,3 +261,13 @@ def test_too_little_text_says_how_much_is_needed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(DatasetError, match="holds 5 bytes of text; at least 327680 are needed"):
         text_blocks(str(tmp_path), 64, 0)
+
+
+def test_data_are_finite_unless_an_input_or_a_target_is_not() -> None:
+    labels = np.arange(4)
+    for value, is_finite in ((1.0, True), (np.nan, False), (-np.inf, False)):
+        inputs = np.array([[0.0], [1.0], [value], [3.0]])
+        samples = ArraySamples(inputs, labels, labels)
+        assert all_finite(samples, [labels[:2]])
+        assert all_finite(samples, [labels[:2], labels[2:]]) is is_finite
+        assert all_finite(ArraySamples(labels, inputs, labels), [labels]) is is_finite
