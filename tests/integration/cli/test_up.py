@@ -109,6 +109,17 @@ def test_next_start_tells_the_same_join_line_again(tmp_path: Path) -> None:
     assert kept.stat().st_mode & 0o777 == 0o600
 
 
+def test_join_line_says_how_many_nodes_may_join_and_another_number_makes_another(
+    tmp_path: Path,
+) -> None:
+    lines = []
+    for words, number in (((), "8 nodes"), (("--nodes", "3"), "3 nodes"), ((), "3 nodes")):
+        with up(tmp_path, *words) as said:
+            assert any(f"(good for {number} and " in line for line in said)
+            lines.append(parse_token(join_line(said)).id)
+    assert lines[0] != lines[1] == lines[2]
+
+
 def test_revoked_join_line_is_not_told_again(tmp_path: Path) -> None:
     with up(tmp_path) as said:
         first = parse_token(join_line(said))

@@ -199,16 +199,30 @@ def test_children_of_a_coordinator_see_no_secret_and_others_no_file(tmp_path: Pa
         cluster.coordinator.start()
         job_id = cluster.submit(SPEC)
         cluster.wait_for(job_id, lambda happening: happening.kind == "ModelInitialised")
-        children = psutil.Process(cluster.coordinator.child.pid).children(recursive=True)
-        modules = {each.cmdline()[-1] for each in children}
-        assert {"coordinator.shell.bulk", "coordinator.shell.evaluator"} <= modules
+        (node,) = cluster.add_nodes(1, settings=secrets)
+        cluster.wait_for(job_id, lambda happening: happening.kind == "NodeJoined")
+        parents = (cluster.coordinator.child, node.child)
+        children = [
+            each
+            for parent in parents
+            for each in psutil.Process(parent.pid).children(recursive=True)
+        ]
+        modules = {word for each in children for word in each.cmdline()}
+        assert {
+            "coordinator.shell.bulk",
+            "coordinator.shell.evaluator",
+            "gpu_node.shell.worker",
+        } <= modules
         for each in children:
             assert not each.environ().keys() & secrets.keys()
         data_dir = cluster.coordinator.data_dir
-        shared = [path for path in data_dir.rglob("*") if path.stat().st_mode & 0o077]
-        assert shared == []
+        files = [path for folder in (data_dir, node.state_dir) for path in folder.rglob("*")]
+        assert len(files) > 20
+        assert [path for path in files if path.lstat().st_mode & 0o077] == []
     finally:
         os.umask(before)
+        for daemon in cluster.nodes:
+            daemon.end()
         cluster.coordinator.end()
 
 
