@@ -87,7 +87,9 @@ async def daemons(
     for number in range(spread.sessions):
         folder = Path(spread.folder) / f"node-{number}"
         paths = owner.enter_context(StatePaths(folder))
-        daemon = Daemon(NodeSettings(state_dir=folder, worker="null"), paths, token=token)
+        daemon = Daemon(
+            NodeSettings(state_dir=folder, worker="null", sandbox="off"), paths, token=token
+        )
         tasks.append(asyncio.create_task(daemon.run(CAPABLE)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks
