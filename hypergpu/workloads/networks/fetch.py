@@ -4,11 +4,12 @@ For daemons whose workers have no network: it runs beside the worker, and runs n
 """
 
 import sys
+from collections.abc import Callable
 
 from hypergpu.workloads.networks.images import read_cifar10, read_mnist
-from hypergpu.workloads.workload import DatasetError
+from hypergpu.workloads.workload import Dataset, DatasetError
 
-_READERS = {"cifar10": read_cifar10, "mnist": read_mnist}
+_READERS: dict[str, Callable[[str], Dataset]] = {"cifar10": read_cifar10, "mnist": read_mnist}
 
 
 def main() -> int:
