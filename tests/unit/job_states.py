@@ -201,6 +201,7 @@ def all_events() -> tuple[Event, ...]:
         events.NodeLost(at_ms=now, node=ALICE, reason="silent for 15 s"),
         events.NodeDraining(at_ms=now, node=ALICE, reason="its owner asked"),
         events.NodePaused(at_ms=now, node=ALICE, reason="paused by its owner"),
+        events.NodeReadmitted(at_ms=now, node=ALICE),
         plan_event(0, {ALICE: node_plan(), BOB: node_plan()}, at_ms=2000),
         update_event(ALICE, round_=0, lease=1, at_ms=2000),
         events.UpdateRejected(at_ms=now, node=ALICE, round=0, reason="not finite"),
