@@ -29,7 +29,7 @@ async def test_a_missing_dataset_is_downloaded_once_however_often_it_is_asked_fo
     assert (folder / "mnist").is_dir()
 
 
-async def test_a_dataset_that_cannot_be_downloaded_says_why() -> None:
+async def test_a_dataset_that_cannot_be_downloaded_says_why(folder: Path) -> None:
     datasets = PublicDatasets((sys.executable, "-c", "import sys; sys.exit('no route to host')"))
     with pytest.raises(HyperGPUError, match="no route to host"):
         await datasets.fetch("cifar10-vgg11")
