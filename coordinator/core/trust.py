@@ -223,10 +223,12 @@ def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[N
 
 
 def _too_long(clips: Mapping[NodeId, int]) -> list[tuple[NodeId, str]]:
-    """Updates that no honest work makes so long; those that cannot be folded are told elsewhere."""
+    """Updates that no honest work makes so long; `_useless` says why others are clipped to 0."""
     least = WHOLE / LENGTH_MOST
     why = "it is {:.0f} times as long as updates of as many steps are"
-    return [(node, why.format(WHOLE / clip)) for node, clip in clips.items() if 0 < clip < least]
+    return [
+        (node, why.format(WHOLE / max(1, clip))) for node, clip in clips.items() if clip < least
+    ]
 
 
 def _useless(round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:

@@ -198,6 +198,15 @@ def test_statistics_far_from_those_of_the_base_clip_an_update_too() -> None:
     assert weigh_updates(TrustMemory(), round_).clips == {HONEST[2]: WHOLE // 10}
 
 
+@pytest.mark.parametrize(("times", "vote"), [(3.9, WHOLE), (4.1, 0), (1e3, 0), (1e9, 0)])
+def test_an_update_far_longer_than_the_others_has_no_vote(times: float, vote: int) -> None:
+    long = replace(evidence(LIAR, USUAL), norm=times)
+    (found,) = rounds_with([long])
+    assert found.votes.get(LIAR, WHOLE) == vote
+    assert ("times as long" in found.reasons.get(LIAR, "")) is (vote == 0)
+    assert_honest_votes_are_full([found])
+
+
 def test_a_newcomer_has_a_part_of_a_vote_until_its_work_has_helped() -> None:
     known = TrustMemory(weights=dict.fromkeys(HONEST, WHOLE), rounds=FIRST_ROUNDS, signal=USUAL)
     assert known_votes(known, [*HONEST, LIAR])[LIAR] == round(NEWCOMER / 0.7)

@@ -4,11 +4,10 @@ Two updates' sketches have about the cosine that the updates have, over all of t
 the standard error is ``1/sqrt(1,021)``. Signs and places follow from a secret of the coordinator,
 so that nobody can build an update that only its sketch likes (Charikar, Chen, Farach-Colton 2002).
 
-A sketch is a sum over blocks of 32 rows of 1,021 coordinates and a rest: each block times a table
-of signs, its rows added up, turned by an offset and given a sign, both drawn for the block.
-Coordinates of different blocks share a place only by chance. Those of one block do by their
-distance, a multiple of 1,021: a prime, so that no column of a layer of usual width falls into one
-place.
+A sketch is a sum over blocks of 33 rows of 1,021 coordinates: each block times a table of signs,
+its rows added up, turned by an offset and given a sign, both drawn for the block. Coordinates of
+different blocks share a place only by chance. Those of one block do by their distance, a multiple
+of 1,021: a prime, so that no column of a layer of usual width falls into one place.
 """
 
 import math
@@ -27,8 +26,8 @@ WIDTH = 1_021
 """Numbers in a sketch."""
 Sketch = npt.NDArray[np.float64]
 """``float64[WIDTH]``."""
-_WHOLE = GROUP // WIDTH * WIDTH
-"""Coordinates of a block in whole rows."""
+_WHOLE_ROWS = GROUP - GROUP % WIDTH
+"""Coordinates of a block that fill rows; the rest begins one more."""
 
 
 class SketchKey:
@@ -76,14 +75,16 @@ class _Summation:
 
     def add(self, values: Float32s) -> None:
         """Take in the next values, `GROUP` of them at most. A shorter piece ends a section."""
+        rows = values
         if values.size < GROUP:
-            self._padded[: values.size], self._padded[values.size :] = values, 0
-        rows = values if values.size == GROUP else self._padded
-        # einsum adds in one order, whatever the number of threads, as a BLAS may not.
-        signs = self._key.signs
-        added = np.einsum("rc,rc->c", _whole_rows(rows), _whole_rows(signs))
-        added[: GROUP - _WHOLE] += rows[_WHOLE:] * signs[_WHOLE:]
+            rows = self._padded
+            rows[: values.size], rows[values.size :] = values, 0
         draw = int(self._draws[self._block])
+        rest, signs = rows[_WHOLE_ROWS:], self._key.signs
+        whole = (each[:_WHOLE_ROWS].reshape(-1, WIDTH) for each in (rows, signs))
+        # einsum adds in one order, whatever the number of threads, as a BLAS may not.
+        added = np.einsum("rc,rc->c", *whole)
+        added[: rest.size] += rest * signs[_WHOLE_ROWS:]
         turned = np.roll(added, (draw >> 1) % WIDTH)
         self.sketch += turned if draw & 1 else -turned
         self.squares += float(np.einsum("i,i->", values, values))
@@ -93,10 +94,6 @@ class _Summation:
         """Take in the next values, however many."""
         for start in range(0, values.size, GROUP):
             self.add(values[start : start + GROUP])
-
-
-def _whole_rows(values: Float32s) -> Float32s:
-    return values[:_WHOLE].reshape(-1, WIDTH)
 
 
 def sketch_vector(key: SketchKey, layout: Layout, parameters: Float32s) -> Sketch:
