@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, JobPaused
-from coordinator.core.job.state import Model, extend_chain
+from coordinator.core.job.state import Model, Weighing, extend_chain
 from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
@@ -107,17 +107,23 @@ async def _weigh_and_fold(
 def counted_updates(command: Aggregate, weighed: WeighedRound) -> Aggregate:
     """The command with each update's vote and clip; those that count nothing are left out."""
     unreadable = dict(weighed.unreadable)
-    weighing = weighed.weighing
-    kept = [
+    readable = [update for update in command.updates if update.node not in unreadable]
+    return replace(command, updates=weighted_updates(readable, weighed.weighing))
+
+
+def weighted_updates(
+    updates: Iterable[FoldedUpdate], weighing: Weighing
+) -> tuple[FoldedUpdate, ...]:
+    """The updates that count, each with its vote and clip."""
+    weighted = [
         replace(
             update,
             weight=update.weight * weighing.votes.get(update.node, WHOLE),
             clip=weighing.clips.get(update.node, WHOLE),
         )
-        for update in command.updates
-        if update.node not in unreadable
+        for update in updates
     ]
-    return replace(command, updates=tuple(each for each in kept if each.weight and each.clip))
+    return tuple(each for each in weighted if each.weight and each.clip)
 
 
 def _earlier_model(command: Aggregate, model: Model, weighed: WeighedRound) -> AggregatedRound:

@@ -8,22 +8,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.state import Model, Weighing
-from coordinator.core.trust import (
-    UpdateEvidence,
-    blame,
-    is_exploded,
-    weigh_updates,
-    whole_weighing,
+from coordinator.core.trust import is_exploded
+from coordinator.shell.aggregation.evidence import (
+    SketchedUpdate,
+    agreement_of,
+    weigh_rollback,
+    weigh_sketched,
 )
 from coordinator.shell.aggregation.measurements import HeldOutGradient
-from coordinator.shell.aggregation.sketch import Sketch, SketchKey, UpdateSketch, sketch_update
+from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
 from coordinator.shell.commands.evaluation import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.runtime.driver import JobRuntime
@@ -40,10 +39,6 @@ _SAMPLES_MOST = 512
 """Held-out samples that a gradient is measured on."""
 _PATIENCE_S = 60.0
 """A fold waits so long for a gradient, once: later ones then use the newest that is there."""
-_COPY_SHARE = 0.25
-"""Updates nearer to each other than this part of the usual distance to the nearest are copies."""
-_COPY_LEAST = 1e-6
-"""Cosines of equal sketches differ from 1 by rounding only."""
 
 
 class WeighedRound(NamedTuple):
@@ -53,11 +48,6 @@ class WeighedRound(NamedTuple):
     agreement: float | None = None
     """See `PlanRequest.agreement`; None for less than two updates that count."""
     unreadable: tuple[tuple[NodeId, str], ...] = ()
-
-
-class _Evidence(NamedTuple):
-    update: FoldedUpdate
-    sketch: UpdateSketch
 
 
 def prepare_gradient(services: Services, runtime: JobRuntime) -> None:
@@ -89,33 +79,24 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         if is_newest and is_exploded(command.trust, gradient.loss):
             return await _roll_back(services, runtime, command, gradient)
     found, unreadable = await _sketches(services, runtime, command.updates)
-    memory = command.trust
-    if gradient is not None and gradient.loss is not None:
+    weighing = weigh_sketched(command.trust, command.spec.trust.rule, found, gradient)
+    if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
-        rollbacks = 0 if command.fallback is not None else memory.rollbacks
-        memory = replace(memory, loss=gradient.loss, rollbacks=rollbacks)
-    weighing = (
-        weigh_updates(memory, _evidence(found, gradient)) if is_robust else whole_weighing(memory)
-    )
+        memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
+        weighing = replace(weighing, memory=memory)
     runtime.measurements.keep_sketches(frozenset(each.blob.digest for each in command.updates))
-    return WeighedRound(weighing, _agreement(found, weighing), unreadable)
+    return WeighedRound(weighing, agreement_of(found, weighing), unreadable)
 
 
 async def _roll_back(
     services: Services, runtime: JobRuntime, command: Aggregate, gradient: HeldOutGradient
 ) -> WeighedRound:
     makers, _ = await _sketches(services, runtime, command.makers)
-    memory, suspects = blame(command.trust, _evidence(makers, gradient))
-    found = "is not finite" if gradient.loss is None else f"is {gradient.loss:.4g}"
-    why = f"the held-out loss of the model of round {command.base.round} {found}"
-    log.error("a job goes back to the model before", job_id=runtime.job.job_id, reason=why)
-    reason = f"its update raised the held-out loss of the model of round {command.base.round}"
-    weighing = Weighing(
-        clips={},
-        votes=dict.fromkeys(suspects, 0),
-        reasons=dict.fromkeys(suspects, reason),
-        memory=memory,
-        rollback=why,
+    weighing = weigh_rollback(command.trust, makers, gradient, command.base.round)
+    log.error(
+        "a job goes back to the model before",
+        job_id=runtime.job.job_id,
+        reason=weighing.rollback,
     )
     return WeighedRound(weighing)
 
@@ -188,91 +169,20 @@ async def _sketch(
 
 async def _sketches(
     services: Services, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
-) -> tuple[list[_Evidence], tuple[tuple[NodeId, str], ...]]:
+) -> tuple[list[SketchedUpdate], tuple[tuple[NodeId, str], ...]]:
     """Sketches of the updates, and those that cannot be read, with the reason."""
     for update in updates:
         prepare_sketch(services, runtime, update.blob, update.codec)
     tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]
     answers = await asyncio.gather(*tasks, return_exceptions=True)
-    found: list[_Evidence] = []
+    found: list[SketchedUpdate] = []
     unreadable: list[tuple[NodeId, str]] = []
     for update, answer in zip(updates, answers, strict=True):
         if isinstance(answer, UpdateSketch):
-            found.append(_Evidence(update, answer))
+            found.append(SketchedUpdate(update.node, update.inner_steps, answer))
         else:
             runtime.measurements.sketches.pop(update.blob.digest, None)
             if not isinstance(answer, HyperGPUError | OSError):
                 raise answer
             unreadable.append((update.node, str(answer)))
     return found, tuple(unreadable)
-
-
-def _evidence(found: Sequence[_Evidence], gradient: HeldOutGradient | None) -> list[UpdateEvidence]:
-    slope = gradient.sketch if gradient is not None else None
-    steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
-    groups = copies([each.sketch.sketch for each in found])
-    evidence = []
-    for each, group in zip(found, groups, strict=True):
-        own = each.sketch
-        length = float(np.sqrt(np.square(own.sketch).sum()))
-        gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
-        is_known = own.is_sound and steepness > 0
-        evidence.append(
-            UpdateEvidence(
-                node=each.update.node,
-                inner_steps=each.update.inner_steps,
-                norm=own.norm,
-                statistics_norm=own.statistics_norm,
-                influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
-                gain=gain,
-                group=group,
-                is_sound=own.is_sound,
-            )
-        )
-    return evidence
-
-
-def copies(sketches: Sequence[Sketch]) -> list[int]:
-    """Number the groups of updates that are copies of each other, from 1; 0 is in none.
-
-    Independent work on different samples keeps a distance, ``1 - cosine``, that is much alike for
-    all of a round. Copies are far nearer, whatever noise or rounding lies between them.
-    """
-    if len(sketches) < 3:
-        return [0] * len(sketches)
-    rows = np.stack(sketches)
-    with np.errstate(all="ignore"):
-        rows = rows / np.sqrt(np.square(rows).sum(axis=1))[:, None]
-        distances = 1 - np.nan_to_num(rows @ rows.T)
-    np.fill_diagonal(distances, np.inf)
-    usual = float(np.median(distances.min(axis=1)))
-    return _groups(distances < max(_COPY_LEAST, _COPY_SHARE * usual))
-
-
-def _groups(is_near: npt.NDArray[np.bool_]) -> list[int]:
-    """Number each set of rows that are near each other, directly or by others."""
-    numbers, number = [0] * len(is_near), 0
-    for start in range(len(is_near)):
-        if numbers[start] or not is_near[start].any():
-            continue
-        number += 1
-        reached = [start]
-        while reached:
-            row = reached.pop()
-            if not numbers[row]:
-                numbers[row] = number
-                reached += np.flatnonzero(is_near[row]).tolist()
-    return numbers
-
-
-def _agreement(found: Sequence[_Evidence], weighing: Weighing) -> float | None:
-    """How far updates that count point the same way: ``|sum|^2 / sum of |u|^2``."""
-    counted = [
-        each.sketch.sketch
-        for each in found
-        if each.sketch.is_sound and weighing.votes.get(each.update.node, 1)
-    ]
-    squares = float(sum(np.square(each).sum() for each in counted))
-    if len(counted) < 2 or not squares > 0:
-        return None
-    return float(np.square(np.sum(counted, axis=0)).sum()) / squares

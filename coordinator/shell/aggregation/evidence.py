@@ -1,0 +1,143 @@
+"""From the sketches of a closed round's updates and the gradient of the held-out loss to the
+updates' weighing. Pure: what is awaited and stored is the business of the caller.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
+from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.sketch import Sketch, UpdateSketch
+from hypergpu.ids import NodeId
+
+_COPY_SHARE = 0.25
+"""Updates nearer to each other than this part of the usual distance to the nearest are copies."""
+_COPY_LEAST = 1e-6
+"""Cosines of equal sketches differ from 1 by rounding only."""
+
+
+class SketchedUpdate(NamedTuple):
+    """An update that was measured."""
+
+    node: NodeId
+    inner_steps: int
+    measured: UpdateSketch
+
+
+def weigh_sketched(
+    memory: TrustMemory,
+    rule: str,
+    found: Sequence[SketchedUpdate],
+    gradient: HeldOutGradient | None,
+) -> Weighing:
+    """Weigh a round's updates by a rule of the job file's ``trust``."""
+    if gradient is not None and gradient.loss is not None:
+        memory = replace(memory, loss=gradient.loss, rollbacks=0)
+    if rule != "robust":
+        return whole_weighing(memory)
+    return weigh_updates(memory, evidence_of(found, gradient))
+
+
+def weigh_rollback(
+    memory: TrustMemory,
+    makers: Sequence[SketchedUpdate],
+    gradient: HeldOutGradient,
+    base_round: int,
+) -> Weighing:
+    """Take their votes from the makers of a model that is of no use, and go back.
+
+    Args:
+        memory: What earlier rounds taught.
+        makers: Updates that the model was made of.
+        gradient: At that model.
+        base_round: The model's round.
+    """
+    memory, suspects = blame(memory, evidence_of(makers, gradient))
+    found = "is not finite" if gradient.loss is None else f"is {gradient.loss:.4g}"
+    reason = f"its update raised the held-out loss of the model of round {base_round}"
+    return Weighing(
+        clips={},
+        votes=dict.fromkeys(suspects, 0),
+        reasons=dict.fromkeys(suspects, reason),
+        memory=memory,
+        rollback=f"the held-out loss of the model of round {base_round} {found}",
+    )
+
+
+def evidence_of(
+    found: Sequence[SketchedUpdate], gradient: HeldOutGradient | None
+) -> list[UpdateEvidence]:
+    """Hold each update against the gradient, and against the others for copies."""
+    slope = gradient.sketch if gradient is not None else None
+    steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
+    groups = copies([each.measured.sketch for each in found])
+    evidence = []
+    for each, group in zip(found, groups, strict=True):
+        own = each.measured
+        length = float(np.sqrt(np.square(own.sketch).sum()))
+        gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
+        is_known = own.is_sound and steepness > 0
+        evidence.append(
+            UpdateEvidence(
+                node=each.node,
+                inner_steps=each.inner_steps,
+                norm=own.norm,
+                statistics_norm=own.statistics_norm,
+                influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
+                gain=gain,
+                group=group,
+                is_sound=own.is_sound,
+            )
+        )
+    return evidence
+
+
+def copies(sketches: Sequence[Sketch]) -> list[int]:
+    """Number the groups of updates that are copies of each other, from 1; 0 is in none.
+
+    Independent work on different samples keeps a distance, ``1 - cosine``, that is much alike for
+    all of a round. Copies are far nearer, whatever noise or rounding lies between them.
+    """
+    if len(sketches) < 3:
+        return [0] * len(sketches)
+    rows = np.stack(sketches)
+    with np.errstate(all="ignore"):
+        rows = rows / np.sqrt(np.square(rows).sum(axis=1))[:, None]
+        distances = 1 - np.nan_to_num(rows @ rows.T)
+    np.fill_diagonal(distances, np.inf)
+    usual = float(np.median(distances.min(axis=1)))
+    return _groups(distances < max(_COPY_LEAST, _COPY_SHARE * usual))
+
+
+def _groups(is_near: npt.NDArray[np.bool_]) -> list[int]:
+    """Number each set of rows that are near each other, directly or by others."""
+    numbers, number = [0] * len(is_near), 0
+    for start in range(len(is_near)):
+        if numbers[start] or not is_near[start].any():
+            continue
+        number += 1
+        reached = [start]
+        while reached:
+            row = reached.pop()
+            if not numbers[row]:
+                numbers[row] = number
+                reached += np.flatnonzero(is_near[row]).tolist()
+    return numbers
+
+
+def agreement_of(found: Sequence[SketchedUpdate], weighing: Weighing) -> float | None:
+    """How far updates that count point the same way: ``|sum|^2 / sum of |u|^2``."""
+    counted = [
+        each.measured.sketch
+        for each in found
+        if each.measured.is_sound and weighing.votes.get(each.node, 1)
+    ]
+    squares = float(sum(np.square(each).sum() for each in counted))
+    if len(counted) < 2 or not squares > 0:
+        return None
+    return float(np.square(np.sum(counted, axis=0)).sum()) / squares
