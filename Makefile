@@ -118,6 +118,7 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/proto.txt 'grpcio-tools==1.71.*' 'mypy-protobuf==3.6.0' 'setuptools<80'
 	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
+	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/byzfl.txt 'byzfl==0.0.11'
 	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
 	$(BIN)/python .ci/lock.py locks/uv.txt uv
 	npm install --package-lock-only

@@ -28,7 +28,7 @@ PEERS = {
 }
 """Each peer's script and the environment it runs in; `OWN` is the product's."""
 
-BORROWS_OUR_PACKAGES = {"hivemind"}
+BORROWS_OUR_PACKAGES = {"byzfl", "hivemind"}
 """Environments whose lock holds only what ours lacks: torch is large and is the same for both."""
 
 

@@ -1,0 +1,1 @@
+"""Training among liars in one process: nodes, attackers and the coordinator's way with updates."""

@@ -1,0 +1,150 @@
+"""What attackers send in place of their updates. They see everything but the coordinator's secret:
+the updates of honest nodes in the same round, the rule, and its state.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.ours.trust.training import Rows
+from hypergpu.tensors.layout import Float32s, Layout
+
+NONE = "none"
+LABEL_FLIP = "label flip"
+"""No lie about the update: its sender learnt from turned labels."""
+_LATE_FROM = 10
+
+
+class RoundView(NamedTuple):
+    """What attackers know when they choose their updates."""
+
+    layout: Layout
+    number: int
+    honest: Rows
+    own: Rows
+    """What the attackers' training gave, honestly."""
+    first: Rows
+    """The same of their first round."""
+    last_change: Float32s
+    """What the newest outer step took from the model."""
+    target: Callable[[Rows], Float32s]
+    """The outer step's direction by the coordinator's rule, of honest updates and then forged
+    ones.
+    """
+    draws: np.random.Generator
+
+    @property
+    def mean(self) -> Float32s:
+        """Of the honest updates."""
+        mean: Float32s = self.honest.mean(axis=0)
+        return mean
+
+    @property
+    def norm(self) -> float:
+        """Median of honest lengths."""
+        return float(np.median(np.linalg.norm(self.honest, axis=1)))
+
+    def noise(self, length: float) -> Rows:
+        """Independent noise of a given length for each attacker."""
+        drawn = self.draws.standard_normal(self.own.shape, np.float32)
+        return drawn * np.float32(length / np.sqrt(self.own.shape[1]))
+
+    def spread(self, forged: Float32s) -> Rows:
+        """One forged update for all, each half as far from it as an honest one from the mean.
+
+        That keeps them from being taken for copies.
+        """
+        apart = np.median(np.linalg.norm(self.honest - self.mean, axis=1))
+        return forged + self.noise(0.5 * float(apart))
+
+
+Attack = Callable[[RoundView], Rows]
+
+
+def _scaled(factor: float) -> Attack:
+    return lambda view: np.float32(factor) * view.own
+
+
+def _under(view: RoundView) -> Rows:
+    """Mostly against the mean, of honest length."""
+    mean = view.mean / np.linalg.norm(view.mean)
+    own = view.own / np.linalg.norm(view.own, axis=1, keepdims=True)
+    direction = 0.3 * own - 0.7 * mean
+    return _of_length(direction, view.norm)
+
+
+def _of_length(rows: Rows, length: float) -> Rows:
+    result: Rows = rows * (length / np.linalg.norm(rows, axis=1, keepdims=True))
+    return result
+
+
+def _copies(view: RoundView) -> Rows:
+    """One attacker's honest work, sent by all."""
+    return view.own[:1] + view.noise(1e-3 * view.norm)
+
+
+def _useless_copies(view: RoundView) -> Rows:
+    """The same useless vector from all: they agree with each other."""
+    one = np.random.default_rng(0).standard_normal(view.own.shape[1], np.float32)
+    same = np.repeat(one[None], len(view.own), axis=0)
+    return _of_length(same, view.norm) + view.noise(1e-3 * view.norm)
+
+
+def _huge(view: RoundView) -> Rows:
+    return np.full_like(view.own, 3e38)
+
+
+def _late(view: RoundView) -> Rows:
+    return view.own if view.number < _LATE_FROM else np.float32(-10) * view.own
+
+
+def _small_tensors(view: RoundView) -> Rows:
+    """Honest, but for the tensors that travel without compression: there, ten times against it."""
+    forged = view.own.copy()
+    forged[:, view.layout.large_count :] *= -10
+    return forged
+
+
+def _biases(view: RoundView) -> Rows:
+    """Nothing but a move of all biases, of honest length."""
+    forged = np.zeros_like(view.own)
+    for tensor, start in zip(view.layout.tensors, view.layout.offsets, strict=True):
+        if len(tensor.shape) == 1:
+            forged[:, start : start + tensor.count] = 1
+    return _of_length(forged, view.norm) + view.noise(0.05 * view.norm)
+
+
+def _echo(view: RoundView) -> Rows:
+    return np.repeat(view.last_change[None], len(view.own), axis=0)
+
+
+def _apart(view: RoundView) -> Rows:
+    """The mean turned round, five times as long, and not alike."""
+    return view.spread(np.float32(-5) * view.mean)
+
+
+def _small_shift(view: RoundView) -> Rows:
+    """A shift within the spread of each coordinate (ALIE), and not alike."""
+    return view.spread(view.mean - np.float32(1.5) * view.honest.std(axis=0))
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "flip x10": _scaled(-10),
+    "scale x10": _scaled(10),
+    LABEL_FLIP: lambda view: view.own,
+    "under": _under,
+    "noise": lambda view: view.noise(view.norm),
+    "zeros": lambda view: np.zeros_like(view.own),
+    "echo": _echo,
+    "replay": lambda view: view.first,
+    "copies": _copies,
+    "useless copies": _useless_copies,
+    "huge": _huge,
+    "late": _late,
+    "small tensors": _small_tensors,
+    "biases": _biases,
+    "IPM 5 apart": _apart,
+    "ALIE 1.5 apart": _small_shift,
+}
+"""Those of our own."""

@@ -1,0 +1,410 @@
+"""A job among liars: the product's admission, codec, sketches, weighing, fold and pay, round after
+round in one process, without the network between them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE, Attack, RoundView
+from benchmarks.ours.trust.training import (
+    BATCH,
+    INNER_STEPS,
+    NODES,
+    HeldOutParts,
+    Rows,
+    TrainingNodes,
+)
+from coordinator.core.job.commands import FoldedUpdate
+from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.quality import quality_of
+from coordinator.core.trust import WHOLE, is_exploded
+from coordinator.shell.aggregation.evidence import (
+    SketchedUpdate,
+    weigh_rollback,
+    weigh_sketched,
+)
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.fold_files import (
+    DivergedError,
+    FoldRequest,
+    NoUpdatesError,
+    StoredBlob,
+    StoredUpdate,
+)
+from coordinator.shell.aggregation.measurements import HeldOutGradient
+from coordinator.shell.aggregation.sketch import (
+    SketchKey,
+    UpdateSketch,
+    sketch_update,
+    sketch_vector,
+)
+from coordinator.shell.commands.aggregation import weighted_updates
+from hypergpu.crypto import digest_of
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import NodeId, Slot
+from hypergpu.jobfile.spec import Outer
+from hypergpu.statements import BlobRef
+from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
+from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.units import Bytes, Milliseconds
+from hypergpu.workloads.networks.task import Classification
+
+ROUNDS = 30
+CODEC = "int4"
+LAST = 5
+"""Rounds at the end whose accuracies are averaged."""
+OWN_RULES = ("robust", "mean")
+Rule = Callable[[Rows], Float32s]
+"""A classical rule: one vector of all of a round's updates."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One job."""
+
+    rule: str
+    attack: str
+    percent: int
+    """Attackers among the nodes."""
+    alpha: str
+    """Concentration of the label skew; ``inf``: none."""
+    seed: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one job."""
+
+    accuracy: float
+    """In percent: the mean of the last `LAST` rounds."""
+    honest_weight: float
+    """Mean over rounds and honest nodes of their part of an equal share, 1 at most."""
+    attackers_pay: float
+    """Their share of all pay."""
+    rounds_to_ban: tuple[int, ...] = ()
+    """Rounds until an attacker's vote is 0, of each of them; all rounds and 1 more: never."""
+    rollbacks: int = 0
+    refused: int = 0
+
+
+class Machinery(NamedTuple):
+    """What jobs share, made once."""
+
+    workload: Classification
+    parts: HeldOutParts
+    attacks: Mapping[str, Attack] = ATTACKS
+    rules: Mapping[str, Callable[[int], Rule]] = {}
+    """Makers of classical rules, called with the number of attackers to expect."""
+
+
+class _Sent(NamedTuple):
+    slot: int
+    stored: FoldedUpdate
+    sketched: SketchedUpdate
+    payload: bytes
+
+
+class _Closed(NamedTuple):
+    """A round once it is folded or void."""
+
+    weighing: Weighing
+    sent: list[_Sent]
+
+
+class Job:
+    """The coordinator's side of one job."""
+
+    def __init__(self, machinery: Machinery, setting: Setting, folder: Path) -> None:
+        self._parts = machinery.parts
+        self.layout = machinery.parts.trial.layout
+        self._folder = folder
+        self._rule = setting.rule
+        self._key = SketchKey(setting.seed.to_bytes(8, "little"))
+        self._other: Rule | None = None
+        if setting.rule not in OWN_RULES:
+            self._other = machinery.rules[setting.rule](NODES * setting.percent // 100)
+        vectors = machinery.parts.trial.initial(setting.seed)
+        self.base = self._store("model", b"".join(vector.tobytes() for vector in vectors))
+        self._outer: StoredBlob | None = None
+        self._before: tuple[StoredBlob, StoredBlob | None] | None = None
+        self._makers: list[_Sent] = []
+        self._memory = TrustMemory()
+        self._gradient: HeldOutGradient | None = None
+        self._number = 0
+
+    @property
+    def model(self) -> Flat:
+        """As nodes hold it."""
+        return Flat.view(self.layout, np.fromfile(self.base.path, np.uint8))
+
+    def open_round(self, number: int) -> None:
+        """Measure the held-out gradient, while nodes train."""
+        self._number = number
+        with np.errstate(all="ignore"):
+            found = self._parts.trial.gradient(self.model, 0)
+        sketch = sketch_vector(self._key, self.layout, found.parameters)
+        is_finite = bool(np.isfinite(sketch).all())
+        self._gradient = HeldOutGradient(
+            self.base.digest,
+            found.loss if np.isfinite(found.loss) else None,
+            sketch if is_finite else None,
+        )
+
+    def accept(self, slot: int, payload: bytes) -> _Sent | None:
+        """Admit an update as it arrives, and sketch it; None: it is refused."""
+        check = IncrementalCheck(self.layout, CODEC)
+        try:
+            check.feed(payload)
+            check.finish()
+        except HyperGPUError:
+            return None
+        blob = self._store(f"update-{self._number % 2}-{slot}", payload)
+        node = _node(slot)
+        stored = FoldedUpdate(
+            node=node,
+            slot=Slot(slot),
+            blob=BlobRef(blob.digest, Bytes(len(payload))),
+            weight=INNER_STEPS * BATCH,
+            codec=CODEC,
+            inner_steps=INNER_STEPS,
+        )
+        measured = sketch_update(self._key, self.layout, CODEC, blob.path, self.base.path)
+        return _Sent(slot, stored, SketchedUpdate(node, INNER_STEPS, measured), payload)
+
+    def close_round(self, sent: list[_Sent]) -> Weighing:
+        """Weigh the updates and make the next model of them, or go back to the one before."""
+        gradient = self._gradient
+        if gradient is None:
+            raise AssertionError("a round is opened before it is closed")
+        is_robust = self._rule == "robust"
+        if is_robust and self._before and is_exploded(self._memory, gradient.loss):
+            makers = [each.sketched for each in self._makers]
+            weighing = weigh_rollback(self._memory, makers, gradient, self._number)
+            (self.base, self._outer), self._before = self._before, (self.base, self._outer)
+        else:
+            found = [each.sketched for each in sent]
+            weighing = weigh_sketched(self._memory, self._rule, found, gradient)
+            before = (self.base, self._outer)
+            self._fold(self._terms(sent, weighing))
+            self._before = before
+        self._memory, self._makers = weighing.memory, sent
+        return weighing
+
+    def target(self, rows: Rows) -> Float32s:
+        """The mean that the rule would make of some updates, were they this round's."""
+        if self._other is not None:
+            return self._other(rows)
+        found = [
+            SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row))
+            for slot, row in enumerate(rows)
+        ]
+        weighing = weigh_sketched(self._memory, self._rule, found, self._gradient)
+        votes = np.array([weighing.votes.get(each.node, WHOLE) for each in found], np.float64)
+        clips = np.array([weighing.clips.get(each.node, WHOLE) for each in found]) / WHOLE
+        mean: Float32s = (votes * clips / max(votes.sum(), 1)) @ rows
+        return mean
+
+    def _sketch_row(self, row: Float32s) -> UpdateSketch:
+        sketch = sketch_vector(self._key, self.layout, row)
+        return UpdateSketch(sketch, float(np.linalg.norm(row.astype(np.float64))), 0.0)
+
+    def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
+        if self._other is not None:
+            return self._one_term(self._other, sent)
+        by_digest = {
+            each.stored.blob.digest: f"update-{self._number % 2}-{each.slot}" for each in sent
+        }
+        return tuple(
+            StoredUpdate(
+                self._folder / by_digest[term.blob.digest],
+                term.blob.digest,
+                term.weight,
+                term.codec,
+                term.clip,
+            )
+            for term in weighted_updates([each.stored for each in sent], weighing)
+        )
+
+    def _one_term(self, rule: Rule, sent: list[_Sent]) -> tuple[StoredUpdate, ...]:
+        """A classical rule's vector, as the only update of the round."""
+        with np.errstate(all="ignore"):
+            rows = np.stack([decode_parameters(self.layout, CODEC, it.payload) for it in sent])
+            vector = rule(rows).astype(np.float32)
+        flat = self.model
+        flat = Flat(vector, flat.statistics, flat.integers)
+        payload = encode_update(self.layout, "fp32", flat).payload.tobytes()
+        blob = self._store("aggregate", payload)
+        return (StoredUpdate(blob.path, blob.digest, 1, "fp32"),)
+
+    def _fold(self, terms: Sequence[StoredUpdate]) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                folded = fold(
+                    FoldRequest(
+                        layout=self.layout,
+                        down=CODEC,
+                        outer=Outer(),
+                        base_model=self.base,
+                        outer_state=self._outer,
+                        updates=tuple(terms),
+                        output_dir=self._folder,
+                    )
+                )
+        except (NoUpdatesError, DivergedError):
+            return
+        if folded.delta is not None:
+            folded.delta.path.unlink()
+        self._forget()
+        self.base = StoredBlob(folded.model.path, folded.model.digest)
+        kept = folded.outer_state
+        self._outer = None if kept is None else StoredBlob(kept.path, kept.digest)
+
+    def _forget(self) -> None:
+        """Delete the model before the base."""
+        kept = {self.base, self._outer}
+        for blob in self._before or ():
+            if blob is not None and blob not in kept:
+                blob.path.unlink(missing_ok=True)
+
+    def _store(self, name: str, payload: bytes) -> StoredBlob:
+        path = self._folder / name
+        path.write_bytes(payload)
+        return StoredBlob(path, digest_of(payload))
+
+
+class _Tally:
+    """Votes and pay of each slot, added up over rounds."""
+
+    def __init__(self, attackers: Sequence[int]) -> None:
+        self._attackers = list(attackers)
+        self._honest = [slot for slot in range(NODES) if slot not in attackers]
+        self._pay = np.zeros(NODES)
+        self._shares: list[float] = []
+        self._bans = dict.fromkeys(attackers, ROUNDS + 1)
+
+    def add(self, number: int, sent: Sequence[_Sent], weighing: Weighing) -> None:
+        """Count one round."""
+        votes = np.zeros(NODES)
+        for each in sent:
+            vote = weighing.votes.get(each.stored.node, WHOLE)
+            votes[each.slot] = vote
+            why = weighing.reasons.get(each.stored.node, "")
+            quality = quality_of(vote, why, Milliseconds(0), Milliseconds(0))
+            self._pay[each.slot] += quality.bps
+        for slot in self._attackers:
+            if not votes[slot]:
+                self._bans[slot] = min(self._bans[slot], number + 1)
+        total = votes.sum()
+        if total and not weighing.rollback:
+            shares = np.minimum(1, votes[self._honest] / total * len(self._honest))
+            self._shares.append(float(shares.mean()))
+
+    def outcome(self, accuracies: Sequence[float], *, rollbacks: int, refused: int) -> Outcome:
+        """Figures of the whole job."""
+        total = self._pay.sum()
+        return Outcome(
+            accuracy=100 * fmean(accuracies[-LAST:]),
+            honest_weight=fmean(self._shares) if self._shares else 0.0,
+            attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
+            rounds_to_ban=tuple(self._bans.values()),
+            rollbacks=rollbacks,
+            refused=refused,
+        )
+
+
+def train_job(
+    machinery: Machinery, setting: Setting, folder: Path, *, rounds: int = ROUNDS
+) -> Outcome:
+    """Train one job among its attackers.
+
+    Args:
+        machinery: What jobs share.
+        setting: Its rule, attackers, data and seed.
+        folder: An empty one for its files.
+        rounds: How many.
+    """
+    draws = np.random.default_rng([17, setting.seed])
+    count = 0 if setting.attack == NONE else NODES * setting.percent // 100
+    attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
+    alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
+    nodes = TrainingNodes(machinery.workload, alpha, setting.seed)
+    job, tally = Job(machinery, setting, folder), _Tally(attackers)
+    lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
+    liars = attackers if setting.attack == LABEL_FLIP else ()
+    residuals: dict[int, Float32s] = {}
+    accuracies, rollbacks, refused = [], 0, 0
+    for number in range(rounds):
+        job.open_round(number)
+        before = job.model
+        honest = nodes.train(job.layout, before, number, liars)
+        rows = lies.told(job, number, honest)
+        sent = []
+        for slot, row in enumerate(rows):
+            is_forged = slot in attackers and setting.attack != LABEL_FLIP
+            flat = Flat(row, before.statistics, before.integers)
+            with np.errstate(all="ignore"):
+                encoded = encode_update(
+                    job.layout, CODEC, flat, None if is_forged else residuals.get(slot)
+                )
+            residuals[slot] = encoded.residual
+            accepted = job.accept(slot, encoded.payload.tobytes())
+            if accepted is not None:
+                sent.append(accepted)
+        refused += NODES - len(sent)
+        weighing = job.close_round(sent)
+        rollbacks += bool(weighing.rollback)
+        tally.add(number, sent, weighing)
+        lies.last_change = before.parameters - job.model.parameters
+        if number >= rounds - LAST:
+            with np.errstate(all="ignore"):
+                accuracies.append(machinery.parts.scored.evaluate(job.model).metric("accuracy"))
+    return tally.outcome(accuracies, rollbacks=rollbacks, refused=refused)
+
+
+class _Lies:
+    """The attackers of one job, who all do the same."""
+
+    def __init__(
+        self, attack: Attack | None, attackers: Sequence[int], draws: np.random.Generator
+    ) -> None:
+        self._attack = attack
+        self._attackers = list(attackers)
+        self._draws = draws
+        self._first: Rows | None = None
+        self.last_change: Float32s | None = None
+
+    def told(self, job: Job, number: int, rows: Rows) -> Rows:
+        """What all nodes send, of what they all computed."""
+        if self._attack is None or not self._attackers:
+            return rows
+        own = rows[self._attackers]
+        self._first = own if self._first is None else self._first
+        honest = np.delete(rows, self._attackers, axis=0)
+        order = [slot for slot in range(NODES) if slot not in self._attackers] + self._attackers
+        inverse = np.argsort(order)
+
+        def target(chosen: Rows) -> Float32s:
+            return job.target(chosen[inverse])
+
+        last = np.zeros_like(own[0]) if self.last_change is None else self.last_change
+        view = RoundView(
+            layout=job.layout,
+            number=number,
+            honest=honest,
+            own=own,
+            first=self._first,
+            last_change=last,
+            target=target,
+            draws=self._draws,
+        )
+        told = rows.copy()
+        with np.errstate(all="ignore"):
+            told[self._attackers] = self._attack(view)
+        return told
+
+
+def _node(slot: int) -> NodeId:
+    return NodeId(f"{slot:032x}")
