@@ -12,7 +12,7 @@ from, while its nodes train. When the round closes each update is held against t
   while the others serve the model well and back up as soon as it lacks those data.
 - A *gate*: an update far beyond the spread of the others counts nothing in this round.
 
-Updates that are copies of each other have one vote together. Nobody is voted out for good: a weight
+Updates that are copies of each other have less than one vote together. Nobody is voted out for good: a weight
 drifts back slowly, and grows by work that helps. Measured against the attacks of the literature in
 `benchmarks/trust.py`; compared with other rules in docs/decisions/0023.
 """
@@ -41,7 +41,9 @@ FIRST_TIMES = 3.0
 STEP = 0.3
 BAR = 0.5
 RETURN = 0.02
-"""The part of its way back to a whole weight that each weight goes in a round."""
+"""The part of its way back to a whole weight that each weight goes in a round that tells all it
+can; less in others, so that who was found out does not come back by waiting.
+"""
 FADE = 0.97
 """What a round leaves of the strongest signal, against which the next ones are held."""
 SIGNAL_LEAST = 0.1
@@ -110,7 +112,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
     counts = Counter(each.group for each in round_ if each.group)
     for each in round_:
         if counts[each.group] > 1:
-            votes[each.node] //= counts[each.group]
+            votes[each.node] //= counts[each.group] ** 2
             reasons[each.node] = f"{counts[each.group]} nodes sent copies of one update"
     return Weighing(
         clips={node: clip for node, clip in clips.items() if clip < WHOLE},
@@ -185,7 +187,8 @@ def _learn(
         return after
     most = max(memory.signal_most, size)
     signal = max(size, memory.signal * FADE, SIGNAL_LEAST * most)
-    step = STEP * size / signal * (FIRST_TIMES if memory.rounds < FIRST_ROUNDS else 1.0)
+    strength = size / signal
+    step = STEP * strength * (FIRST_TIMES if memory.rounds < FIRST_ROUNDS else 1.0)
     parts = {
         each.node: max(-INFLUENCE_MOST, min(INFLUENCE_MOST, (each.influence or 0.0) / usual))
         for each in known
@@ -193,14 +196,14 @@ def _learn(
     bar = BAR * max(0.0, median(parts.values()))
     for node, part in parts.items():
         moved = weights[node] / WHOLE + step * (part - bar)
-        moved += RETURN * (1 - weights[node] / WHOLE)
+        moved += RETURN * strength * (1 - weights[node] / WHOLE)
         weights[node] = min(WEIGHT_MOST, max(0, round(WHOLE * moved)))
     return msgspec.structs.replace(
         after,
         weights={**memory.weights, **weights},
         signal=signal,
         signal_most=most,
-        strength=size / signal,
+        strength=strength,
     )
 
 

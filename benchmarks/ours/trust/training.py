@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.optim.adamw import adamw
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
@@ -79,14 +79,14 @@ class TrainingNodes:
         self._partitions = partition_indices(self._samples.labels, Sharding(NODES, alpha, seed))
         self._moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._steps = torch.zeros(())
-        self._gradients = vmap(grad(self._loss))
+        self._losses = vmap(self._loss)
 
     def train(
         self, layout: Layout, base: Flat, number: int, liars: Collection[int] = ()
     ) -> Rows:
         """Take a round's inner steps from the model ``base``; labels of ``liars`` are turned."""
         stacked = _stack(layout, base)
-        chosen = np.stack([self._indices(node, number) for node in range(NODES)])
+        chosen = np.stack([self.indices(node, number) for node in range(NODES)])
         inputs, targets = self._samples.batch(chosen.reshape(-1))
         inputs = inputs.reshape(NODES, INNER_STEPS, BATCH, -1)
         targets = targets.reshape(NODES, INNER_STEPS, BATCH).copy()
@@ -95,7 +95,8 @@ class TrainingNodes:
         before = _unstack(layout, stacked)
         for step in range(INNER_STEPS):
             batch = (torch.from_numpy(inputs[:, step]), torch.from_numpy(targets[:, step]))
-            self._take_step(stacked, self._gradients(stacked, *batch))
+            total = self._losses(stacked, *batch).sum()
+            self._take_step(stacked, torch.autograd.grad(total, list(stacked.values())))
         return before - _unstack(layout, stacked)
 
     def _loss(
@@ -104,7 +105,7 @@ class TrainingNodes:
         module = _Bound(self._module, tensors)
         return self._workload.loss(module, inputs, targets)
 
-    def _indices(self, node: int, number: int) -> Indices:
+    def indices(self, node: int, number: int) -> Indices:
         count = INNER_STEPS * BATCH
         partition, start = node, number * count
         if len(self._partitions) == 1:
@@ -115,7 +116,7 @@ class TrainingNodes:
 
     @torch.no_grad()
     def _take_step(
-        self, stacked: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
+        self, stacked: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> None:
         for name, tensor in stacked.items():
             if name not in self._moments:
@@ -124,7 +125,7 @@ class TrainingNodes:
         steps = [self._steps.clone() for _ in names]
         adamw(
             [stacked[name] for name in names],
-            [gradients[name] for name in names],
+            [each.contiguous() for each in gradients],  # The fused kernel reads no strides.
             [self._moments[name][0] for name in names],
             [self._moments[name][1] for name in names],
             [],
@@ -162,13 +163,13 @@ def _stack(layout: Layout, base: Flat) -> dict[str, torch.Tensor]:
                 NODES,
                 axis=0,
             )
-        )
+        ).requires_grad_()
         for tensor, start in zip(layout.tensors, layout.offsets, strict=True)
     }
 
 
 def _unstack(layout: Layout, stacked: dict[str, torch.Tensor]) -> Rows:
     parts: Sequence[Float32s] = [
-        stacked[tensor.name].numpy().reshape(NODES, -1) for tensor in layout.tensors
+        stacked[tensor.name].detach().numpy().reshape(NODES, -1) for tensor in layout.tensors
     ]
     return np.concatenate(parts, axis=1)

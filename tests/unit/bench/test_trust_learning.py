@@ -1,0 +1,106 @@
+"""Learning among liars, through the product's codec, admission, sketches, weighing and fold."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE, RoundView
+from benchmarks.ours.trust.simulated import Machinery, Outcome, Setting, train_job
+from benchmarks.ours.trust.training import (
+    BATCH,
+    LEARNING_RATE,
+    WEIGHT_DECAY,
+    TrainingNodes,
+    Rows,
+    digits_workload,
+    held_out_parts,
+)
+from gpu_node.shell.worker.torch_engine import TorchTrainer
+from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from hypergpu.tensors.layout import Flat
+from hypergpu.units import Bytes
+from hypergpu.workloads.networks.task import Device
+
+ROUNDS = 20
+POINTS = 8.0
+"""What two liars in five may cost."""
+ALIE = "ALIE 3"
+
+Train = Callable[..., Outcome]
+
+
+def alie(view: RoundView) -> Rows:
+    """A little is enough (arXiv:1902.06156): a shift by the spread of each coordinate."""
+    forged = view.mean - np.float32(3) * view.honest.std(axis=0)
+    return view.spread(forged)
+
+
+@pytest.fixture(scope="module")
+def machinery() -> Machinery:
+    """Workload and attacks."""
+    torch.set_num_threads(1)
+    workload = digits_workload()
+    return Machinery(workload, held_out_parts(workload), {**ATTACKS, ALIE: alie})
+
+
+@pytest.fixture
+def train(machinery: Machinery, tmp_path: Path) -> Train:
+    """Train one job on even data with one seed."""
+
+    def trained(rule: str, attack: str, percent: int = 40) -> Outcome:
+        folder = tmp_path / f"{rule} {attack}"
+        folder.mkdir()
+        setting = Setting(rule, attack, percent, "inf", 1)
+        return train_job(machinery, setting, folder, rounds=ROUNDS)
+
+    return trained
+
+
+def test_two_liars_in_five_cost_less_than_eight_points(train: Train) -> None:
+    clean = train("robust", NONE).accuracy
+    assert clean > 90
+    assert clean - train("robust", "flip x10").accuracy < POINTS
+    assert clean - train("robust", ALIE).accuracy < POINTS
+
+
+def test_the_plain_mean_fails_the_same_check(train: Train) -> None:
+    clean = train("mean", NONE).accuracy
+    assert clean - train("mean", "flip x10").accuracy > POINTS
+    assert clean - train("mean", ALIE).accuracy > POINTS
+
+
+def test_values_near_the_largest_float_stop_nothing(train: Train) -> None:
+    outcome = train("robust", "huge")
+    assert outcome.accuracy > 90
+    assert outcome.attackers_pay == 0
+
+
+def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) -> None:
+    layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
+    nodes = TrainingNodes(machinery.workload, 0.5, 3)
+    trainer = TorchTrainer(
+        machinery.workload,
+        Device("cpu", "CPU", Bytes(0), has_bf16=False),
+        machinery.workload.load("").train,
+    )
+    kept: OptimizerState | None = None
+    for number in range(2):
+        updates = nodes.train(layout, base, number)
+        trainer.begin(InitialState(base, 3, kept, WEIGHT_DECAY))
+        chosen = nodes.indices(4, number)
+        for start in range(0, len(chosen), BATCH):
+            trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
+        after, kept = Flat.empty(layout), trainer.optimizer()
+        trainer.store(after)
+        np.testing.assert_allclose(updates[4], base.parameters - after.parameters, atol=1e-6)
+
+
+def test_turned_labels_change_the_liars_updates_alone(machinery: Machinery) -> None:
+    layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
+    honest = TrainingNodes(machinery.workload, 0.0, 3).train(layout, base, 0)
+    mixed = TrainingNodes(machinery.workload, 0.0, 3).train(layout, base, 0, liars=[4])
+    differs = (honest != mixed).any(axis=1)
+    assert np.flatnonzero(differs).tolist() == [4], LABEL_FLIP
