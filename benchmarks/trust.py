@@ -7,6 +7,7 @@ change, so that a long run can be stopped and goes on.
 """
 
 import argparse
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from benchmarks.ours.table import ResultTable, print_table
 from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES
 from benchmarks.ours.trust.grid import run_settings
-from benchmarks.ours.trust.simulated import ROUNDS, Outcome, Setting
+from benchmarks.ours.trust.simulated import OWN_RULES, ROUNDS, Outcome, Setting
 from benchmarks.ours.trust.training import BATCH, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
 
 PERCENTS = (20, 30, 40)
@@ -54,22 +55,27 @@ class Grid(NamedTuple):
 
     def settings(self) -> list[Setting]:
         """All jobs, whole seeds first."""
-        return [each for seed in self.seeds for each in self._of_seed(seed)]
+        return [
+            setting
+            for seed in self.seeds
+            for setting in (*self._of_ours(seed), *self._of_peers(seed))
+        ]
 
-    def _of_seed(self, seed: int) -> Iterable[Setting]:
-        for alpha in self.alphas:
-            for rule in ("robust", "mean"):
-                yield Setting(rule, NONE, 0, alpha, seed)
-            for percent in self.percents:
-                for attack in self.attacks:
-                    yield Setting("robust", attack, percent, alpha, seed)
-                    if alpha == SKEWED or attack == LABEL_FLIP:
-                        yield Setting("mean", attack, percent, alpha, seed)
-        if SKEWED in self.alphas and PEER_PERCENT in self.percents and seed in self.peer_seeds:
-            for rule in self.peers:
-                yield Setting(rule, NONE, 0, SKEWED, seed)
-                for attack in self.attacks:
-                    yield Setting(rule, attack, PEER_PERCENT, SKEWED, seed)
+    def _of_ours(self, seed: int) -> Iterable[Setting]:
+        for alpha, percent in itertools.product(self.alphas, self.percents):
+            yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
+            for attack in self.attacks:
+                is_beside_mean = alpha == SKEWED or attack == LABEL_FLIP
+                for rule in OWN_RULES if is_beside_mean else ("robust",):
+                    yield Setting(rule, attack, percent, alpha, seed)
+
+    def _of_peers(self, seed: int) -> Iterable[Setting]:
+        if not (SKEWED in self.alphas and PEER_PERCENT in self.percents):
+            return
+        for rule in self.peers if seed in self.peer_seeds else ():
+            yield Setting(rule, NONE, 0, SKEWED, seed)
+            for attack in self.attacks:
+                yield Setting(rule, attack, PEER_PERCENT, SKEWED, seed)
 
 
 class Outcomes:
@@ -128,8 +134,8 @@ def measure(grid: Grid) -> ResultTable:
         rows=[_row(grid, outcomes, attack) for attack in (NONE, *grid.attacks)],
         metrics=_metrics(grid, outcomes),
         notes=(
-            f"digits-mlp of width {WIDTH}, batch {BATCH}, AdamW, int4 both ways, Nesterov outside;"
-            f" {len(grid.seeds)} seeds; byzfl's rules with {len(grid.peer_seeds)} of them.",
+            f"digits-mlp of width {WIDTH}, batch {BATCH}, AdamW, int4 both ways, Nesterov outside.",
+            f"{len(grid.seeds)} seeds; byzfl's rules with {len(grid.peer_seeds)} of them.",
             f"{TRIAL_SAMPLES} held-out samples for the rule, the others for the score.",
             "Each cell: accuracy in percent, and at robust the attackers' share of pay.",
         ),

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import byzfl
@@ -20,8 +21,11 @@ from benchmarks.ours.trust.simulated import Machinery, Rule, Setting, train_job
 from benchmarks.ours.trust.training import Rows, digits_workload, held_out_parts
 from hypergpu.tensors.layout import Float32s
 
+_Byzfl = Callable[[Rows], Float32s]
+"""An attack of byzfl: the forged update, of the honest ones."""
 
-def _alike(make: Callable[[RoundView], Callable[[Rows], Float32s]]) -> Attack:
+
+def _alike(make: Callable[[RoundView], _Byzfl]) -> Attack:
     """All attackers send what byzfl makes of the honest updates."""
 
     def attack(view: RoundView) -> Rows:
@@ -31,12 +35,12 @@ def _alike(make: Callable[[RoundView], Callable[[Rows], Float32s]]) -> Attack:
     return attack
 
 
-def _apart(make: Callable[[RoundView], Callable[[Rows], Float32s]]) -> Attack:
+def _apart(make: Callable[[RoundView], _Byzfl]) -> Attack:
     """The same, but for noise that keeps them from being taken for copies."""
     return lambda view: view.spread(np.asarray(make(view)(view.honest), np.float32))
 
 
-def _optimal(kind: Callable[..., Callable[[Rows], Float32s]]) -> Callable[[RoundView], object]:
+def _optimal(kind: Callable[..., _Byzfl]) -> Callable[[RoundView], _Byzfl]:
     return lambda view: kind(agg=view.target, pre_agg_list=[], f=len(view.own))
 
 
@@ -88,13 +92,7 @@ def _rules() -> Mapping[str, Callable[[int], Rule]]:
         rule, mix = make(count), byzfl.NNM(count)
         return lambda rows: rule(mix(rows))
 
-    return {
-        **plain,
-        **{
-            f"{MIXED}{name}": lambda count, make=make: mixed(make, count)
-            for name, make in plain.items()
-        },
-    }
+    return {**plain, **{f"{MIXED}{name}": partial(mixed, make) for name, make in plain.items()}}
 
 
 def main() -> int:

@@ -12,8 +12,9 @@ from, while its nodes train. When the round closes each update is held against t
   while the others serve the model well and back up as soon as it lacks those data.
 - A *gate*: an update far beyond the spread of the others counts nothing in this round.
 
-Updates that are copies of each other have less than one vote together. Nobody is voted out for good: a weight
-drifts back slowly, and grows by work that helps. Measured against the attacks of the literature in
+Updates that are copies of each other have less than one vote together; one that is far longer than
+the others has none. Nobody is voted out for good: a weight drifts back slowly, and grows by work
+that helps. Measured against the attacks of the literature in
 `benchmarks/trust.py`; compared with other rules in docs/decisions/0023.
 """
 

@@ -86,8 +86,8 @@ def _copies(view: RoundView) -> Rows:
 
 def _useless_copies(view: RoundView) -> Rows:
     """The same useless vector from all: they agree with each other."""
-    one = np.random.default_rng(0).standard_normal(view.own.shape[1], np.float32)
-    same = np.repeat(one[None], len(view.own), axis=0)
+    one = np.random.default_rng(0).standard_normal((1, view.own.shape[1]), np.float32)
+    same = np.repeat(one, len(view.own), axis=0)
     return _of_length(same, view.norm) + view.noise(1e-3 * view.norm)
 
 

@@ -62,7 +62,7 @@ def run_settings(settings: Iterable[Setting]) -> Mapping[Setting, Outcome]:
     wanted = list(dict.fromkeys(settings))
     missing = [each for each in wanted if each not in store.outcomes]
     if missing:
-        print(f"{len(wanted) - len(missing)} jobs are kept, {len(missing)} to run", file=sys.stderr)
+        _say(f"{len(wanted) - len(missing)} jobs are kept, {len(missing)} to run")
         _run_missing(missing, store)
     return {setting: store.outcomes[setting] for setting in wanted}
 
@@ -86,7 +86,7 @@ def _run_missing(missing: Sequence[Setting], store: Store) -> None:
             raise BenchmarkError(answer)
         store.keep(*answer)
         if done % _SAID_EVERY == 0 or done == len(missing):
-            print(f"{done} of {len(missing)} jobs, {answer[0]}", file=sys.stderr, flush=True)
+            _say(f"{done} of {len(missing)} jobs, {answer[0]}")
     for thread in threads:
         thread.join()
 
@@ -115,6 +115,11 @@ def _work(
                 return
             answers.put((setting, msgspec.json.decode(line, type=Outcome)))
         process.stdin.close()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _sources_digest() -> str:

@@ -50,7 +50,7 @@ from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Outer
 from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
-from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.workloads.networks.task import Classification
 
@@ -105,13 +105,6 @@ class _Sent(NamedTuple):
     stored: FoldedUpdate
     sketched: SketchedUpdate
     payload: bytes
-
-
-class _Closed(NamedTuple):
-    """A round once it is folded or void."""
-
-    weighing: Weighing
-    sent: list[_Sent]
 
 
 class Job:
@@ -334,27 +327,17 @@ def train_job(
     job, tally = Job(machinery, setting, folder), _Tally(attackers)
     lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
     liars = attackers if setting.attack == LABEL_FLIP else ()
-    residuals: dict[int, Float32s] = {}
+    encoders = _Encoders(frozenset(attackers) - frozenset(liars))
     accuracies, rollbacks, refused = [], 0, 0
     for number in range(rounds):
         job.open_round(number)
         before = job.model
-        honest = nodes.train(job.layout, before, number, liars)
-        rows = lies.told(job, number, honest)
-        sent = []
-        for slot, row in enumerate(rows):
-            is_forged = slot in attackers and setting.attack != LABEL_FLIP
-            flat = Flat(row, before.statistics, before.integers)
-            with np.errstate(all="ignore"):
-                encoded = encode_update(
-                    job.layout, CODEC, flat, None if is_forged else residuals.get(slot)
-                )
-            residuals[slot] = encoded.residual
-            accepted = job.accept(slot, encoded.payload.tobytes())
-            if accepted is not None:
-                sent.append(accepted)
-        refused += NODES - len(sent)
+        rows = lies.told(job, number, nodes.train(job.layout, before, number, liars))
+        payloads = encoders.encode(job.layout, before, rows)
+        accepted = [job.accept(slot, payload) for slot, payload in enumerate(payloads)]
+        sent = [each for each in accepted if each is not None]
         weighing = job.close_round(sent)
+        refused += NODES - len(sent)
         rollbacks += bool(weighing.rollback)
         tally.add(number, sent, weighing)
         lies.last_change = before.parameters - job.model.parameters
@@ -362,6 +345,26 @@ def train_job(
             with np.errstate(all="ignore"):
                 accuracies.append(machinery.parts.scored.evaluate(job.model).metric("accuracy"))
     return tally.outcome(accuracies, rollbacks=rollbacks, refused=refused)
+
+
+class _Encoders:
+    """The nodes' codecs with what each left unsaid; forgers send what they forged, whole."""
+
+    def __init__(self, forgers: frozenset[int]) -> None:
+        self._forgers = forgers
+        self._unsaid: dict[int, Float32s] = {}
+
+    def encode(self, layout: Layout, model: Flat, rows: Rows) -> list[bytes]:
+        """Encode an update of each node."""
+        payloads = []
+        for slot, row in enumerate(rows):
+            flat = Flat(row, model.statistics, model.integers)
+            with np.errstate(all="ignore"):
+                encoded = encode_update(layout, CODEC, flat, self._unsaid.get(slot))
+            if slot not in self._forgers:
+                self._unsaid[slot] = encoded.residual
+            payloads.append(encoded.payload.tobytes())
+        return payloads
 
 
 class _Lies:

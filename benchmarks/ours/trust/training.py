@@ -5,6 +5,7 @@ turn would take ten times as long, and the benchmark trains a thousand models.
 """
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -81,9 +82,7 @@ class TrainingNodes:
         self._steps = torch.zeros(())
         self._losses = vmap(self._loss)
 
-    def train(
-        self, layout: Layout, base: Flat, number: int, liars: Collection[int] = ()
-    ) -> Rows:
+    def train(self, layout: Layout, base: Flat, number: int, liars: Collection[int] = ()) -> Rows:
         """Take a round's inner steps from the model ``base``; labels of ``liars`` are turned."""
         stacked = _stack(layout, base)
         chosen = np.stack([self.indices(node, number) for node in range(NODES)])
@@ -147,10 +146,10 @@ class _Bound(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()
-        self._call = lambda inputs: functional_call(module, tensors, (inputs,))
+        self._run = partial(functional_call, module, tensors)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._call(inputs)
+        result: torch.Tensor = self._run((inputs,))  # type: ignore[no-untyped-call]
         return result
 
 

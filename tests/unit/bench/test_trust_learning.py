@@ -13,8 +13,8 @@ from benchmarks.ours.trust.training import (
     BATCH,
     LEARNING_RATE,
     WEIGHT_DECAY,
-    TrainingNodes,
     Rows,
+    TrainingNodes,
     digits_workload,
     held_out_parts,
 )
