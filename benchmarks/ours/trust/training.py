@@ -149,7 +149,7 @@ class _Bound(torch.nn.Module):
         self._run = partial(functional_call, module, tensors)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._run((inputs,))  # type: ignore[no-untyped-call]
+        result: torch.Tensor = self._run((inputs,))
         return result
 
 
