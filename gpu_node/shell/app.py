@@ -107,11 +107,10 @@ class Daemon:
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths)
         self._sandbox = _worker_sandbox(paths, settings, self._limits)
+        variables = public_environment() | _worker_variables(settings, self._limits)
         self._worker = WorkerSupervisor(
             self._sandbox.command(worker_command(self._kind, settings.worker_module)),
-            self._sandbox.environment(
-                public_environment() | _worker_variables(settings, self._limits)
-            ),
+            self._sandbox.environment(variables),
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
         )

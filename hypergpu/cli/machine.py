@@ -200,11 +200,7 @@ def demo(  # noqa: PLR0913 - each is an option
         ),
     ] = False,
     attack: Annotated[
-        bool,
-        typer.Option(
-            "--attack",
-            help="Train twice: with honest nodes, and with one that lies from the third round.",
-        ),
+        bool, typer.Option("--attack", help="Train twice, the second time with a liar.")
     ] = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
@@ -245,14 +241,8 @@ def demo(  # noqa: PLR0913 - each is an option
         given += ["--metering", metering, "--blobs", blobs]
         given += [*["--short"] * short, *["--fixed"] * fixed, *["--attack"] * attack]
         run_over_lines(net, nodes, given)
-    chosen = plan(
-        nodes,
-        is_short=short,
-        worker=worker,
-        metering=metering,
-        is_fixed=fixed,
-        is_attacked=attack,
-    )
+    ends = {"is_fixed": fixed, "is_attacked": attack}
+    chosen = plan(nodes, is_short=short, worker=worker, metering=metering, **ends)
     demonstrate(out, chosen._replace(blobs=blobs))
 
 

@@ -29,10 +29,12 @@ def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
     """
     coordinator, liar = demo.coordinator, demo.names[-1]
     demo.cluster.start_nodes({name: {} for name in demo.names})
-    honest = _trained(demo, replace(chosen.spec, name="honest", pay=Pay()), "all nodes are honest")
+    honest = _train_one(
+        demo, replace(chosen.spec, name="honest", pay=Pay()), "all nodes are honest"
+    )
     demo.cluster.replace_node(liar, LIAR)
     lies = "turns its updates round, ten times as long, from the third round"
-    attacked = _trained(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
+    attacked = _train_one(demo, replace(chosen.spec, name="attacked"), f"{liar} {lies}")
     job_id = coordinator.find_job("attacked")
     found = [each for event in coordinator.read_events(job_id) for each in update_qualities(event)]
     node_id = coordinator.find_node(liar).id
@@ -46,7 +48,7 @@ def demonstrate_attack(demo: Demo, chosen: DemoPlan) -> str:
     return job_id
 
 
-def _trained(demo: Demo, spec: JobSpec, title: str) -> History:
+def _train_one(demo: Demo, spec: JobSpec, title: str) -> History:
     job_id = demo.coordinator.submit(spec)
     say()
     say(title)
