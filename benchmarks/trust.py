@@ -43,8 +43,8 @@ WORSE = 1.0
 """Points below the better of the others that count as worse."""
 
 
-class Grid(NamedTuple):
-    """What is run."""
+class TrustGrid(NamedTuple):
+    """Runs of the table."""
 
     seeds: Sequence[int] = range(1, 6)
     peer_seeds: Sequence[int] = range(1, 3)
@@ -81,7 +81,7 @@ class Grid(NamedTuple):
 class Outcomes:
     """Means over seeds."""
 
-    def __init__(self, grid: Grid, found: Mapping[Setting, Outcome]) -> None:
+    def __init__(self, grid: TrustGrid, found: Mapping[Setting, Outcome]) -> None:
         self._grid = grid
         self._found = found
 
@@ -111,7 +111,7 @@ class Outcomes:
 
 def run(quick: bool) -> ResultTable:
     """Train all jobs; quick: one seed of the gravest attacks."""
-    return measure(QUICK if quick else Grid())
+    return measure(QUICK if quick else TrustGrid())
 
 
 GRAVE = (
@@ -122,10 +122,10 @@ GRAVE = (
     "optimal IPM apart (byzfl)",
     "optimal ALIE apart (byzfl)",
 )
-QUICK = Grid(seeds=(1,), attacks=GRAVE, alphas=("inf", SKEWED), percents=(20, 40), peers=())
+QUICK = TrustGrid(seeds=(1,), attacks=GRAVE, alphas=("inf", SKEWED), percents=(20, 40), peers=())
 
 
-def measure(grid: Grid) -> ResultTable:
+def measure(grid: TrustGrid) -> ResultTable:
     """Run a grid and sum it up."""
     outcomes = Outcomes(grid, run_settings(grid.settings()))
     return ResultTable(
@@ -139,11 +139,11 @@ def measure(grid: Grid) -> ResultTable:
             f"{TRIAL_SAMPLES} held-out samples for the rule, the others for the score.",
             "Each cell: accuracy in percent, and at robust the attackers' share of pay.",
         ),
-        is_partial=grid != Grid(),
+        is_partial=grid != TrustGrid(),
     )
 
 
-def _columns(grid: Grid) -> list[str]:
+def _columns(grid: TrustGrid) -> list[str]:
     ours = [f"{alpha} {percent} %" for alpha in grid.alphas for percent in grid.percents]
     if SKEWED not in grid.alphas:
         return ours
@@ -151,7 +151,7 @@ def _columns(grid: Grid) -> list[str]:
     return [*ours, *means, *(["byzfl's best"] if grid.peers else [])]
 
 
-def _row(grid: Grid, outcomes: Outcomes, attack: str) -> list[str]:
+def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
     def cell(rule: str, alpha: str, percent: int) -> str:
         percent = percent if attack != NONE else 0
         found = outcomes.all(rule, attack, percent, alpha)
@@ -168,14 +168,14 @@ def _row(grid: Grid, outcomes: Outcomes, attack: str) -> list[str]:
     return [attack, *cells]
 
 
-def _best_peer(grid: Grid, outcomes: Outcomes, attack: str) -> tuple[str, float]:
+def _best_peer(grid: TrustGrid, outcomes: Outcomes, attack: str) -> tuple[str, float]:
     percent = PEER_PERCENT if attack != NONE else 0
     values = {rule: outcomes.accuracy(rule, attack, percent, SKEWED) for rule in grid.peers}
     best = max(values, key=lambda rule: values[rule])
     return best, values[best]
 
 
-def _metrics(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
+def _metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     even = [alpha for alpha in grid.alphas if alpha in EVEN]
     metrics: dict[str, float] = {}
     for percent in grid.percents:
@@ -206,7 +206,7 @@ def _metrics(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
     return {**metrics, **_weights(grid, outcomes), **_skewed(grid, outcomes)}
 
 
-def _weights(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
+def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Weights that honest nodes keep, and how soon attackers lose theirs."""
     bans = [
         rounds
@@ -219,6 +219,10 @@ def _weights(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
     names = {"inf": "iid", SKEWED: "skewed"}
     return {
         "rounds_to_ban_median": median(bans),
+        "honest_banned": max(
+            fmean(each.honest_banned for each in outcomes.all("robust", NONE, 0, alpha))
+            for alpha in grid.alphas
+        ),
         **{
             f"honest_weight_{names[alpha]}": fmean(
                 each.honest_weight for each in outcomes.all("robust", NONE, 0, alpha)
@@ -229,7 +233,7 @@ def _weights(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
     }
 
 
-def _skewed(grid: Grid, outcomes: Outcomes) -> dict[str, float]:
+def _skewed(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Attacks on very unequal data where another rule is better by a point, over the same seeds."""
     if SKEWED not in grid.alphas or PEER_PERCENT not in grid.percents:
         return {}
@@ -259,7 +263,7 @@ def main() -> None:
     if unknown := set(attacks) - set(ALL_ATTACKS):
         parser.error(f"no attack {', '.join(sorted(unknown))}; there are: {', '.join(ALL_ATTACKS)}")
     table = measure(
-        Grid(
+        TrustGrid(
             seeds=range(1, options.seeds + 1),
             peer_seeds=range(1, min(options.seeds, options.peer_seeds) + 1),
             attacks=attacks,

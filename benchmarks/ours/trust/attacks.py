@@ -36,7 +36,7 @@ class RoundView(NamedTuple):
 
     @property
     def mean(self) -> Float32s:
-        """Of the honest updates."""
+        """Statistics of the honest updates."""
         mean: Float32s = self.honest.mean(axis=0)
         return mean
 
@@ -62,7 +62,7 @@ class RoundView(NamedTuple):
 Attack = Callable[[RoundView], Rows]
 
 
-def _scaled(factor: float) -> Attack:
+def _scale(factor: float) -> Attack:
     return lambda view: np.float32(factor) * view.own
 
 
@@ -130,8 +130,8 @@ def _small_shift(view: RoundView) -> Rows:
 
 
 ATTACKS: Mapping[str, Attack] = {
-    "flip x10": _scaled(-10),
-    "scale x10": _scaled(10),
+    "flip x10": _scale(-10),
+    "scale x10": _scale(10),
     LABEL_FLIP: lambda view: view.own,
     "under": _under,
     "noise": lambda view: view.noise(view.norm),

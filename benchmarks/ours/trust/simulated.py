@@ -22,7 +22,7 @@ from benchmarks.ours.trust.training import (
 from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.quality import quality_of
-from coordinator.core.trust import WHOLE, is_exploded
+from coordinator.core.trust import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
     weigh_rollback,
@@ -85,7 +85,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     attackers_pay: float
     """Their share of all pay."""
     rounds_to_ban: tuple[int, ...] = ()
-    """Rounds until an attacker's vote is 0, of each of them; all rounds and 1 more: never."""
+    """Rounds until an attacker's vote is 0, for each of them; all rounds and 1 more: never."""
+    honest_banned: int = 0
     rollbacks: int = 0
     refused: int = 0
 
@@ -127,6 +128,9 @@ class Job:
         self._memory = TrustMemory()
         self._gradient: HeldOutGradient | None = None
         self._number = 0
+        self._voteless = [0] * NODES
+        self.banned: set[int] = set()
+        """Slots that get no more work."""
 
     @property
     def model(self) -> Flat:
@@ -184,6 +188,11 @@ class Job:
             self._fold(self._terms(sent, weighing))
             self._before = before
         self._memory, self._makers = weighing.memory, sent
+        for each in sent:
+            has_vote = weighing.votes.get(each.stored.node, WHOLE) > 0
+            self._voteless[each.slot] = 0 if has_vote else self._voteless[each.slot] + 1
+            if ban_reason(self._voteless[each.slot], ""):
+                self.banned.add(each.slot)
         return weighing
 
     def target(self, rows: Rows) -> Float32s:
@@ -295,16 +304,14 @@ class _Tally:
             shares = np.minimum(1, votes[self._honest] / total * len(self._honest))
             self._shares.append(float(shares.mean()))
 
-    def outcome(self, accuracies: Sequence[float], *, rollbacks: int, refused: int) -> Outcome:
-        """Figures of the whole job."""
+    def outcome(self, accuracies: Sequence[float]) -> Outcome:
+        """Figures of votes and pay."""
         total = self._pay.sum()
         return Outcome(
             accuracy=100 * fmean(accuracies[-LAST:]),
             honest_weight=fmean(self._shares) if self._shares else 0.0,
             attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
             rounds_to_ban=tuple(self._bans.values()),
-            rollbacks=rollbacks,
-            refused=refused,
         )
 
 
@@ -334,17 +341,22 @@ def train_job(
         before = job.model
         rows = lies.told(job, number, nodes.train(job.layout, before, number, liars))
         payloads = encoders.encode(job.layout, before, rows)
-        accepted = [job.accept(slot, payload) for slot, payload in enumerate(payloads)]
+        working = [slot for slot in range(NODES) if slot not in job.banned]
+        accepted = [job.accept(slot, payloads[slot]) for slot in working]
         sent = [each for each in accepted if each is not None]
         weighing = job.close_round(sent)
-        refused += NODES - len(sent)
+        refused += len(accepted) - len(sent)
         rollbacks += bool(weighing.rollback)
         tally.add(number, sent, weighing)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
             with np.errstate(all="ignore"):
                 accuracies.append(machinery.parts.scored.evaluate(job.model).metric("accuracy"))
-    return tally.outcome(accuracies, rollbacks=rollbacks, refused=refused)
+    outcome = tally.outcome(accuracies)
+    honest_banned = len(job.banned.difference(attackers))
+    return msgspec.structs.replace(
+        outcome, honest_banned=honest_banned, rollbacks=rollbacks, refused=refused
+    )
 
 
 class _Encoders:
