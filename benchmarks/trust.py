@@ -94,7 +94,7 @@ class Outcomes:
         """In percent."""
         return fmean(each.accuracy for each in self.all(rule, attack, percent, alpha))
 
-    def lost(self, attack: str, percent: int, alpha: str, *, clean: str = "robust") -> float:
+    def loss_points(self, attack: str, percent: int, alpha: str, *, clean: str = "robust") -> float:
         """Points that an attack costs, against no attack under the rule ``clean``."""
         return self.accuracy(clean, NONE, 0, alpha) - self.accuracy(
             "robust", attack, percent, alpha
@@ -181,7 +181,7 @@ def _metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     for percent in grid.percents:
         for key, clean in (("points_lost", "robust"), ("points_lost_to_clean_mean", "mean")):
             metrics[f"{key}_{percent}"] = max(
-                outcomes.lost(attack, percent, alpha, clean=clean)
+                outcomes.loss_points(attack, percent, alpha, clean=clean)
                 for attack in grid.attacks
                 for alpha in even
             )
@@ -203,7 +203,7 @@ def _metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
             for attack in unpaid
             for alpha in even
         )
-    return {**metrics, **_weights(grid, outcomes), **_skewed(grid, outcomes)}
+    return {**metrics, **_weights(grid, outcomes), **_skew_metrics(grid, outcomes)}
 
 
 def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
@@ -233,7 +233,7 @@ def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     }
 
 
-def _skewed(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
+def _skew_metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Attacks on very unequal data where another rule is better by a point, over the same seeds."""
     if SKEWED not in grid.alphas or PEER_PERCENT not in grid.percents:
         return {}

@@ -119,10 +119,10 @@ class Daemon:
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         self._public_datasets = PublicDatasets()
         self._gate = OwnerGate(self._limits, paths, cache)
-        limit_ms = Milliseconds(settings.first_progress_limit_ms)
-        initial_models = InitialModels(cache, self._worker, self._stage, limit_ms)
+        timeouts = _stall_timeouts(settings)
+        models = InitialModels(cache, self._worker, self._stage, timeouts.first_ms)
         self._transfers = TransferTasks(
-            self._stream, cache, self._uploader, initial_models, self._event_queue
+            self._stream, cache, self._uploader, models, self._event_queue
         )
         self._stream.capabilities.name = self._name
         self.reporter = Reporter(paths, settings, self._stream, self._transfers, log_file=log_file)
@@ -134,9 +134,7 @@ class Daemon:
             memory=load_memory(paths),
             drain_limit_ms=Milliseconds(settings.drain_limit_ms),
             reconnect_cap_ms=Milliseconds(settings.reconnect_cap_ms),
-            stall_timeouts=StallTimeouts(
-                first_ms=limit_ms, later_ms=Milliseconds(settings.progress_limit_ms)
-            ),
+            stall_timeouts=timeouts,
         )
 
     @property
@@ -434,6 +432,13 @@ def _worker_variables(settings: NodeSettings, limits: OwnerLimits) -> dict[str, 
         settings.worker_threads, settings.worker_memory_bytes, settings.worker_step_floor_ms
     )
     return caps | gpu_environment(limits)
+
+
+def _stall_timeouts(settings: NodeSettings) -> StallTimeouts:
+    return StallTimeouts(
+        first_ms=Milliseconds(settings.first_progress_limit_ms),
+        later_ms=Milliseconds(settings.progress_limit_ms),
+    )
 
 
 def _rates(limits: OwnerLimits) -> BulkRates:

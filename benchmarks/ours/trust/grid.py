@@ -20,7 +20,7 @@ KEPT = ROOT / "build" / "trust"
 _SAID_EVERY = 20
 _SOURCES = (
     "benchmarks/ours/trust",
-    "benchmarks/peers/trust_runs.py",
+    "benchmarks/ours/trust/runs.py",
     "coordinator/core/trust.py",
     "coordinator/shell/aggregation",
 )
@@ -98,7 +98,7 @@ def _work(
 ) -> None:
     """Feed one process until nothing is left."""
     with subprocess.Popen(
-        [str(python), "-m", "benchmarks.peers.trust_runs"],
+        [str(python), "-m", "benchmarks.ours.trust.runs"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,

@@ -108,7 +108,7 @@ class _Sent(NamedTuple):
     payload: bytes
 
 
-class Job:
+class SimulatedJob:
     """The coordinator's side of one job."""
 
     def __init__(self, machinery: Machinery, setting: Setting, folder: Path) -> None:
@@ -331,7 +331,7 @@ def train_job(
     attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
     nodes = TrainingNodes(machinery.workload, alpha, setting.seed)
-    job, tally = Job(machinery, setting, folder), _Tally(attackers)
+    job, tally = SimulatedJob(machinery, setting, folder), _Tally(attackers)
     lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
     liars = attackers if setting.attack == LABEL_FLIP else ()
     encoders = _Encoders(frozenset(attackers) - frozenset(liars))
@@ -339,7 +339,7 @@ def train_job(
     for number in range(rounds):
         job.open_round(number)
         before = job.model
-        rows = lies.told(job, number, nodes.train(job.layout, before, number, liars))
+        rows = lies.tell(job, number, nodes.train(job.layout, before, number, liars))
         payloads = encoders.encode(job.layout, before, rows)
         working = [slot for slot in range(NODES) if slot not in job.banned]
         accepted = [job.accept(slot, payloads[slot]) for slot in working]
@@ -391,7 +391,7 @@ class _Lies:
         self._first: Rows | None = None
         self.last_change: Float32s | None = None
 
-    def told(self, job: Job, number: int, rows: Rows) -> Rows:
+    def tell(self, job: SimulatedJob, number: int, rows: Rows) -> Rows:
         """What all nodes send, of what they all computed."""
         if self._attack is None or not self._attackers:
             return rows

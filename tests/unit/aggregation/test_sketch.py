@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.shell.aggregation.evidence import copies
 from coordinator.shell.aggregation.sketch import (
     WIDTH,
     Sketch,
@@ -13,7 +14,6 @@ from coordinator.shell.aggregation.sketch import (
     sketch_update,
     sketch_vector,
 )
-from coordinator.shell.aggregation.evidence import copies
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import decode_update, encode_update, update_bytes
 from hypergpu.tensors.layout import Flat, Float32s, Layout, TensorKind, TensorSpec, layout_of

@@ -50,13 +50,13 @@ def machinery() -> Machinery:
 def train(machinery: Machinery, tmp_path: Path) -> Train:
     """Train one job on even data with one seed."""
 
-    def trained(rule: str, attack: str, percent: int = 40) -> Outcome:
+    def train(rule: str, attack: str, percent: int = 40) -> Outcome:
         folder = tmp_path / f"{rule} {attack}"
         folder.mkdir()
         setting = Setting(rule, attack, percent, "inf", 1)
         return train_job(machinery, setting, folder, rounds=ROUNDS)
 
-    return trained
+    return train
 
 
 def test_two_liars_in_five_cost_less_than_eight_points(train: Train) -> None:

@@ -88,11 +88,11 @@ def _rules() -> Mapping[str, Callable[[int], Rule]]:
         "centred clipping": lambda _: _centred_clipping(),
     }
 
-    def mixed(make: Callable[[int], Rule], count: int) -> Rule:
+    def mix(make: Callable[[int], Rule], count: int) -> Rule:
         rule, mix = make(count), byzfl.NNM(count)
         return lambda rows: rule(mix(rows))
 
-    return {**plain, **{f"{MIXED}{name}": partial(mixed, make) for name, make in plain.items()}}
+    return {**plain, **{f"{MIXED}{name}": partial(mix, make) for name, make in plain.items()}}
 
 
 def main() -> int:
