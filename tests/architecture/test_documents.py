@@ -131,3 +131,11 @@ def test_a_value_reads_as_its_rounded_figure() -> None:
     assert reads_as(1182.3, "1,182")
     assert not reads_as(43.6, "43")
     assert not reads_as(0.43, "43")
+
+
+def test_every_test_of_the_threat_model_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/threat-model.md").read_text("utf-8")))
+    sources = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    there = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
+    assert named
+    assert not named - there
