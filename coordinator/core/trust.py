@@ -41,7 +41,7 @@ FIRST_ROUNDS = 3
 FIRST_TIMES = 3.0
 STEP = 0.3
 BAR = 0.5
-RETURN = 0.02
+RETURN = 0.1
 """The part of its way back to a whole weight that each weight goes in a round that tells all it
 can; less in others, so that who was found out does not come back by waiting.
 """
