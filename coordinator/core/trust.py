@@ -60,7 +60,7 @@ GATE_SIGNAL = 0.3
 _MAD = 1.48
 """The median distance to the median, times this, is the standard deviation of a normal spread."""
 BAN_AFTER = 5
-"""A node gets no more work after so many updates in a row without a vote."""
+"""A node gets no more work after so many useless updates in a row."""
 EXPLODED = 2.0
 """A held-out loss beyond so many times the last good one, and 1 more, is no training."""
 ROLLBACKS_MOST = 3
@@ -108,7 +108,8 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         for node, vote in votes.items()
         if vote < WHOLE
     }
-    for node, why in (*_gate(memory, round_), *_too_long(clips), *_useless(round_)):
+    useless = dict((*_gate(memory, round_), *_too_long(clips), *_useless(round_)))
+    for node, why in useless.items():
         votes[node], reasons[node] = 0, why
     counts = Counter(each.group for each in round_ if each.group)
     for each in round_:
@@ -120,6 +121,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         votes={node: vote for node, vote in votes.items() if vote < WHOLE},
         reasons=reasons,
         memory=memory,
+        useless=tuple(useless),
     )
 
 
@@ -128,11 +130,14 @@ def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER})
 
 
-def ban_reason(voteless: int, why: str) -> str:
-    """Why a node is banned after so many updates in a row without a vote; empty: it is not."""
-    if voteless < BAN_AFTER:
+def ban_reason(useless: int, why: str) -> str:
+    """Why a node is banned after so many useless updates in a row; empty: it is not.
+
+    A low weight alone bans nobody: an honest node of rare data may have one for a while.
+    """
+    if useless < BAN_AFTER:
         return ""
-    return f"banned: none of its last {voteless} updates counted; the last one: {why}"
+    return f"banned: none of its last {useless} updates was of use; the last one: {why}"
 
 
 def known_votes(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, int]:

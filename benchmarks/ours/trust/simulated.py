@@ -128,7 +128,7 @@ class SimulatedJob:
         self._memory = TrustMemory()
         self._gradient: HeldOutGradient | None = None
         self._number = 0
-        self._voteless = [0] * NODES
+        self._useless = [0] * NODES
         self.banned: set[int] = set()
         """Slots that get no more work."""
 
@@ -189,9 +189,9 @@ class SimulatedJob:
             self._before = before
         self._memory, self._makers = weighing.memory, sent
         for each in sent:
-            has_vote = weighing.votes.get(each.stored.node, WHOLE) > 0
-            self._voteless[each.slot] = 0 if has_vote else self._voteless[each.slot] + 1
-            if ban_reason(self._voteless[each.slot], ""):
+            is_useless = each.stored.node in weighing.useless
+            self._useless[each.slot] = self._useless[each.slot] + 1 if is_useless else 0
+            if ban_reason(self._useless[each.slot], ""):
                 self.banned.add(each.slot)
         return weighing
 

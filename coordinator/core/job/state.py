@@ -171,6 +171,8 @@ class Weighing(msgspec.Struct, frozen=True):
     """Why a vote is not a full one."""
     memory: TrustMemory
     """After the round."""
+    useless: tuple[NodeId, ...] = ()
+    """Those whose update of this round spoke clearly against them, whatever their weight."""
     rollback: str = ""
     """Why the job went back to the model before instead; empty: it did not."""
 
@@ -254,8 +256,8 @@ class Member(msgspec.Struct, frozen=True):
     """
     standing: Standing = Standing()
 
-    voteless: int = 0
-    """Updates of it in a row that had no vote."""
+    useless: int = 0
+    """Updates of it in a row that spoke clearly against it."""
     ban: str = ""
     """Why it gets no work in this job any more; empty: it does."""
 

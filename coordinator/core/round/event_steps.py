@@ -92,7 +92,7 @@ def pause_node(job: Job, event: events.NodePaused) -> JobStep:
 
 def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
     """Give a banned node work again, from the next round on; its votes grow like a newcomer's."""
-    member = replace(job.members[event.node], ban="", voteless=0)
+    member = replace(job.members[event.node], ban="", useless=0)
     trust = without_trust(job.trust, event.node)
     job = replace(job, members={**job.members, event.node: member}, trust=trust)
     return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
@@ -328,9 +328,9 @@ def _members_after(job: Job, round_: Round) -> dict[NodeId, Member]:
     if weighing is None:
         return members
     for node, _, _ in round_.accepted_updates:
-        voteless = members[node].voteless + 1 if weighing.votes.get(node) == 0 else 0
-        ban = ban_reason(voteless, weighing.reasons.get(node, ""))
-        members[node] = replace(members[node], voteless=voteless, ban=ban)
+        useless = members[node].useless + 1 if node in weighing.useless else 0
+        ban = ban_reason(useless, weighing.reasons.get(node, ""))
+        members[node] = replace(members[node], useless=useless, ban=ban)
     return members
 
 

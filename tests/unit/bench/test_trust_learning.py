@@ -1,7 +1,7 @@
 """Learning among liars, through the product's codec, admission, sketches, weighing and fold."""
 
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ POINTS = 8.0
 """What two liars in five may cost."""
 ALIE = "ALIE 3"
 
-Train = Callable[..., Outcome]
+Train = Callable[[str, str], Outcome]
 
 
 def alie(view: RoundView) -> Rows:
@@ -46,17 +46,17 @@ def machinery() -> Machinery:
     return Machinery(workload, held_out_parts(workload), {**ATTACKS, ALIE: alie})
 
 
-@pytest.fixture
-def train(machinery: Machinery, tmp_path: Path) -> Train:
-    """Train one job on even data with one seed."""
+@pytest.fixture(scope="module")
+def train(machinery: Machinery, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Train one job on even data with one seed; the same one once only."""
 
-    def train(rule: str, attack: str, percent: int = 40) -> Outcome:
-        folder = tmp_path / f"{rule} {attack}"
-        folder.mkdir()
-        setting = Setting(rule, attack, percent, "inf", 1)
+    @cache
+    def outcome_of(rule: str, attack: str) -> Outcome:
+        folder = tmp_path_factory.mktemp("job")
+        setting = Setting(rule, attack, 40, "inf", 1)
         return train_job(machinery, setting, folder, rounds=ROUNDS)
 
-    return train
+    return outcome_of
 
 
 def test_two_liars_in_five_cost_less_than_eight_points(train: Train) -> None:
