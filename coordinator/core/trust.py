@@ -121,7 +121,7 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
         votes={node: vote for node, vote in votes.items() if vote < WHOLE},
         reasons=reasons,
         memory=memory,
-        useless=tuple(useless),
+        useless=tuple(sorted(useless)),
     )
 
 

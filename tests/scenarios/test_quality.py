@@ -16,6 +16,7 @@ from coordinator.core.job.state import (
 from coordinator.core.quality import RULE
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
+from coordinator.core.trust import BAN_AFTER, NEWCOMER
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.statements import Domain, terms_of
@@ -205,6 +206,52 @@ def test_a_model_that_the_job_went_back_to_has_neither_makers_nor_a_fallback() -
     step = transition(after(step.job, sent_update(step.job, ALICE)), sent_update(step.job, BOB))
     (fold,) = [each for each in step.commands if isinstance(each, Aggregate)]
     assert (fold.base.round, fold.fallback, fold.makers) == (2, None, ())
+
+
+LONG = replace(FREE, training=replace(FREE.training, rounds=40))
+
+
+def with_useless_rounds(job: Job, count: int) -> Job:
+    """So many rounds in which Bob's update speaks clearly against him."""
+    for _ in range(count):
+        assert job.round is not None
+        fold = fold_event(job.round.number, bob=0)
+        assert isinstance(fold, events.AggregateReady)
+        assert fold.weighing is not None
+        weighing = replace(fold.weighing, useless=(BOB,))
+        job = after(with_both(job), replace(fold, weighing=weighing))
+    return job
+
+
+def test_a_node_whose_updates_are_useless_again_and_again_is_banned_with_the_reason() -> None:
+    before = with_useless_rounds(training(LONG), BAN_AFTER - 1)
+    assert not before.members[BOB].ban
+    job = with_useless_rounds(before, 1)
+    assert "it helped less" in job.members[BOB].ban
+    assert job.round is not None
+    assert set(job.round.participants) == {ALICE}
+    assert job.round.resting[BOB] == job.members[BOB].ban
+
+
+def test_a_low_vote_alone_bans_nobody_and_one_useful_update_starts_the_count_anew() -> None:
+    job = with_useless_rounds(training(LONG), BAN_AFTER - 1)
+    assert job.round is not None
+    job = after(with_both(job), fold_event(job.round.number, bob=0))
+    assert job.members[BOB].useless == 0
+    assert not with_useless_rounds(job, BAN_AFTER - 1).members[BOB].ban
+
+
+def test_a_banned_node_that_is_readmitted_works_again_as_a_newcomer() -> None:
+    banned = with_useless_rounds(training(LONG), BAN_AFTER)
+    readmitted = events.NodeReadmitted(at_ms=at(70), node=BOB)
+    job = after(banned, readmitted)
+    assert job.trust.weights[BOB] == NEWCOMER
+    assert rejection(job, readmitted) == f"{BOB} is not banned from {job.job_id}"
+    assert job.round is not None
+    job = after(job, sent_update(job, ALICE))
+    job = after(job, fold_event(job.newest_model.round))
+    assert job.round is not None
+    assert set(job.round.participants) == {ALICE, BOB}
 
 
 def test_updates_that_a_stopped_job_accepted_and_never_folds_are_recorded_too() -> None:

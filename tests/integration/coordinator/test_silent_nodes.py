@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from tests.processes import Cluster, Happening
@@ -19,6 +20,7 @@ def is_record_of(updates: int, event: Happening) -> bool:
     return event.kind == "RoundRecorded" and event.fields["updates"] == updates
 
 
+@pytest.mark.full
 def test_a_job_without_a_deadline_goes_on_without_a_node_whose_worker_hangs(
     tmp_path: Path,
 ) -> None:
