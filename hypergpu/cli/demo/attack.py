@@ -12,7 +12,7 @@ from hypergpu.errors import Reason
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.terminal.output import Column, Table, percent, say, say_table
 
-LIAR = {"HYPERGPU_NODE_WORKER_MODULE": "netsim.dishonest_worker"}
+LIAR = {"HYPERGPU_NODE_WORKER_MODULE": "gpu_node.shell.worker.dishonest"}
 POINTS_MOST = 1.0
 """Points of accuracy that a lying node may cost."""
 

@@ -1,6 +1,6 @@
 """A worker that turns its updates round from its job's third round on, ten times as long.
 
-An attacker for demos and tests, run by `HYPERGPU_NODE_WORKER_MODULE=netsim.dishonest_worker`.
+An attacker for demos and tests: `HYPERGPU_NODE_WORKER_MODULE=gpu_node.shell.worker.dishonest`.
 """
 
 import os
