@@ -195,7 +195,7 @@ async def test_the_feed_goes_on_when_the_coordinator_is_killed_and_comes_back(
     with Cluster(tmp_path) as cluster, page_beside(cluster) as origin:
         cluster.add_nodes(2, settings={"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "60"})
         # Rounds of more than a second, which no plan opens.
-        job = JOB.replace("aware", "diloco").format(rounds="6\ninner_steps = 25")
+        job = JOB.replace("aware", "diloco").format(rounds="10\ninner_steps = 25")
         async with feed_of(cluster, origin) as connection:
             state = await follow(connection, {}, has_round_trips)
             job_id = await asyncio.to_thread(cluster.submit, parse_job(job))
