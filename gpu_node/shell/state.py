@@ -31,6 +31,7 @@ class StatePaths:
     """The state folder. Holding it open is holding its lock: two daemons never share one."""
 
     def __init__(self, root: Path) -> None:
+        root = root.absolute()  # The worker runs in a folder of its own.
         self.root = root
         self.identity = root / "identity.key"
         self.tls_key = root / "tls.key"

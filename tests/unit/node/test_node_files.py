@@ -275,3 +275,7 @@ def test_a_coordinator_that_counts_too_few_updates_is_named_once(paths: StatePat
 def test_work_without_terms_leaves_nothing_behind(paths: StatePaths) -> None:
     keeper(paths).agree(JOB, Terms())
     assert not paths.ledger.exists()
+
+
+def test_a_state_folder_is_absolute_since_the_worker_runs_in_one_of_its_own() -> None:
+    assert StatePaths(Path("demo-out/node")).inputs == Path.cwd() / "demo-out/node/inputs"
