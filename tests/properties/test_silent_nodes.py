@@ -1,4 +1,4 @@
-"""Whoever is silent, rounds close as long as one node works, and no sample is lost or doubled."""
+"""Rounds close as long as one node works, whoever is silent, and lose or double no sample."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
