@@ -14,8 +14,8 @@ from, while its nodes train. When the round closes each update is held against t
 
 Updates that are copies of each other have less than one vote together; one that is far longer than
 the others has none. A low weight is never for good: it drifts back slowly, and grows by work that
-helps. Only useless updates in a row end in a ban, which an operator can lift. Measured against the attacks of the literature in `benchmarks/trust.py`; compared with
-other rules in docs/decisions/0023.
+helps. Only useless updates in a row end in a ban, which an operator can lift. Measured against the
+attacks of the literature in `benchmarks/trust.py`; other rules: docs/decisions/0023.
 """
 
 import math
