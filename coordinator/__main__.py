@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -43,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
             default=None,
             help=f"{field.description} (default: {field.default or 'none'})",
         )
+    parser.add_argument(
+        "--version", action="version", version=f"hypergpu-coordinator {version('hypergpu')}"
+    )
     parser.add_argument("--list-failpoints", action="store_true", help="names for tests, then exit")
     return parser
 

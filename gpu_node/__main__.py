@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+    if is_wanted:
+        typer.echo(f"hypergpu-node {version('hypergpu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Train models for a HyperGPU coordinator."""
+
+
 StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
 WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
 CongestionControl = Annotated[

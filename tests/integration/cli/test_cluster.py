@@ -1,5 +1,7 @@
 """Nodes and a coordinator that a command owns, killed at awkward moments."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -95,3 +97,6 @@ def test_a_job_waits_for_its_object_store_through_a_kill_of_the_coordinator(
                     assert secret not in child.environ().values()
             assert coordinator.job(job_id).job.phase == "finished"
             assert made.model.stat().st_size > 0
+            command = [sys.executable, str(made.loader), str(text)]
+            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            assert said.startswith("text-gpt: perplexity ")
