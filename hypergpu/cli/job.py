@@ -274,7 +274,7 @@ def export(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model as safetensors, and its card. An interrupted export goes on where it was."""
+    """Write the model as safetensors, its card and a load.py. An interrupted export goes on."""
     from hypergpu.client.values import Exported
     from hypergpu.terminal.output import progress_bars
 
@@ -285,10 +285,12 @@ def export(
             job_id, out or Path(job_id), which=which, may_overwrite=overwrite, report=report
         )
     if as_json:
-        say_json(Exported(str(made.model), str(made.card), made.digest, made.size_bytes))
+        model, card, loader = map(str, (made.model, made.card, made.loader))
+        say_json(Exported(model, card, loader, made.digest, made.size_bytes))
     else:
         say(f"{made.model}  {size(made.size_bytes)}, model {made.digest}")
         say(f"{made.card}")
+        say(f"{made.loader}  try the model: python {made.loader}")
 
 
 @app.command()

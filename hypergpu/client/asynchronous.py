@@ -299,7 +299,8 @@ class AsyncCoordinator:
         may_overwrite: bool = False,
         report: Report = ignore,
     ) -> ExportedModel:
-        """Write a job's model as safetensors with its card; an interrupted export goes on.
+        """Write a job's model as safetensors, its card and a program that loads it; an interrupted
+        export goes on.
 
         Args:
             job_id: The job.
@@ -308,7 +309,8 @@ class AsyncCoordinator:
             may_overwrite: Whether files that no export of this job wrote may be replaced.
             report: Called with the step, the bytes that are done and the bytes there are.
         """
-        order = ExportOrder(job_id, folder, which, may_overwrite)
+        spec = msgspec.convert((await self.job(job_id)).spec, JobSpec)
+        order = ExportOrder(job_id, folder, which, may_overwrite, spec.workload, spec.options)
         return await fetch_model(self._calls, order, report)
 
     async def ledger(self, job_id: str) -> JobLedger:

@@ -3,8 +3,9 @@
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
 from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD
 
 _PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5
@@ -187,6 +189,7 @@ def _size(spans: list[Span]) -> int:
 
 MODEL_NAME = "model.safetensors"
 CARD_NAME = "README.md"
+LOADER_NAME = "load.py"
 JOB_FIELD = "hypergpu.job"
 CARD_FIELD = "hypergpu.card"
 """Digest of the card that was written beside the model."""
@@ -197,6 +200,8 @@ class ExportedModel(msgspec.Struct, frozen=True):
 
     model: Path
     card: Path
+    loader: Path
+    """A program that loads the model."""
     digest: Digest
     """Digest of the model's flat bytes, as the job names it; not of the file."""
     size_bytes: int
@@ -209,6 +214,8 @@ class ExportOrder(msgspec.Struct, frozen=True):
     folder: Path
     which: str
     may_overwrite: bool
+    workload: str
+    options: Mapping[str, object]
 
     @property
     def part(self) -> Path:
@@ -237,18 +244,27 @@ async def fetch_model(calls: CoordinatorCalls, order: ExportOrder, report: Repor
             holds files that are not this export's to replace.
     """
     model, card = order.folder / MODEL_NAME, order.folder / CARD_NAME
+    loader, program = order.folder / LOADER_NAME, _loader_program()
     try:
         if not order.may_overwrite:
             _require_replaceable(model, card, order.job_id)
+            if loader.exists() and loader.read_bytes() != program:
+                raise HyperGPUError(Reason.FILE_PRESENT, f"{loader} is there already")
         order.folder.mkdir(parents=True, exist_ok=True)
         header = await _fetch_with_resume(calls, order, report)
         await asyncio.to_thread(_write_safetensors, header, order, model)
         write_durably(card, header.card.encode("utf-8"), mode=SHARED)
+        write_durably(loader, program, mode=SHARED)
         order.part.unlink()
     except OSError as broken:
         detail = f"{order.folder}: {broken.strerror}"
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-    return ExportedModel(model, card, header.digest, model.stat().st_size)
+    return ExportedModel(model, card, loader, header.digest, model.stat().st_size)
+
+
+def _loader_program() -> bytes:
+    """The same for every job: nothing that a coordinator sends is ever run."""
+    return files("hypergpu.client").joinpath("load.py.txt").read_bytes()
 
 
 async def _fetch_with_resume(
@@ -368,6 +384,8 @@ def _write_safetensors(header: ModelHeader, order: ExportOrder, target: Path) ->
         "hypergpu.model": header.digest,
         JOB_FIELD: order.job_id,
         CARD_FIELD: digest_of(header.card.encode("utf-8")),
+        WORKLOAD_FIELD: order.workload,
+        OPTIONS_FIELD: msgspec.json.encode(order.options).decode(),
     }
     tensors = unpack(header.layout, flat)
     fill_durably(target, lambda path: save_file(tensors, path, metadata))

@@ -391,5 +391,6 @@ class Exported(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/ex
 
     model: str
     card: str
+    loader: str
     digest: str
     size_bytes: int

@@ -13,6 +13,11 @@ Value = str | int | float | bool
 Options = Mapping[str, Value]
 
 
+WORKLOAD_FIELD = "hypergpu.workload"
+OPTIONS_FIELD = "hypergpu.options"
+"""Metadata of an exported model: its workload's name, and the options as JSON."""
+
+
 class OptionError(ValueError):
     """An option is unknown or has an impossible value. The text names it, what is wrong and what is
     right.
@@ -100,7 +105,7 @@ def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
 
 def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> None:
     name, value, whole = option.name, complete[option.name], complete.get(option.divides, 0)
-    if not (isinstance(value, int) and isinstance(whole, int)):
+    if isinstance(value, bool) or not (isinstance(value, int) and isinstance(whole, int)):
         return
     said = f"options.{name} of {entry.name} is {value}"
     if value % option.multiple_of:

@@ -1,5 +1,8 @@
 import itertools
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -166,6 +169,13 @@ def test_a_watch_from_a_sequence_number_tells_the_rest_of_the_journal(
     assert whole[0].kind == "JobCreated"
 
 
+def run_loader(loader: Path, folder: Path, *arguments: str) -> str:
+    """Run an export's ``load.py`` from another, empty folder; what it prints."""
+    folder.mkdir()
+    command = [sys.executable, str(loader), *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
 def test_an_exported_model_has_the_bytes_of_its_digest(
     cluster: Cluster, quick: tuple[str, JobView], tmp_path: Path
 ) -> None:
@@ -177,7 +187,12 @@ def test_an_exported_model_has_the_bytes_of_its_digest(
     flat = {digest_of(b"".join(each.tobytes() for each in order)) for order in orders}
     assert exported.digest == job.model
     assert job.model in flat
-    assert "digits-softmax" in exported.card.read_text("utf-8")
+    card = exported.card.read_text("utf-8")
+    assert "digits-softmax" in card
+    said = run_loader(exported.loader, tmp_path / "elsewhere")
+    found = re.fullmatch(r"digits-softmax: accuracy (\S+), loss (\S+) on 3\d\d .*\n", said)
+    assert found is not None
+    assert f"- Held-out loss {found[2]}, accuracy {found[1]}" in card
 
 
 def test_the_same_request_twice_is_one_job(cluster: Cluster) -> None:

@@ -197,6 +197,8 @@ def test_an_unknown_name_is_answered_with_those_there_are() -> None:
 def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
     defaults = {option.name: option.default for option in entry.options}
     assert complete_options(entry, defaults) == defaults
+    switches = {name: not value for name, value in defaults.items() if isinstance(value, bool)}
+    assert complete_options(entry, switches) == {**defaults, **switches}
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in BUILT_IN if entry.name != "null"])

@@ -1,0 +1,143 @@
+"""Models that `hypergpu job export` wrote, back in memory: what a `load.py` beside one calls."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.workload import (
+    BuilderMissingError,
+    DatasetError,
+    NumpyWorkload,
+    Sums,
+    UnknownWorkloadError,
+    build,
+    find,
+)
+
+_MODEL_NAME = "model.safetensors"
+_BATCH = 256
+Arrays = dict[str, NDArray[Any]]
+
+
+class ExportError(ValueError):
+    """A folder holds no export that can be loaded. The text says which file, and what to do."""
+
+
+class TrainedModel(NamedTuple):
+    """A model with the workload that it was trained by."""
+
+    name: str
+    """The workload's."""
+    workload: Any
+    model: Any
+    """A torch module in evaluation mode, or arrays by name for workloads without torch."""
+
+    def evaluate(self, data_dir: str = "") -> Sums:
+        """Loss and score on the workload's held-out samples.
+
+        Args:
+            data_dir: Folder of the data, where the workload has none of its own.
+
+        Raises:
+            hypergpu.workloads.workload.DatasetError: The data cannot be used.
+        """
+        samples = self.workload.load(data_dir).test
+        total = Sums(0.0, 0.0, 0)
+        for start in range(0, len(samples.labels), _BATCH):
+            indices = np.arange(start, min(start + _BATCH, len(samples.labels)))
+            total = total.plus(self._evaluate_batch(*samples.batch(indices)))
+        return total
+
+    def _evaluate_batch(self, inputs: NDArray[Any], targets: NDArray[Any]) -> Sums:
+        if isinstance(self.model, Mapping):
+            found: Sums = self.workload.evaluate(self.model, inputs, targets)
+            return found
+        import torch
+
+        with torch.inference_mode():
+            sums: Sums = self.workload.evaluate(
+                self.model, torch.from_numpy(inputs), torch.from_numpy(targets)
+            )
+        return sums
+
+
+def load_export(folder: Path) -> TrainedModel:
+    """Load the model of an export, on the CPU.
+
+    Raises:
+        ExportError: There is no model, or it is not one of this workload.
+        hypergpu.workloads.workload.BuilderMissingError: The workload needs a module, such as torch.
+    """
+    arrays, metadata = _read(folder / _MODEL_NAME)
+    name = metadata.get(WORKLOAD_FIELD, "")
+    if not name:
+        raise ExportError(f"{folder / _MODEL_NAME} names no workload: export the job again")
+    entry = find(name)
+    options: Options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
+    workload = build(entry, options)
+    if entry.kind == "null":
+        raise ExportError(f"workload {name} trains nothing: there is no model to load")
+    if entry.kind == "numpy":
+        return TrainedModel(name, workload, _checked_arrays(workload, arrays))
+    return TrainedModel(name, workload, _module(workload, arrays))
+
+
+def _read(path: Path) -> tuple[Arrays, Mapping[str, str]]:
+    try:
+        with safe_open(path, "np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
+    except (SafetensorError, OSError) as broken:
+        raise ExportError(f"{path} cannot be read, export the job again: {broken}") from broken
+
+
+def _checked_arrays(workload: NumpyWorkload, arrays: Arrays) -> Arrays:
+    _check_shapes({name: each.shape for name, each in workload.initial(0).items()}, arrays)
+    return arrays
+
+
+def _module(workload: Any, arrays: Arrays) -> Any:
+    import torch
+
+    from hypergpu.workloads.networks.task import named_tensors
+
+    model = workload.model().eval()
+    tensors = {name: tensor for name, (_, tensor) in named_tensors(model).items()}
+    _check_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}, arrays)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+    return model
+
+
+def _check_shapes(wanted: Mapping[str, tuple[int, ...]], arrays: Arrays) -> None:
+    for name in sorted(wanted.keys() | arrays.keys()):
+        here = arrays[name].shape if name in arrays else "not there"
+        if here != (there := wanted.get(name, "not there")):
+            raise ExportError(
+                f"tensor {name} is {here} in the file and {there} in the workload as installed:"
+                " install the version that trained it"
+            )
+
+
+def main(folder: Path) -> None:
+    """Evaluate an export and print the result; the first argument of the command is the data's
+    folder, where the workload has none of its own.
+    """
+    try:
+        trained = load_export(folder)
+        sums = trained.evaluate(sys.argv[1] if len(sys.argv) > 1 else "")
+    except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
+        sys.exit(f"error: {error}")
+    metric = find(trained.name).metric
+    loss = sums.loss / sums.samples
+    sys.stdout.write(
+        f"{trained.name}: {metric} {sums.metric(metric):.4f}, loss {loss:.4f}"
+        f" on {sums.samples} held-out samples\n"
+    )
