@@ -79,8 +79,12 @@ class UpdateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Cosine with the gradient of the held-out loss; None where that is not known."""
     gain: float = 0.0
     """Inner product with that gradient: what the loss falls by, to first order."""
+    nearest: float = 1.0
+    """Cosine with the most alike update of another node."""
     group: int = 0
     """Updates of one number are copies of each other; 0: of none."""
+    is_repeat: bool = False
+    """Whether it is an update that some node sent in an earlier round."""
     is_sound: bool = True
     """Whether it can be part of a sum."""
 
@@ -127,7 +131,8 @@ def weigh_updates(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> Weig
 
 def without_trust(memory: TrustMemory, node: NodeId) -> TrustMemory:
     """The memory with a node as one that has just come."""
-    return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER})
+    noise = {each: found for each, found in memory.noise.items() if each != node}
+    return msgspec.structs.replace(memory, weights={**memory.weights, node: NEWCOMER}, noise=noise)
 
 
 def ban_reason(useless: int, why: str) -> str:
@@ -241,11 +246,12 @@ def _too_long(clips: Mapping[NodeId, int]) -> list[tuple[NodeId, str]]:
 
 
 def _useless(round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:
-    """Updates that cannot be folded, and empty ones where others are not."""
+    """Updates that cannot be folded, empty ones where others are not, and those sent before."""
     is_work = any(each.norm > 0 for each in round_)
     overflow = [(each.node, "its values are too large") for each in round_ if not each.is_sound]
     empty = [(each.node, "it is empty") for each in round_ if is_work and each.norm == 0]
-    return [*overflow, *empty]
+    repeats = [(each.node, "it repeats an earlier update") for each in round_ if each.is_repeat]
+    return [*overflow, *empty, *repeats]
 
 
 def is_exploded(memory: TrustMemory, loss: float | None) -> bool:

@@ -129,6 +129,14 @@ class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rule: str = "robust"
     """``robust`` weighs updates by what they do for held-out data; ``mean`` counts all in full."""
+    duplicates: str = "secret"
+    """``secret``: now and then two nodes train the same shard, drawn by a secret of the
+    coordinator, and their updates are compared; ``none``: never.
+    """
+    token_share: float = 0.8
+    """Largest part of a round's weight that the nodes of one join token have together, where nodes
+    of others are there; 1: all of it.
+    """
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -273,6 +281,7 @@ LIMITS: Mapping[str, NumberRange] = {
     "pay.unit_price": NumberRange(0, 1e24),
     "pay.escrow": NumberRange(0, 1e28),
     "pay.rounds_per_epoch": NumberRange(1, 1_000_000),
+    "trust.token_share": NumberRange(0.5, 1),
 }
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -284,6 +293,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "data.sharding": ("iid", "dirichlet"),
     "aware.sparsest": ("int4", *SPARSE_CODECS),
     "trust.rule": ("robust", "mean"),
+    "trust.duplicates": ("secret", "none"),
 }
 
 NAME_LENGTH_MOST = 64

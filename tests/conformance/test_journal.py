@@ -293,8 +293,8 @@ def test_a_token_is_spent_as_often_as_it_says(store: JournalStore) -> None:
     nodes = [NodeId(f"0x{number:040x}") for number in range(3)]
     spent = [store.journal.spend_token(TOKEN.token_id, node, 1_500) for node in nodes]
     assert spent == [True, True, False]
-    assert store.journal.has_joined(TOKEN.token_id, nodes[0])
-    assert not store.journal.has_joined(TOKEN.token_id, nodes[2])
+    assert store.journal.joined_tokens(nodes[0]) == {TOKEN.token_id}
+    assert store.journal.joined_tokens(nodes[2]) == frozenset()
 
 
 def test_a_node_spends_a_token_once_however_often_it_joins(store: JournalStore) -> None:

@@ -117,9 +117,10 @@ class SimulatedJob:
         self._folder = folder
         self._rule = setting.rule
         self._key = SketchKey(setting.seed.to_bytes(8, "little"))
-        self._other: Rule | None = None
+        self._attackers = NODES * setting.percent // 100
+        self._other: Callable[[int], Rule] | None = None
         if setting.rule not in OWN_RULES:
-            self._other = machinery.rules[setting.rule](NODES * setting.percent // 100)
+            self._other = machinery.rules[setting.rule]
         vectors = machinery.parts.trial.initial(setting.seed)
         self.base = self._store("model", b"".join(vector.tobytes() for vector in vectors))
         self._outer: StoredBlob | None = None
@@ -198,7 +199,7 @@ class SimulatedJob:
     def target(self, rows: Rows) -> Float32s:
         """The mean that the rule would make of some updates, were they this round's."""
         if self._other is not None:
-            return self._other(rows)
+            return self._other_rule(self._other, len(rows))(rows)
         found = [
             SketchedUpdate(_node(slot), INNER_STEPS, self._sketch_row(row))
             for slot, row in enumerate(rows)
@@ -215,7 +216,7 @@ class SimulatedJob:
 
     def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
         if self._other is not None:
-            return self._one_term(self._other, sent)
+            return self._one_term(self._other_rule(self._other, len(sent)), sent)
         by_digest = {
             each.stored.blob.digest: f"update-{self._number % 2}-{each.slot}" for each in sent
         }
@@ -229,6 +230,12 @@ class SimulatedJob:
             )
             for term in weighted_updates([each.stored for each in sent], weighing)
         )
+
+    def _other_rule(self, make: Callable[[int], Rule], updates: int) -> Rule:
+        """A classical rule, told how many of the updates are forged. Of those that admission left
+        that may be half or more, which no such rule takes.
+        """
+        return make(min(self._attackers, (updates - 1) // 2))
 
     def _one_term(self, rule: Rule, sent: list[_Sent]) -> tuple[StoredUpdate, ...]:
         """A classical rule's vector, as the only update of the round."""

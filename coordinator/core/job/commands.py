@@ -100,6 +100,8 @@ class Aggregate(msgspec.Struct, frozen=True):
     """The model before ``base``, to go back to where ``base`` is of no use; None: ``base`` is the
     first one, or the job went back to it.
     """
+    duplicates: dict[NodeId, NodeId] = {}
+    """Nodes that had the shard of another, with that one."""
     makers: tuple["FoldedUpdate", ...] = ()
     """Updates that ``base`` was made of."""
 

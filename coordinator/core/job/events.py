@@ -53,6 +53,8 @@ class NodeJoined(StampedEvent, frozen=True, tag=True):
     """A node is there for this job: new, back again, or lent by another job."""
 
     node: NodeId
+    token: str = ""
+    """Id of a join token that it used; empty where it is not known."""
 
 
 class NodeLost(StampedEvent, frozen=True, tag=True):
@@ -135,6 +137,8 @@ class AggregateReady(StampedEvent, frozen=True, tag=True):
     """Agreement of the updates, see `PlanRequest.agreement`; None when it is not known."""
     weighing: Weighing | None = None
     """How much each update counted; None where no model was made of them."""
+    draw: str = ""
+    """Draw of the next round's duplicates, from a secret; empty: it has none."""
 
 
 class ModelLost(StampedEvent, frozen=True, tag=True):

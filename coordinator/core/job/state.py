@@ -125,6 +125,8 @@ class Participant(msgspec.Struct, frozen=True):
     """Whether it handed its shard back because its batch did not fit into memory."""
     reason: str = ""
     """Reason for which it handed its shard back; empty: it has not."""
+    seed_slot: Slot | None = None
+    """Slot that its seed follows from, where its shard is another's; None: its own."""
 
     @property
     def is_open(self) -> bool:
@@ -140,6 +142,29 @@ class Participant(msgspec.Struct, frozen=True):
     def codec(self) -> str:
         """The codec that its update travels in."""
         return self.plan.codec
+
+
+class DuplicateMemory(msgspec.Struct, frozen=True):
+    """What secret duplicates of shards taught, see `coordinator.core.duplicates`."""
+
+    matches: dict[NodeId, int] = {}
+    """Pairs that matched."""
+    doubts: dict[NodeId, int] = {}
+    """Doubts of each node that has some; 24 take the whole vote."""
+    likeness: tuple[float, ...] = ()
+    """Likeness of the newest pairs."""
+
+
+class NoiseEvidence(msgspec.Struct, frozen=True):
+    """What a node's updates had in common with others' and with the gradient, see
+    `coordinator.core.noise`: averages in which newer rounds count more.
+    """
+
+    nearest: float
+    """Cosine with the most alike update of another node."""
+    influence: float
+    """Cosine with the gradient of the held-out loss."""
+    rounds: int
 
 
 class TrustMemory(msgspec.Struct, frozen=True):
@@ -158,6 +183,10 @@ class TrustMemory(msgspec.Struct, frozen=True):
     """Held-out loss of the newest model that was of use; None: it is not known."""
     rollbacks: int = 0
     """Rollbacks in a row."""
+    duplicates: DuplicateMemory = DuplicateMemory()
+    fingerprints: dict[NodeId, tuple[str, ...]] = {}
+    """Signs of each node's newest updates, in hexadecimal digits; the newest is the last."""
+    noise: dict[NodeId, NoiseEvidence] = {}
 
 
 class Weighing(msgspec.Struct, frozen=True):
@@ -213,6 +242,8 @@ class Round(msgspec.Struct, frozen=True):
     """How long it waits for those on trial, once it waits for nobody else; 0: it does not yet."""
     longest_ms: Milliseconds = Milliseconds(0)
     """The longest time that one of its updates took; 0: none is in."""
+    duplicates: dict[NodeId, NodeId] = {}
+    """Who has the shard of whom, of the pairs that are both at work or in."""
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
 
@@ -220,6 +251,16 @@ class Round(msgspec.Struct, frozen=True):
     def epoch(self) -> int:
         """Number of the epoch that the round is settled in."""
         return self.number // self.spec.pay.rounds_per_epoch
+
+    def partner(self, node: NodeId) -> NodeId | None:
+        """Who else has the node's shard; None: nobody."""
+        pairs = {**self.duplicates, **{other: own for own, other in self.duplicates.items()}}
+        return pairs.get(node)
+
+    def is_covered(self, node: NodeId) -> bool:
+        """Whether another update of the node's shard is in."""
+        partner = self.partner(node)
+        return partner is not None and self.participants[partner].work is WorkState.RECEIVED
 
     @property
     def pending(self) -> dict[NodeId, Participant]:
@@ -255,7 +296,8 @@ class Member(msgspec.Struct, frozen=True):
     stream.
     """
     standing: Standing = Standing()
-
+    token: str = ""
+    """Id of the join token that it came by; empty where it is not known."""
     useless: int = 0
     """Updates of it in a row that spoke clearly against it."""
     ban: str = ""
@@ -273,6 +315,8 @@ class Tally(msgspec.Struct, frozen=True):
     samples: Samples = Samples(0)
     bytes_up: Bytes = Bytes(0)
     bytes_down: Bytes = Bytes(0)
+    samples_twice: Samples = Samples(0)
+    """Samples of duplicates, which are paid and not in ``samples``."""
     updates_accepted: int = 0
     updates_rejected: int = 0
 
@@ -342,6 +386,8 @@ class Job(msgspec.Struct, frozen=True):
     """How long its rounds may still wait for nodes on trial; None: no round has closed yet."""
     tally: Tally = Tally()
     trust: TrustMemory = TrustMemory()
+    draw: str = ""
+    """By which the next round draws its duplicates; empty: it has none."""
     is_over: bool = False
     """`JobEnded` is journalled: no round will be measured any more."""
 

@@ -277,7 +277,7 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
         codec=plan.codec,
-        seed=seed_for(seed, "inner", participant.slot, round_.number),
+        seed=seed_for(seed, "inner", _seed_slot(participant), round_.number),
         global_samples=round_.base_samples,
         total_samples=round_.total_samples,
         partition=shard.partition,
@@ -292,12 +292,21 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
     )
 
 
+def _seed_slot(participant: Participant) -> int:
+    return participant.slot if participant.seed_slot is None else participant.seed_slot
+
+
 def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
-    """Take an open participant's shard away and give it to an idle node, if there is one."""
+    """Take an open participant's shard away and give it to an idle node, if there is one. Of a
+    duplicate the other one is left.
+    """
     round_ = job.round
     if round_ is None or (gone := round_.participants.get(node)) is None:
         return JobStep(job)
-    if gone.is_open:
+    if gone.is_open and (partner := round_.partner(node)) is not None:
+        rest = {own: it for own, it in round_.duplicates.items() if own not in (node, partner)}
+        round_ = replace(round_, duplicates=rest)
+    elif gone.is_open:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
     elif gone.work is not WorkState.HANDED_BACK:
         return JobStep(job)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from coordinator.core.duplicates import without_doubts
 from coordinator.core.job import events
 from coordinator.core.job.commands import (
     CancelShard,
@@ -51,7 +52,7 @@ from hypergpu.workloads.entry import has_reached
 def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     """Give the node its slot, and work if there is some."""
     before = job.members.get(event.node) or Member(Slot(len(job.members)))
-    member = replace(before, is_present=True, is_leaving=False)
+    member = replace(before, is_present=True, is_leaving=False, token=event.token)
     job = replace(job, members={**job.members, event.node: member})
     if job.phase is Phase.WAITING:
         return open_round(job)
@@ -94,6 +95,7 @@ def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
     """Give a banned node work again, from the next round on; its votes grow like a newcomer's."""
     member = replace(job.members[event.node], ban="", useless=0)
     trust = without_trust(job.trust, event.node)
+    trust = replace(trust, duplicates=without_doubts(trust.duplicates, event.node))
     job = replace(job, members={**job.members, event.node: member}, trust=trust)
     return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
@@ -119,9 +121,11 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         standing=before.standing.after_update(took_ms, participant.inner_steps),
     )
     round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
+    twice = samples if round_.is_covered(event.node) else 0
     tally = replace(
         job.tally,
-        samples=Samples(job.tally.samples + samples),
+        samples=Samples(job.tally.samples + samples - twice),
+        samples_twice=Samples(job.tally.samples_twice + twice),
         bytes_up=Bytes(job.tally.bytes_up + update.blob.size_bytes),
         updates_accepted=job.tally.updates_accepted + 1,
     )
@@ -306,6 +310,7 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
         spec=job.next_spec or job.spec,
         next_spec=None,
         trust=event.weighing.memory if event.weighing is not None else job.trust,
+        draw=event.draw,
         members=_members_after(job, round_),
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
@@ -422,21 +427,35 @@ def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) ->
     members, streams, tally = dict(job.members), list(job.streams), job.tally
     for node, _reason in event.omitted:
         participant = round_.participants[node]
-        return_samples(streams, participant.shard.partition, participant.shard.ranges)
+        twice = _is_twice(round_, node)
+        if not twice:
+            return_samples(streams, participant.shard.partition, participant.shard.ranges)
         members[node] = replace(members[node], last_accepted=None)
         samples = participant.update.samples if participant.update else 0
         tally = replace(
             tally,
-            samples=Samples(tally.samples - samples),
+            samples=Samples(tally.samples - (0 if twice else samples)),
+            samples_twice=Samples(tally.samples_twice - (samples if twice else 0)),
             updates_accepted=tally.updates_accepted - 1,
             updates_rejected=tally.updates_rejected + 1,
         )
     return replace(job, members=members, streams=tuple(streams), tally=tally)
 
 
+def _is_twice(round_: Round, node: NodeId) -> bool:
+    """Whether another readable update is of the same shard, or the other one is refunded whole."""
+    partner = round_.duplicates.get(node)
+    is_lost_too = partner is not None and round_.participants[partner].work is WorkState.UNREADABLE
+    return is_lost_too or round_.is_covered(node)
+
+
 def _figures(job: Job, round_: Round, event: events.AggregateReady) -> events.RoundRecorded:
     updates = [update for _, _, update in round_.accepted_updates]
-    samples = sum(update.samples for update in updates)
+    samples = sum(
+        update.samples
+        for node, _, update in round_.accepted_updates
+        if not (node in round_.duplicates and round_.is_covered(node))
+    )
     duration_ms = max(1, job.at_ms - round_.opened_at_ms)
     losses = [
         (update.loss_last, update.samples) for update in updates if update.loss_last is not None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.duplicates import RoundWorker, draw_duplicates, shared_weights
 from coordinator.core.job.commands import (
     Aggregate,
     Command,
@@ -36,6 +37,7 @@ from coordinator.core.round.assignment import (
     cancellations,
     deadline,
     deal_shards,
+    due_prefetch,
     nodes_needed,
     plan_request,
     replace_participants,
@@ -50,6 +52,7 @@ from coordinator.core.round.waiting import (
     resting_members,
     standings_after,
 )
+from coordinator.core.token_share import cap_tokens
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds, Samples, several
@@ -91,12 +94,15 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     banned = {node: each.ban for node, each in job.members.items() if each.ban and each.is_present}
     resting = {**banned, **resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
-    deal = deal_shards(job, plan, total_samples)
+    duplicates = _duplicates(job, plan)
+    own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
+    deal = deal_shards(job, replace(plan, nodes=own_shards), total_samples)
     participants = {
         node: Participant(
             slot=job.members[node].slot,
+            seed_slot=job.members[duplicates[node]].slot if node in duplicates else None,
             lease=lease,
-            shard=deal.shards[node],
+            shard=deal.shards[duplicates.get(node, node)],
             plan=part,
             assigned_at_ms=job.at_ms,
             prefetched=deal.prefetched.get(node),
@@ -119,6 +125,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         down=plan.down,
         is_sparse=plan.is_sparse,
         resting={node: why for node, why in resting.items() if node not in plan.nodes},
+        duplicates=duplicates,
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
@@ -134,6 +141,23 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     return JobStep(job, (*deadline(job), *(assignment(job, node) for node in participants)))
 
 
+def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
+    """Who gets the shard of whom. A job whose weights nothing learns compares no updates either."""
+    trust = job.spec.trust
+    if trust.rule != "robust" or trust.duplicates != "secret":
+        return {}
+    stated = job.spec.training.batch_size
+    workers = [
+        RoundWorker(
+            node,
+            (part.inner_steps, part.batch(stated), part.codec),
+            has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
+        )
+        for node, part in plan.nodes.items()
+    ]
+    return draw_duplicates(job.draw, job.trust.duplicates, workers)
+
+
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
     """Why the job's funding does not cover the round; empty if it does."""
     funding = job.funding
@@ -141,7 +165,8 @@ def _funding_gap(job: Job, plan: RoundPlan) -> str:
         return ""
     batch = job.spec.training.batch_size
     samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
-    left = max(0, funding.funded_samples - job.tally.samples)
+    done = job.tally.samples + job.tally.samples_twice
+    left = max(0, funding.funded_samples - done)
     if samples <= left:
         return ""
     why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
@@ -315,7 +340,7 @@ def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> J
 
 def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     """The command that makes the next model of ``base``: the same round gives the same one."""
-    weights, scale = _weights(round_)
+    weights, scale = _weights(job, round_)
     is_newest = job.model is not None and base.blob.digest == job.model.blob.digest
     makers = _makers(job) if is_newest else None
     return Aggregate(
@@ -331,6 +356,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         down=round_.down,
         is_sparse=round_.is_sparse,
         scale=scale,
+        duplicates=round_.duplicates,
     )
 
 
@@ -354,12 +380,17 @@ def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[Folde
     )
 
 
-def _weights(round_: Round) -> Weights:
+def _weights(job: Job, round_: Round) -> Weights:
     """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
     updates = {node: update for node, _, update in round_.accepted_updates}
-    return update_weights(
+    found = update_weights(
         updates, round_.spec.data.sharding if round_.spec.strategy == "aware" else "iid"
     )
+    shared = shared_weights(found.weights, round_.duplicates)
+    tokens = {node: job.members[node].token for node in shared}
+    trust = round_.spec.trust
+    share = trust.token_share if trust.rule == "robust" else 1.0
+    return found._replace(weights=cap_tokens(shared, tokens, share))
 
 
 def _pause_stalled(job: Job) -> Job:
@@ -404,7 +435,12 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
         for node, participant in round_.pending.items()
     }
     streams = list(job.streams)
-    for shard in (*(participant.shard for participant in cut.values()), *round_.orphans):
+    left = [
+        participant.shard
+        for node, participant in cut.items()
+        if not round_.is_covered(node) and round_.duplicates.get(node) not in cut
+    ]
+    for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
     closed = replace_participants(replace(round_, orphans=()), cut)
     job = replace(

@@ -2,19 +2,24 @@
 updates' weighing. Pure: what is awaited and stored is the business of the caller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from coordinator.core.duplicates import judge_pairs
 from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.noise import judge_noise
 from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
+from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
 from coordinator.shell.aggregation.measurements import HeldOutGradient
-from coordinator.shell.aggregation.sketch import Sketch, UpdateSketch
+from coordinator.shell.aggregation.repeats import find_repeats, remember
+from coordinator.shell.aggregation.sketch import COSINE_ERROR, UpdateSketch
 from hypergpu.ids import NodeId
 
+_NO_DUPLICATES: Mapping[NodeId, NodeId] = {}
 _COPY_SHARE = 0.25
 """Updates nearer to each other than this part of the usual distance to the nearest are copies."""
 _COPY_LEAST = 1e-6
@@ -34,13 +39,29 @@ def weigh_sketched(
     rule: str,
     found: Sequence[SketchedUpdate],
     gradient: HeldOutGradient | None,
+    duplicates: Mapping[NodeId, NodeId] = _NO_DUPLICATES,
 ) -> Weighing:
-    """Weigh a round's updates by a rule of the job file's ``trust``."""
+    """Weigh a round's updates by a rule of the job file's ``trust``.
+
+    Args:
+        memory: What earlier rounds taught.
+        rule: ``robust`` or ``mean``.
+        found: The round's updates.
+        gradient: Of the held-out loss, where it is known.
+        duplicates: Whose update is of whose shard, besides that one's own.
+    """
     if gradient is not None and gradient.loss is not None:
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
     if rule != "robust":
         return whole_weighing(memory)
-    return weigh_updates(memory, evidence_of(found, gradient))
+    evidence = without_pairs(evidence_of(found, gradient), duplicates)
+    sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
+    worked = {node: sketch for node, sketch in sound.items() if sketch.any()}
+    repeats = find_repeats(memory.fingerprints, worked)
+    evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
+    memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
+    weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
+    return judge_pairs(weighing, compare_pairs(sound, duplicates))
 
 
 def weigh_rollback(
@@ -75,9 +96,10 @@ def evidence_of(
     """Hold each update against the gradient, and against the others for copies."""
     slope = gradient.sketch if gradient is not None else None
     steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
-    groups = copies([each.measured.sketch for each in found])
+    distances = distances_of([each.measured.sketch for each in found])
+    groups, cosines = copies(distances), 1 - distances.min(axis=1, initial=1.0)
     evidence = []
-    for each, group in zip(found, groups, strict=True):
+    for each, group, nearest in zip(found, groups, cosines.tolist(), strict=True):
         own = each.measured
         length = float(np.sqrt(np.square(own.sketch).sum()))
         gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
@@ -90,6 +112,7 @@ def evidence_of(
                 statistics_norm=own.statistics_norm,
                 influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
                 gain=gain,
+                nearest=nearest,
                 group=group,
                 is_sound=own.is_sound,
             )
@@ -97,19 +120,14 @@ def evidence_of(
     return evidence
 
 
-def copies(sketches: Sequence[Sketch]) -> list[int]:
+def copies(distances: npt.NDArray[np.float64]) -> list[int]:
     """Number the groups of updates that are copies of each other, from 1; 0 is in none.
 
     Independent work on different samples keeps a distance, ``1 - cosine``, that is much alike for
     all of a round. Copies are far nearer, whatever noise or rounding lies between them.
     """
-    if len(sketches) < 3:
-        return [0] * len(sketches)
-    rows = np.stack(sketches)
-    with np.errstate(all="ignore"):
-        rows = rows / np.sqrt(np.square(rows).sum(axis=1))[:, None]
-        distances = 1 - np.nan_to_num(rows @ rows.T)
-    np.fill_diagonal(distances, np.inf)
+    if len(distances) < 3:
+        return [0] * len(distances)
     usual = float(np.median(distances.min(axis=1)))
     return _groups(distances < max(_COPY_LEAST, _COPY_SHARE * usual))
 

@@ -24,6 +24,8 @@ from hypergpu.tensors.quantisation import GROUP, groups
 
 WIDTH = 1_021
 """Numbers in a sketch."""
+COSINE_ERROR = WIDTH**-0.5
+"""Standard error of a cosine between two sketches."""
 Sketch = npt.NDArray[np.float64]
 """``float64[WIDTH]``."""
 _WHOLE_ROWS = GROUP - GROUP % WIDTH

@@ -440,7 +440,7 @@ def _open_services(settings: Settings) -> Services:
         evaluator=EvaluatorProcess(),
         driver=driver,
         nodes=nodes,
-        allocator=NodeAllocator(driver, nodes),
+        allocator=NodeAllocator(driver, nodes, journal),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),

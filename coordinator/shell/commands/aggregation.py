@@ -23,7 +23,12 @@ from coordinator.shell.aggregation.fold_files import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.commands.weighing import WeighedRound, prepare_gradient, weigh_round
+from coordinator.shell.commands.weighing import (
+    WeighedRound,
+    prepare_gradient,
+    round_draw,
+    weigh_round,
+)
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
@@ -58,7 +63,8 @@ async def aggregate(services: Services, runtime: JobRuntime, command: Aggregate)
         await services.driver.report_lost_model(runtime.job.job_id, lost, str(damaged))
         return
     served_bytes = runtime.bytes_down
-    event = replace(aggregated.event, bytes_down=served_bytes)
+    draw = round_draw(services, runtime.job.job_id, command.round + 1)
+    event = replace(aggregated.event, bytes_down=served_bytes, draw=draw)
     try:
         await _sync_base(services, runtime, command.base)
         reason = await services.driver.report(runtime.job.job_id, event)

@@ -79,7 +79,9 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         if is_newest and is_exploded(command.trust, gradient.loss):
             return await _roll_back(services, runtime, command, gradient)
     found, unreadable = await _sketches(services, runtime, command.updates)
-    weighing = weigh_sketched(command.trust, command.spec.trust.rule, found, gradient)
+    weighing = weigh_sketched(
+        command.trust, command.spec.trust.rule, found, gradient, command.duplicates
+    )
     if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
         memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
@@ -103,6 +105,12 @@ async def _roll_back(
 
 def _job_secret(services: Services, job_id: JobId) -> bytes:
     return blake3(job_id.encode(), key=services.sketch_secret).digest()
+
+
+def round_draw(services: Services, job_id: JobId, number: int) -> str:
+    """Draw of a round's duplicates, which nobody can tell before the round is about to open."""
+    secret = _job_secret(services, job_id)
+    return blake3(f"duplicates/{number}".encode(), key=secret).hexdigest(16)
 
 
 def _has_gradient(spec: JobSpec) -> bool:

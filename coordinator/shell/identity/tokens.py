@@ -151,9 +151,12 @@ class IssuedTokens:
         """
         record = self._right(credential)
         _check_role(record, frozenset({Role.NODE}))
-        if record.is_revoked or not self._registry.has_joined(record.token_id, node):
+        if record.is_revoked or not self._has_joined(record, node):
             _check_current(record, now_s)
         return record
+
+    def _has_joined(self, record: TokenRecord, node: NodeId) -> bool:
+        return record.token_id in self._registry.joined_tokens(node)
 
     def spend(self, credential: Credential, node: NodeId, now_s: int) -> TokenRecord:
         """Judge a join as `check_join` and take one use, durably. Blocks: call it from a thread.

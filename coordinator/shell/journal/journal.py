@@ -281,10 +281,10 @@ class Registry:
                 connection.execute(insert(JOINS), {"token_id": token_id, "node": node})
             return True
 
-    def has_joined(self, token_id: TokenId, node: NodeId) -> bool:
-        """Whether the node took a use of the token."""
-        with self._database.reader() as connection:
-            return connection.scalar(_join_query(token_id, node)) is not None
+    def joined_tokens(self, node: NodeId) -> frozenset[TokenId]:
+        """Tokens that the node took a use of."""
+        query = select(JOINS.c.token_id).where(JOINS.c.node == node)
+        return frozenset(TokenId(row["token_id"]) for row in self._rows(query))
 
     def joined_nodes(self, token_id: TokenId) -> frozenset[NodeId]:
         """Nodes that took a use of the token."""

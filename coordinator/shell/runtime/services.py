@@ -64,9 +64,10 @@ _USES_NODES = frozenset(
 class NodeAllocator:
     """Moves nodes between jobs, one plan at a time."""
 
-    def __init__(self, driver: Driver, nodes: ConnectedNodes) -> None:
+    def __init__(self, driver: Driver, nodes: ConnectedNodes, journal: Journal) -> None:
         self._driver = driver
         self._nodes = nodes
+        self._journal = journal
         self._wanted = asyncio.Event()
 
     def review(self) -> None:
@@ -172,7 +173,9 @@ class NodeAllocator:
 
     async def _join(self, job_id: JobId, node: NodeId) -> None:
         """Make a node a member; what became of it while that was written is caught up with."""
-        if await self._driver.insist(job_id, NodeJoined(at_ms=NOW, node=node)):
+        tokens = await asyncio.to_thread(self._journal.joined_tokens, node)
+        event = NodeJoined(at_ms=NOW, node=node, token=min(tokens, default=""))
+        if await self._driver.insist(job_id, event):
             return
         if self._nodes.silent_ms(node) is None:
             await self.lose(node, "lost while it joined")

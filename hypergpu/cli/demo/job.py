@@ -20,6 +20,7 @@ from hypergpu.jobfile.spec import (
     Pay,
     RoundRule,
     TrainingSettings,
+    Trust,
 )
 from hypergpu.terminal.output import span
 from hypergpu.units import Milliseconds
@@ -142,6 +143,7 @@ def plan(
         spec = replace(spec, aware=Aware(rounds_min=spec.training.rounds))
     if is_fixed:
         spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
+        spec = replace(spec, trust=Trust(duplicates="none"))
     if is_attacked:
         spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0))
     sync_steps = size.sync_steps_short if is_short else size.sync_steps

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.shell.aggregation.evidence import copies
+from coordinator.shell.aggregation.likeness import distances_of
 from coordinator.shell.aggregation.sketch import (
     WIDTH,
     Sketch,
@@ -156,23 +157,33 @@ def test_copies_are_found_also_with_noise_between_them_and_when_scaled(error: fl
     shared, added = noise(0), np.float32(error)
     honest = [honest_update(seed, shared) for seed in range(1, 8)]
     copied = [3 * honest[0] + added * noise(9), honest[2] + added * noise(8)]
-    assert copies(sketches_of(KEY, LAYOUT, *honest, *copied)) == [1, 0, 2, 0, 0, 0, 0, 1, 2]
+    assert copies(distances_of(sketches_of(KEY, LAYOUT, *honest, *copied))) == [
+        1,
+        0,
+        2,
+        0,
+        0,
+        0,
+        0,
+        1,
+        2,
+    ]
 
 
 def test_exact_copies_are_found_also_when_most_updates_are_copies() -> None:
     vectors = [noise(1), noise(2), *[noise(3)] * 5]
-    assert copies(sketches_of(KEY, LAYOUT, *vectors)) == [0, 0, 1, 1, 1, 1, 1]
+    assert copies(distances_of(sketches_of(KEY, LAYOUT, *vectors))) == [0, 0, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("agreement", [0.0, 1.0, 3.0])
 def test_independent_work_is_no_copy_however_much_it_agrees(agreement: float) -> None:
     shared = np.float32(agreement) * noise(0)
     vectors = [honest_update(seed, shared) for seed in range(1, 8)]
-    assert copies(sketches_of(KEY, LAYOUT, *vectors)) == [0] * 7
+    assert copies(distances_of(sketches_of(KEY, LAYOUT, *vectors))) == [0] * 7
 
 
 def test_of_two_updates_none_is_called_a_copy() -> None:
-    assert copies(sketches_of(KEY, LAYOUT, noise(1), noise(1))) == [0, 0]
+    assert copies(distances_of(sketches_of(KEY, LAYOUT, noise(1), noise(1)))) == [0, 0]
 
 
 def test_empty_and_overflowing_updates_are_nobodys_copies() -> None:
@@ -180,4 +191,4 @@ def test_empty_and_overflowing_updates_are_nobodys_copies() -> None:
     huge = np.full(LAYOUT.parameters_count, np.inf, np.float32)
     with np.errstate(invalid="ignore"):
         sketches = sketches_of(KEY, LAYOUT, empty, empty, huge, noise(1), noise(2))
-    assert copies(sketches) == [0] * 5
+    assert copies(distances_of(sketches)) == [0] * 5

@@ -1,10 +1,12 @@
 """The round machine's commands performed: aggregation, datasets, layouts; failpoints."""
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -290,9 +292,9 @@ async def test_a_fold_that_nobody_waits_for_leaves_no_pins(tmp_path: Path) -> No
     folding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await folding
-    await asyncio.get_running_loop().shutdown_default_executor()
-    for _ in range(5):  # The thread has ended; the loop hears of it.
-        await asyncio.sleep(0)
+    threads = os.cpu_count() or 1
+    meeting = threading.Barrier(threads)  # Each thread comes once it has ended what it did.
+    await asyncio.gather(*(services.heavy.run(meeting.wait) for _ in range(threads)))
     assert services.pins.all() == frozenset()
 
 

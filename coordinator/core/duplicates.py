@@ -1,0 +1,180 @@
+"""Secret duplicates: now and then two nodes train the same shard, and their updates are compared.
+
+Theory of operation. A draw that follows from a secret of the coordinator is journalled with each
+model; the next round opens by it, so that a replay opens it the same. Each node is checked at a
+rate by what is known of it: another of equal work is drawn for it, and it gets that one's shard.
+An assignment looks the same with and without: both nodes keep their inner state, as a fresh start
+would tell them.
+
+Two honest updates of one shard are far more alike than two of different shards; how much differs
+from job to job, so that they are held against the job's pairs of before. A mismatch does not tell
+who lied: it speaks against a stranger more than against a node that earlier pairs speak for.
+Doubts lower a node's vote, and pairs that match take them away again.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from blake3 import blake3
+from msgspec.structs import replace
+
+from coordinator.core.job.state import DuplicateMemory, Weighing
+from coordinator.core.trust import WHOLE
+from hypergpu.ids import NodeId
+
+RATE_TRUSTED, RATE_STRANGER, RATE_DOUBTED = 0.015, 0.08, 0.25
+"""Checks of a node a round."""
+TRUSTED_FROM = 2
+"""Pairs that matched, with no doubt left."""
+PARTICIPANTS_LEAST = 4
+"""With fewer participants each duplicate costs too much of a round."""
+LIKENESS_PART = 0.6
+"""An honest pair is at least so many times as alike as the median one of the job's last ones."""
+USUAL_LEAST = 0.5
+"""Where the median pair is less alike, no pair tells anything: what nodes kept from earlier rounds
+outweighs the shard, as with rounds of one step or with sparse codecs. 0: as two updates of
+different shards; 1: equal.
+"""
+PAIRS_LEAST, PAIRS_KEPT = 3, 33
+"""Pairs of the job that others are held against: none before there are so many, then the newest."""
+DOUBT_MOST = 24
+"""With so many doubts a node has no vote."""
+AGAINST_TRUSTED, AGAINST_STRANGER, OF_TRUSTED, RELIEF = 8, 4, 1, 4
+"""What a mismatch adds: to a node with a trusted partner, with another, to a trusted one; and what
+a match takes away.
+"""
+
+
+class RoundWorker(NamedTuple):
+    """A node of a round that is about to open."""
+
+    node: NodeId
+    work: tuple[int, int, str]
+    """Inner steps, batch and codec: updates of other work cannot be compared."""
+    has_begun: bool
+    """Whether it took some of its steps before: nobody else can repeat them."""
+
+
+class ComparedPair(NamedTuple):
+    """The updates of one shard."""
+
+    nodes: tuple[NodeId, NodeId]
+    likeness: float
+    """0: as two updates of different shards; 1: equal."""
+
+
+def is_trusted(memory: DuplicateMemory, node: NodeId) -> bool:
+    """Whether earlier pairs speak for the node."""
+    return memory.matches.get(node, 0) >= TRUSTED_FROM and not memory.doubts.get(node, 0)
+
+
+def check_rate(memory: DuplicateMemory, node: NodeId) -> float:
+    """How often the node is checked, a part of its rounds; never 0."""
+    if memory.doubts.get(node, 0):
+        return RATE_DOUBTED
+    return RATE_TRUSTED if is_trusted(memory, node) else RATE_STRANGER
+
+
+def draw_duplicates(
+    draw: str, memory: DuplicateMemory, workers: Sequence[RoundWorker]
+) -> dict[NodeId, NodeId]:
+    """Who gets whose shard instead of one of its own.
+
+    Args:
+        draw: The round's draw; empty: there is none, and no duplicate.
+        memory: What earlier pairs taught.
+        workers: The round's nodes, in slot order.
+    """
+    free = [each for each in workers if not each.has_begun]
+    most = len(workers) // PARTICIPANTS_LEAST if draw else 0
+    chosen: dict[NodeId, NodeId] = {}
+    for own in tuple(free):
+        if len(chosen) == most or own not in free:
+            continue
+        if _chance(draw, "check", own.node) >= check_rate(memory, own.node):
+            continue
+        others = [each for each in free if each != own and each.work == own.work]
+        known = [each for each in others if is_trusted(memory, each.node)]
+        if others:
+            partner = min(known or others, key=lambda it: _chance(draw, own.node, it.node))
+            chosen[own.node] = partner.node
+            free = [each for each in free if each not in (own, partner)]
+    return chosen
+
+
+def _chance(draw: str, *names: str) -> float:
+    octets = blake3("/".join((draw, *names)).encode()).digest(7)
+    return int.from_bytes(octets, "big") / (1 << 56)
+
+
+def judge_pairs(weighing: Weighing, pairs: Sequence[ComparedPair]) -> Weighing:
+    """Hold pairs against those of before; then lower the votes of nodes that are in doubt."""
+    memory = weighing.memory.duplicates
+    found: dict[NodeId, str] = {}
+    for pair in pairs:
+        limit = _limit(memory)
+        if limit and pair.likeness >= limit:
+            memory = _after_match(memory, pair)
+        elif limit:
+            told = f"a duplicate of its shard gave another update: {pair.likeness:.2f} alike"
+            found |= dict.fromkeys(pair.nodes, f"{told}, at least {limit:.2f} is usual")
+            memory = _after_mismatch(memory, pair)
+        memory = replace(memory, likeness=(*memory.likeness, pair.likeness)[-PAIRS_KEPT:])
+    reasons, votes = {**weighing.reasons}, {**weighing.votes}
+    for node, doubt in memory.doubts.items():
+        if doubt:
+            vote = votes.get(node, WHOLE)
+            votes[node] = vote * max(0, DOUBT_MOST - doubt) // DOUBT_MOST
+            told = found.get(node) or "duplicates of its shards gave other updates"
+            reasons[node] = "; ".join(each for each in (reasons.get(node, ""), told) if each)
+    trust = replace(weighing.memory, duplicates=memory)
+    return replace(weighing, votes=votes, reasons=reasons, memory=trust)
+
+
+def _limit(memory: DuplicateMemory) -> float:
+    """The least likeness of a match; 0: pairs tell nothing in this job, or not yet."""
+    if len(memory.likeness) < PAIRS_LEAST:
+        return 0.0
+    usual = median(memory.likeness)
+    return LIKENESS_PART * usual if usual >= USUAL_LEAST else 0.0
+
+
+def _after_match(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory:
+    matches = {node: memory.matches.get(node, 0) + 1 for node in pair.nodes}
+    doubts = {node: max(0, memory.doubts.get(node, 0) - RELIEF) for node in pair.nodes}
+    return replace(
+        memory,
+        matches={**memory.matches, **matches},
+        doubts={node: doubt for node, doubt in {**memory.doubts, **doubts}.items() if doubt},
+    )
+
+
+def _after_mismatch(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory:
+    trusted = {node: is_trusted(memory, node) for node in pair.nodes}
+    doubts = dict(memory.doubts)
+    for node, other in (pair.nodes, pair.nodes[::-1]):
+        against = AGAINST_TRUSTED if trusted[other] else AGAINST_STRANGER
+        is_alone = trusted[node] and not trusted[other]
+        doubts[node] = min(DOUBT_MOST, doubts.get(node, 0) + (OF_TRUSTED if is_alone else against))
+    return replace(memory, doubts=doubts)
+
+
+def without_doubts(memory: DuplicateMemory, node: NodeId) -> DuplicateMemory:
+    """The memory with a node as a stranger."""
+    return replace(
+        memory,
+        matches={each: count for each, count in memory.matches.items() if each != node},
+        doubts={each: doubt for each, doubt in memory.doubts.items() if each != node},
+    )
+
+
+def shared_weights(
+    weights: Mapping[NodeId, int], duplicates: Mapping[NodeId, NodeId]
+) -> dict[NodeId, int]:
+    """Weights by which a shard counts once: two updates of it have half the weight each."""
+    if not duplicates:
+        return dict(weights)
+    pairs = [pair for pair in duplicates.items() if all(node in weights for node in pair)]
+    halved = {node for pair in pairs for node in pair}
+    return {node: weight if node in halved else 2 * weight for node, weight in weights.items()}

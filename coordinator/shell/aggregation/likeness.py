@@ -1,0 +1,72 @@
+"""How alike the updates of one shard are, against those of different shards."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from coordinator.core.duplicates import ComparedPair
+from coordinator.core.trust import UpdateEvidence
+from coordinator.shell.aggregation.sketch import Sketch
+from hypergpu.ids import NodeId
+
+_DISTANCE_LEAST = 1e-3
+"""Where all updates are nearer to each other than that, a pair cannot be told from the others."""
+
+
+def distances_of(sketches: Sequence[Sketch]) -> npt.NDArray[np.float64]:
+    """``1 - cosine`` of each two updates, 1 for those without a direction; infinite to itself."""
+    if not sketches:
+        return np.zeros((0, 0))
+    rows = np.stack(sketches)
+    with np.errstate(all="ignore"):
+        rows = rows / np.sqrt(np.square(rows).sum(axis=1))[:, None]
+        distances: npt.NDArray[np.float64] = 1 - np.nan_to_num(rows @ rows.T)
+    np.fill_diagonal(distances, np.inf)
+    return distances
+
+
+def compare_pairs(
+    sketches: Mapping[NodeId, Sketch], duplicates: Mapping[NodeId, NodeId]
+) -> list[ComparedPair]:
+    """Compare the pairs of which both updates are there.
+
+    Args:
+        sketches: Of the round's sound updates.
+        duplicates: Whose update is of whose shard, besides that one's own.
+    """
+    pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
+    if not pairs or len(sketches) < 3:
+        return []
+    places = {node: place for place, node in enumerate(sketches)}
+    cosines = 1 - distances_of(list(sketches.values()))
+    others = np.triu(np.ones(cosines.shape, np.bool_), 1)
+    for own, other in pairs:
+        others[places[own], places[other]] = others[places[other], places[own]] = False
+    usual = float(np.median(cosines[others]))
+    if 1 - usual < _DISTANCE_LEAST:
+        return []
+    return [
+        ComparedPair(pair, (float(cosines[places[pair[0]], places[pair[1]]]) - usual) / (1 - usual))
+        for pair in pairs
+    ]
+
+
+def without_pairs(
+    evidence: Sequence[UpdateEvidence], duplicates: Mapping[NodeId, NodeId]
+) -> list[UpdateEvidence]:
+    """The evidence in which the two of a pair are no copies of each other: they were asked to be.
+
+    A group with somebody else in it stays one.
+    """
+    groups: dict[int, set[NodeId]] = {}
+    for each in evidence:
+        groups.setdefault(each.group, set()).add(each.node)
+    pairs = [{own, other} for own, other in duplicates.items()]
+    asked = {number for number, nodes in groups.items() if nodes in pairs}
+    return [_alone(each) if each.group in asked else each for each in evidence]
+
+
+def _alone(evidence: UpdateEvidence) -> UpdateEvidence:
+    return replace(evidence, group=0)
