@@ -1,0 +1,21 @@
+"""One model, trained together by many machines over links nobody controls.
+
+`train` sends a model of one's own to a coordinator, `connect` opens a connection to one, `Run` finds
+a job again. They are imported when they are first used: most of HyperGPU needs none of them. The
+stub beside this file has their types.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Run": "hypergpu.training.run",
+    "connect": "hypergpu.client",
+    "train": "hypergpu.training.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(import_module(_HOMES[name]), name)

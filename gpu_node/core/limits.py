@@ -71,6 +71,12 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
         return not self.workloads or name in self.workloads or kinds.get(name) in self.workloads
 
+    def allow_unsandboxed(self, name: str) -> bool:
+        """Whether a workload may be trained where no sandbox starts: a program, which any user may
+        send, only where the owner names it.
+        """
+        return name != "program" or name in self.workloads
+
     def allow_coordinator(self, address: str, authority: str) -> bool:
         """Whether the coordinator at ``host:port`` with this digest of its CA may be served."""
         host = address.rpartition(":")[0].strip("[]")

@@ -229,10 +229,12 @@ class Daemon:
             download_bits_per_s=self._limits.download_bits_per_s,
         )
         kinds = self._gate.workload_kinds = capabilities.workload_kinds
+        is_sandboxed = self._sandbox.kind is not SandboxKind.OFF
         allowed = {
             name: version
             for name, version in capabilities.workloads.items()
             if self._limits.allow_workload(name, kinds)
+            and (is_sandboxed or self._limits.allow_unsandboxed(name))
         }
         capabilities = msgspec.structs.replace(capabilities, workloads=allowed)
         message = capabilities_message(capabilities, self._name, caps)

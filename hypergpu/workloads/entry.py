@@ -72,7 +72,7 @@ class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The right answer, where there is one."""
 
 
-LOWER_IS_BETTER = frozenset({"perplexity"})
+LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
 """Metrics that fall as a model learns. All others rise."""
 
 
@@ -252,4 +252,15 @@ _NULL = (
     ),
 )
 
-BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _NULL
+_PROGRAM = (
+    WorkloadEntry(
+        name="program",
+        dataset="program",
+        metric="loss",
+        meaning="A model of your own, which hypergpu.train(...) sends as data",
+        builder="hypergpu.workloads.networks.program:program",
+        takes_data="required",
+    ),
+)
+
+BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _PROGRAM + _NULL

@@ -40,8 +40,10 @@ class Samples(Protocol):
     def labels(self) -> NDArray[np.int64]:
         """``int64[n]``: what label skew divides by."""
 
-    def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
-        """Inputs and targets of the samples, in the order of ``indices``."""
+    def batch(self, indices: NDArray[np.int64]) -> tuple[Array, ...]:
+        """Inputs and targets of the samples, in the order of ``indices``; a program's samples have
+        as many arrays as it has fields.
+        """
 
 
 def all_finite(samples: Samples, batches: Iterable[NDArray[np.int64]]) -> bool:
@@ -87,6 +89,8 @@ class Sums(NamedTuple):
 
     def metric(self, name: str) -> float:
         """The value of a metric by its name: ``perplexity``, or the mean score under any other."""
+        if name == "loss":
+            return self.loss / self.samples
         if name == "perplexity":
             return math.exp(min(self.loss / self.samples, 700.0))
         return self.score / self.samples
@@ -103,6 +107,14 @@ class Workload(Protocol):
         """
 
 
+@runtime_checkable
+class JobWorkload(Protocol):
+    """What a builder returns where the model too depends on a job's data."""
+
+    def for_job(self, data_dir: str) -> Workload:
+        """The workload of the job whose data are in the folder. Raises `DatasetError`."""
+
+
 class Example(NamedTuple):
     """A held-out sample for people; what it is not stays at its default."""
 
@@ -111,6 +123,15 @@ class Example(NamedTuple):
     """``uint8[height, width]``, or ``uint8[height, width, 3]``."""
     label: int | str = ""
     """The right answer: a class number, or text."""
+
+
+@runtime_checkable
+class MeasuredWorkload(Protocol):
+    """Optional part of a workload: a metric of its own, in place of its entry's."""
+
+    @property
+    def metric(self) -> str:
+        """Its name; ``loss`` and ``perplexity`` fall as a model learns, all others rise."""
 
 
 @runtime_checkable
@@ -243,6 +264,12 @@ def build(
     except ModuleNotFoundError as missing:
         raise BuilderMissingError(entry, missing.name or module) from missing
     return builder(complete)
+
+
+def build_for_job(entry: WorkloadEntry, options: Options, data_dir: str) -> Any:
+    """The workload of a job with this data folder; raises what `build` does, and `DatasetError`."""
+    built = build(entry, options)
+    return built.for_job(data_dir) if isinstance(built, JobWorkload) else built
 
 
 CLASSES = 10

@@ -66,7 +66,7 @@ def reference(cluster: Cluster) -> ReferenceRun:
     return ReferenceRun(digest, statistics.median(durations_ms) / 1000)
 
 
-class Run:
+class ChaosRun:
     """One job that lives through many deaths of its coordinator."""
 
     def __init__(self, cluster: Cluster, files: Path | None = None) -> None:
@@ -133,7 +133,7 @@ def death_at(cluster: Cluster, failpoint: str) -> int:
 def test_a_kill_at_every_failpoint_of_training_changes_nothing(
     cluster: Cluster, reference: ReferenceRun
 ) -> None:
-    job = Run(cluster)
+    job = ChaosRun(cluster)
     job.submit()
     cluster.coordinator.kill()
     for name in failpoint_names():
@@ -148,7 +148,7 @@ def test_a_kill_at_every_failpoint_before_training_changes_nothing(
     cluster: Cluster, reference: ReferenceRun, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("a user's file")
-    job = Run(cluster, tmp_path)
+    job = ChaosRun(cluster, tmp_path)
     for name in BEFORE_TRAINING:
         cluster.coordinator.end()
         cluster.coordinator.start(failpoints=name)
@@ -169,7 +169,7 @@ def test_kills_at_random_instants_change_nothing(cluster: Cluster, reference: Re
     print(f"seed {seed}")  # noqa: T201  shown when the test fails
     instants = random.Random(seed)
     for _ in range(0, KILLS, KILLS_A_JOB):
-        job = Run(cluster)
+        job = ChaosRun(cluster)
         job.submit()
         for kill in range(KILLS_A_JOB):
             job.reach(kill * ROUNDS_A_KILL)

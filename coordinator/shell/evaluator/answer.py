@@ -34,7 +34,7 @@ from hypergpu.workloads.workload import (
     DatasetError,
     UnknownWorkloadError,
     all_finite,
-    build,
+    build_for_job,
     find,
 )
 
@@ -104,12 +104,13 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
 def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:
     flat = Flat.view(model.layout, np.fromfile(request.model_path, np.uint8))
     sums = model.evaluate(flat)
-    loss, metric = sums.loss / sums.samples, sums.metric(entry.metric)
+    name = model.metric or entry.metric
+    loss, metric = sums.loss / sums.samples, sums.metric(name)
     if not (math.isfinite(loss) and math.isfinite(metric)):
         detail = f"the model's loss on the held-out set is {loss}: {_source_of_nan(model, flat)}"
         raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
     return Evaluated(
-        loss=loss, metric=metric, metric_name=entry.metric, outputs=example_outputs(model, flat)
+        loss=loss, metric=metric, metric_name=name, outputs=example_outputs(model, flat)
     )
 
 
@@ -150,7 +151,7 @@ def _open_workload(entry: WorkloadEntry, options: Options, data_dir: str) -> Mod
         BuilderMissingError: A Python module is not installed.
         DatasetError: The data cannot be used.
     """
-    workload = build(entry, options)
+    workload = build_for_job(entry, options, data_dir)
     if entry.kind != "torch":
         return NumpyEvaluator(workload, data_dir)
     from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator

@@ -48,6 +48,11 @@ class ModelEvaluator(Protocol):
         """The model's tensors."""
         ...
 
+    @property
+    def metric(self) -> str:
+        """Name of the metric; empty: the one of the workload's entry."""
+        ...
+
     def initial(self, seed: int) -> Flat:
         """The initial model; the same for the same seed."""
         ...
@@ -71,6 +76,8 @@ class ModelEvaluator(Protocol):
 
 class NumpyEvaluator:
     """`ModelEvaluator` of numpy workloads, and of the null one, without torch."""
+
+    metric = ""
 
     def __init__(self, workload: NumpyWorkload, data_dir: str) -> None:
         self._workload = workload
@@ -121,7 +128,7 @@ def workload_examples(workload: object, dataset: Dataset) -> Sequence[Example]:
     return workload.examples(*example_batch(dataset))
 
 
-def example_batch(dataset: Dataset) -> tuple[Array, Array]:
+def example_batch(dataset: Dataset) -> tuple[Array, ...]:
     """Inputs and targets of the held-out samples that are shown: the same each time, of as many
     labels as there are.
     """

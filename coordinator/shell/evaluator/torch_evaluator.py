@@ -21,7 +21,7 @@ from hypergpu.workloads.networks.task import (
     module_layout,
     named_tensors,
 )
-from hypergpu.workloads.workload import Example, ExampleWorkload, Sums
+from hypergpu.workloads.workload import Example, ExampleWorkload, MeasuredWorkload, Sums
 
 
 class TorchEvaluator:
@@ -32,6 +32,7 @@ class TorchEvaluator:
         self._model = workload.model().eval()
         self.dataset = workload.load(data_dir)
         self.layout = module_layout(self._model)
+        self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
 
     def initial(self, seed: int) -> Flat:
         """See `ModelEvaluator`."""
@@ -44,10 +45,10 @@ class TorchEvaluator:
         total = Sums(0.0, 0.0, 0)
         with torch.inference_mode():
             for batch in batches(self.dataset.test, samples_most):
-                inputs, targets = (
+                fields = [
                     torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
-                )
-                total = total.plus(self._workload.evaluate(self._model, inputs, targets))
+                ]
+                total = total.plus(self._workload.evaluate(self._model, *fields))
         return total
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
@@ -59,10 +60,10 @@ class TorchEvaluator:
         chosen = batches(self.dataset.test, samples_most)
         count, total = sum(len(batch) for batch in chosen), 0.0
         for batch in chosen:
-            inputs, targets = (
+            fields = [
                 torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
-            )
-            loss = self._workload.loss(self._model, inputs, targets) * (len(batch) / count)
+            ]
+            loss = self._workload.loss(self._model, *fields) * (len(batch) / count)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         flat = Flat.empty(self.layout)
@@ -80,7 +81,7 @@ class TorchEvaluator:
             return ()
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
-        inputs, _ = example_batch(self.dataset)
+        inputs = example_batch(self.dataset)[0]
         with torch.inference_mode():
             return self._workload.outputs(self._model, torch.from_numpy(inputs).to(device))
 

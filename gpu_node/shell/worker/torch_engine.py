@@ -29,7 +29,7 @@ from hypergpu.workloads.networks.task import (
     module_layout,
     store_module,
 )
-from hypergpu.workloads.workload import Samples, build
+from hypergpu.workloads.workload import Samples, build_for_job
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -71,12 +71,10 @@ class TorchTrainer:
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> torch.Tensor:
         """See `Trainer`."""
-        inputs, targets = (
-            torch.from_numpy(array).to(self._device) for array in self.samples.batch(indices)
-        )
+        fields = [torch.from_numpy(array).to(self._device) for array in self.samples.batch(indices)]
         self._model.zero_grad(set_to_none=True)
         with self._autocast():
-            loss = self._workload.loss(self._model, inputs, targets)
+            loss = self._workload.loss(self._model, *fields)
         loss.backward()  # type: ignore[no-untyped-call]
         self._update_parameters(learning_rate)
         return loss.detach()
@@ -173,10 +171,10 @@ class TorchEngine:
 
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:
         """A trainer of a torch workload."""
-        workload: TorchWorkload = build(entry, request.task.options)
+        workload: TorchWorkload = build_for_job(entry, request.task.options, request.data_dir)
         return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)
 
     def initial_model(self, entry: WorkloadEntry, request: WriteInitialModel) -> Flat:
         """The first model of a job with a torch workload."""
-        workload: TorchWorkload = build(entry, request.options)
+        workload: TorchWorkload = build_for_job(entry, request.options, "")
         return module_initial(workload.model, request.seed)

@@ -3,7 +3,7 @@ the other; and the device that it runs on.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -127,10 +127,16 @@ class TorchWorkload(Workload, Protocol):
         seeds.
         """
 
-    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over the batch, with its graph."""
+    def loss(self, model: nn.Module, *fields: Any, **named: Any) -> Tensor:
+        """Mean loss over the batch, with its graph.
 
-    def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Sums:
+        Args:
+            model: As ``model`` made it.
+            fields: What `Samples.batch` gives, as tensors: inputs and targets.
+            named: None are given; with them any arguments in the fields' place satisfy the types.
+        """
+
+    def evaluate(self, model: nn.Module, *fields: Any, **named: Any) -> Sums:
         """Loss and score over the batch; called without a graph, in evaluation mode."""
 
 

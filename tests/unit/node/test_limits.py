@@ -133,6 +133,12 @@ def test_workloads_are_allowed_by_name_or_kind() -> None:
     assert OwnerLimits(workloads=("digits-cnn",)).allow_workload("digits-cnn", {})
 
 
+def test_programs_run_without_a_sandbox_only_where_the_owner_names_them() -> None:
+    assert OwnerLimits().allow_unsandboxed("digits-cnn")
+    assert not OwnerLimits(workloads=("torch",)).allow_unsandboxed("program")
+    assert OwnerLimits(workloads=("program",)).allow_unsandboxed("program")
+
+
 def reading(minute: int = 0, at_ms: int = 0, power_w: float = 0.0) -> MachineReading:
     return MachineReading(Milliseconds(at_ms), minute, power_w=power_w)
 

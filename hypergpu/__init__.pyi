@@ -1,0 +1,5 @@
+from hypergpu.client import connect
+from hypergpu.training.run import Run
+from hypergpu.training.train import train
+
+__all__ = ["Run", "connect", "train"]

@@ -1,0 +1,162 @@
+"""Files of a job's samples: for each field the raw values of all samples, one after the other.
+
+Nothing is loaded whole: writers append, readers map the files into memory.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hypergpu.programs.container import FIELDS_MOST, Field
+
+INDEX_PATH = "data/fields.json"
+PARTS = ("train", "held_out")
+Batch = Mapping[str, NDArray[Any]]
+"""Arrays by field; the first dimension counts samples."""
+NUMPY_DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+"""What fields are stored as."""
+_SAMPLES_MOST = 1 << 40
+
+
+class SamplesError(ValueError):
+    """Samples that cannot be used. The text says which, what is wrong and the fix."""
+
+
+class SampleIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the files hold."""
+
+    fields: tuple[Field, ...]
+    counts: dict[str, int]
+    """Samples of each part."""
+
+
+def sample_path(folder: Path, part: str, number: int) -> Path:
+    """File of one field, by its number."""
+    return folder / "data" / f"{part}-{number:02d}.bin"
+
+
+class SampleWriter:
+    """Writes samples into a folder, batch after batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fields: tuple[Field, ...] = ()
+        self._counts: dict[str, int] = {}
+
+    def write_part(self, part: str, batches: Iterable[Batch]) -> tuple[Field, ...]:
+        """Write all samples of a part and return their fields.
+
+        Raises:
+            SamplesError: There is none, or two batches differ in names, shapes or types.
+        """
+        (self._folder / "data").mkdir(parents=True, exist_ok=True)
+        count = 0
+        for batch in batches:
+            count += self._append(part, count, batch)
+        if not count:
+            raise SamplesError(f"{part}: there are no samples")
+        self._counts[part] = count
+        return self._fields
+
+    def close(self) -> None:
+        """Write the index."""
+        index = SampleIndex(self._fields, self._counts)
+        (self._folder / INDEX_PATH).write_bytes(msgspec.json.encode(index))
+
+    def _append(self, part: str, first: int, batch: Batch) -> int:
+        arrays = {name: stored_array(part, name, array) for name, array in batch.items()}
+        fields = tuple(
+            Field(name, array.shape[1:], str(array.dtype)) for name, array in arrays.items()
+        )
+        if len(fields) > FIELDS_MOST:
+            raise SamplesError(f"{part}: {len(fields)} fields; at most {FIELDS_MOST} are possible")
+        self._fields = self._fields or fields
+        if fields != self._fields:
+            raise SamplesError(
+                f"{part}, sample {first}: its fields are {_fields_text(fields)}, those before"
+                f" {_fields_text(self._fields)}. Fix: pad or resize samples to one shape"
+            )
+        counts = {len(array) for array in arrays.values()}
+        if len(counts) != 1:
+            raise SamplesError(
+                f"{part}: its fields have {sorted(counts)} samples, not as many each"
+            )
+        for number, array in enumerate(arrays.values()):
+            with sample_path(self._folder, part, number).open("ab") as file:
+                array.tofile(file)
+        return counts.pop()
+
+
+def stored_array(part: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A field as it is stored: float64 as float32, everything else as it is.
+
+    Raises:
+        SamplesError: Values of this type are no numbers.
+    """
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    if array.dtype.newbyteorder("=").name not in NUMPY_DTYPES or not array.ndim:
+        raise SamplesError(
+            f"{part}, field {name}: {array.dtype} cannot be trained on."
+            f" Fix: give numbers, as one of {', '.join(NUMPY_DTYPES)}"
+        )
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+
+
+def _fields_text(fields: Iterable[Field]) -> str:
+    return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in fields)
+
+
+class StoredSamples:
+    """Samples of one part, mapped into memory."""
+
+    def __init__(self, folder: Path, part: str, index: SampleIndex) -> None:
+        self.count = index.counts[part]
+        self._arrays = [
+            _map_file(sample_path(folder, part, number), field, self.count)
+            for number, field in enumerate(index.fields)
+        ]
+        self.labels: NDArray[np.int64] = np.zeros(self.count, np.int64)
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Values of each field, in the order of ``indices``."""
+        return tuple(array[indices] for array in self._arrays)
+
+
+def read_samples(folder: Path) -> tuple[tuple[Field, ...], StoredSamples, StoredSamples]:
+    """Fields, training samples and held-out samples of a job's data folder.
+
+    Raises:
+        SamplesError: There are none, or their files are not what the index says.
+    """
+    try:
+        content = (folder / INDEX_PATH).read_bytes()
+        index = msgspec.json.decode(content, type=SampleIndex)
+    except (OSError, msgspec.DecodeError) as broken:
+        raise SamplesError(f"{INDEX_PATH} cannot be read: {broken}") from broken
+    if set(index.counts) != set(PARTS) or not 0 < len(index.fields) <= FIELDS_MOST:
+        raise SamplesError(f"{INDEX_PATH} must count samples of {' and '.join(PARTS)}")
+    if not all(0 < count <= _SAMPLES_MOST for count in index.counts.values()):
+        raise SamplesError(f"{INDEX_PATH}: each part has at least one sample")
+    train, held_out = (StoredSamples(folder, part, index) for part in PARTS)
+    return index.fields, train, held_out
+
+
+def _map_file(path: Path, field: Field, count: int) -> NDArray[Any]:
+    if field.dtype not in NUMPY_DTYPES or len(field.shape) > 16 or min(field.shape, default=1) < 1:
+        raise SamplesError(f"field {field.name[:60]}: {field.dtype[:20]}{list(field.shape)[:16]}")
+    dtype = np.dtype(field.dtype)
+    size = count * dtype.itemsize
+    for each in field.shape:
+        size *= each
+    try:
+        found = path.stat().st_size
+    except OSError as broken:
+        raise SamplesError(f"{path.name} cannot be read: {broken.strerror}") from broken
+    if found != size:
+        raise SamplesError(f"{path.name} has {found} bytes; {count} samples need {size}")
+    return np.memmap(path, dtype, "r", shape=(count, *field.shape))

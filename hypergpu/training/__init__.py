@@ -1,0 +1,1 @@
+"""A model of one's own, trained from a script or notebook: `train`, and the `Run` it returns."""

@@ -1,0 +1,175 @@
+"""`hypergpu.train`: a torch module, its loss and data in memory become a job."""
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
+
+from hypergpu.client import Coordinator, connect
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.reading import parse_job_table
+from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
+from hypergpu.jobfile.toml import KeyLines
+from hypergpu.programs.container import Field, ProgramError
+from hypergpu.programs.samples import SamplesError, SampleWriter
+from hypergpu.terminal.output import progress_bars
+from hypergpu.training.datasets import FORMS, DataSource, only_held_out, without_held_out
+from hypergpu.training.run import Run, StateNames
+
+if TYPE_CHECKING:
+    from hypergpu.workloads.networks.tracing import Loss, Module
+
+
+class TrainArguments(TypedDict, total=False):
+    """What `train` takes besides model and loss. All but the data have the job file's defaults."""
+
+    data: Required[Any]
+    """A dictionary or tuple of arrays, a torch or Hugging Face dataset, a DataFrame, an ``.npz`` or
+    ``.parquet`` file, or a folder of such files. A loss gets its batch in the same form.
+    """
+    held_out: Any
+    """Samples that the model is judged by; without them each tenth of the data."""
+    coordinator: Coordinator
+    """An open connection; else the one that environment, settings file or `hypergpu up` name."""
+    name: str
+    nodes: int
+    """The job starts when this many nodes have joined."""
+    steps: int
+    """Inner steps of each node in all; rounds follow from them."""
+    rounds: int
+    inner_steps: int
+    """Inner steps between two exchanges."""
+    batch_size: int
+    learning_rate: float
+    seed: int
+    strategy: str
+    target: float
+    """Metric at which the job is finished."""
+    settings: Mapping[str, Scalar]
+    """Any other keys of a job file, such as ``{"codec.up": "int8"}``."""
+
+
+_OWN = {"coordinator", "data", "held_out", "settings", "steps"}
+_KEYS = {
+    "name": "name",
+    "strategy": "strategy",
+    "nodes": "training.nodes",
+    "rounds": "training.rounds",
+    "inner_steps": "training.inner_steps",
+    "batch_size": "training.batch_size",
+    "seed": "training.seed",
+    "learning_rate": "inner.learning_rate",
+    "target": "evaluation.target",
+}
+
+
+def train(
+    model: "Module",
+    *,
+    loss: "Loss",
+    **settings: Unpack[TrainArguments],
+) -> Run:
+    """Send a model, its loss and data to a coordinator, and start training them.
+
+    Returns as soon as the data are there. Model and loss are traced: nodes get a graph of torch's
+    operators and no code. Training starts from the model's own weights; parameters that require no
+    gradient stay as they are.
+
+    Args:
+        model: Any module that `torch.export` can trace.
+        loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary with one metric.
+        settings: Data and settings, see `TrainArguments`.
+
+    Raises:
+        HyperGPUError: The model cannot be traced, the data cannot be used, or the job is refused.
+            The text says what to do.
+    """
+    spec = job_spec(settings)
+    coordinator = settings.get("coordinator") or connect()
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
+        write_job(Path(folder), model, loss, JobSamples(settings["data"], settings.get("held_out")))
+        with progress_bars() as report:
+            job_id = coordinator.submit(spec, beside=Path(folder), report=report)
+    return Run(coordinator, job_id, StateNames.of(model))
+
+
+class JobSamples:
+    """A user's training and held-out data."""
+
+    def __init__(self, train: Any, held_out: Any) -> None:
+        self._train = DataSource(train, "data")
+        self._held_out = None if held_out is None else DataSource(held_out, "held_out")
+        self.is_tuple = self._train.is_tuple
+
+    def write(self, folder: Path) -> tuple[Field, ...]:
+        """Write both parts into a job's folder and return their fields."""
+        writer = SampleWriter(folder)
+        if self._held_out is None:
+            writer.write_part("train", without_held_out(self._train.batches()))
+            fields = writer.write_part("held_out", only_held_out(self._train.batches()))
+        else:
+            writer.write_part("train", self._train.batches())
+            fields = writer.write_part("held_out", self._held_out.batches())
+        writer.close()
+        return fields
+
+
+def write_job(folder: Path, model: "Module", loss: "Loss", samples: JobSamples) -> None:
+    """Write a job's data folder: program, weights and samples.
+
+    Raises:
+        ProgramError: The model cannot be traced.
+        SamplesError: The data cannot be used.
+    """
+    # Imported here: it needs torch, which takes seconds.
+    from hypergpu.workloads.networks.program import ProgramWorkload
+    from hypergpu.workloads.networks.tracing import BatchShape, trace
+
+    fields = samples.write(folder)
+    shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
+    trace(model, loss, shape, fields).write(folder)
+    ProgramWorkload(folder)  # as the nodes will, so that what they would refuse is told here
+
+
+def job_spec(given: TrainArguments) -> JobSpec:
+    """The job's settings.
+
+    Raises:
+        hypergpu.jobfile.toml.JobFileError: They describe no job; all problems at once.
+    """
+    if "data" not in given:
+        raise HyperGPUError(Reason.SPEC_INVALID, "there are no data", fix=f"data= takes {FORMS}")
+    tree: dict[str, Any] = {"workload": "program", "data": {"path": "."}}
+    named: dict[str, Any] = dict(given)
+    if steps := given.get("steps"):
+        if "rounds" in given:
+            raise HyperGPUError(
+                Reason.SPEC_INVALID, "steps and rounds are both given", fix="keep one of the two"
+            )
+        each = given.get("inner_steps", TrainingSettings().inner_steps)
+        named["rounds"] = math.ceil(steps / each)
+    keys = {_KEYS[name]: value for name, value in named.items() if name in _KEYS}
+    if unknown := sorted(named.keys() - _KEYS.keys() - _OWN):
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"train takes no {', '.join(unknown)}",
+            fix=f"it takes {', '.join(TrainArguments.__annotations__)}; settings={{...}} takes any"
+            " key of a job file",
+        )
+    for key, value in {**keys, **given.get("settings", {})}.items():
+        table, _, name = key.rpartition(".")
+        (tree.setdefault(table, {}) if table else tree)[name] = value
+    return parse_job_table(tree, KeyLines("hypergpu.train"))
+
+
+@contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Errors of programs and samples as those of HyperGPU, with the fix apart."""
+    try:
+        yield
+    except (ProgramError, SamplesError, ValueError) as wrong:
+        detail, _, fix = str(wrong).partition(" Fix: ")
+        fix = fix or "correct it as said"
+        raise HyperGPUError(Reason.SPEC_INVALID, detail.rstrip("."), fix=fix) from wrong

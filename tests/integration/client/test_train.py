@@ -1,0 +1,103 @@
+"""`hypergpu.train` against a real coordinator and torch nodes, as a notebook uses it."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hypergpu
+from hypergpu.client import Coordinator, HyperGPUError
+from hypergpu.workloads.workload import digits
+from tests.processes import Cluster
+
+SETTINGS = {"codec.up": "int8", "trust.duplicates": "none"}
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A connection to one that two nodes joined."""
+    with Cluster(tmp_path_factory.mktemp("train"), is_plaintext=False) as cluster:
+        cluster.add_nodes(2, "torch")
+        with cluster.coordinator.client() as client:
+            yield client
+
+
+def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["image"])
+    hits = (logits.argmax(1) == batch["digit"]).float().mean()
+    return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits}
+
+
+def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    train, test, _ = digits()
+    parts = [
+        {"image": part.batch(slice(None))[0], "digit": part.labels}  # type: ignore[arg-type]
+        for part in (train, test)
+    ]
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
+    run = hypergpu.train(
+        model,
+        loss=loss,
+        data=parts[0],
+        held_out=parts[1],
+        coordinator=coordinator,
+        name="own",
+        nodes=2,
+        steps=120,
+        learning_rate=0.005,
+        settings=SETTINGS,
+    )
+    job = run.result().job
+    assert (job.phase, job.metric_name, job.rounds) == ("finished", "accuracy", 6)
+    assert job.metric is not None
+    assert job.metric > 0.85
+    history = run.history()
+    assert len(history.rounds) == 6
+    assert history.evaluations[-1].metric == job.metric
+    model.load_state_dict(run.state_dict())
+    model.eval()
+    with torch.no_grad():
+        held_out = {name: torch.from_numpy(each) for name, each in parts[1].items()}
+        value, metrics = loss(model, held_out)
+    assert float(metrics["accuracy"]) == pytest.approx(job.metric)
+    assert float(value) == pytest.approx(job.loss, rel=1e-4)
+    assert run.save(tmp_path / "model").card.exists()
+    assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": 10, "rounds": 3}, "steps and rounds are both given"),
+        ({"batchsize": 3}, "train takes no batchsize"),
+        ({"learning_rate": -1.0}, r"\[inner\] learning_rate: -1.0 is outside"),
+        ({"settings": {"codec.up": "int3"}}, 'did you mean "int8"'),
+    ],
+)
+def test_wrong_settings_are_told_before_anything_is_sent(
+    settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(HyperGPUError, match=said):
+        hypergpu.train(nn.Linear(2, 2), loss=loss, data={}, **settings)  # type: ignore[arg-type]
+
+
+def test_data_without_a_known_form_are_told_before_anything_is_sent(
+    coordinator: Coordinator,
+) -> None:
+    with pytest.raises(HyperGPUError) as refused:
+        hypergpu.train(nn.Linear(2, 2), loss=loss, data=7, coordinator=coordinator)
+    assert refused.value.detail == "data: data of type int"
+    assert refused.value.fix.startswith("give a dictionary")

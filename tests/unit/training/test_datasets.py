@@ -1,0 +1,148 @@
+"""A user's data in all its forms."""
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from torch.utils.data import TensorDataset
+
+from hypergpu.programs.samples import SamplesError, SampleWriter, read_samples
+from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
+from hypergpu.training.train import JobSamples
+
+X = np.arange(50, dtype=np.float32).reshape(25, 2)
+Y = np.arange(25)
+
+
+class Rows:
+    """A dataset as Hugging Face has them: rows by slice, columns by name."""
+
+    column_names = ("x", "y")
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, rows: slice) -> dict[str, Any]:
+        return {"x": X[rows].tolist(), "y": Y[rows].tolist()}
+
+
+class Frame:
+    """A table as pandas has them."""
+
+    columns = ("x", "y")
+
+    def to_numpy(self) -> None:
+        """It is one that has this method."""
+
+    def __getitem__(self, name: str) -> "FrameColumn":
+        return FrameColumn({"x": [*X], "y": [*Y]}[name])
+
+
+class FrameColumn:
+    """A column of a table."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def to_numpy(self) -> np.ndarray[Any, Any]:
+        """Values, rows as objects."""
+        found = np.empty(len(self._values), object)
+        found[:] = self._values
+        return found if isinstance(self._values[0], np.ndarray) else np.array(self._values)
+
+
+def write_archive(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Write what numpy.savez writes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array(file, array)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """The same samples in files."""
+    write_archive(tmp_path / "all.npz", {"x": X, "y": Y})
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name, part in (("a", slice(10)), ("b", slice(10, 25))):
+        parquet.write_table(
+            pa.table({"x": X[part].tolist(), "y": Y[part]}), folder / f"{name}.parquet"
+        )
+    return tmp_path
+
+
+def join_batches(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
+    """All samples of each field."""
+    taken = [*batches]
+    return [np.concatenate([each[name] for each in taken]) for name in taken[0]]
+
+
+def test_every_form_gives_the_same_samples(files: Path) -> None:
+    tensors = (torch.from_numpy(X), torch.from_numpy(Y))
+    forms: list[tuple[Any, bool]] = [
+        ({"x": X, "y": Y}, False),
+        ({"x": tensors[0], "y": Y.tolist()}, False),
+        ((X, tensors[1]), True),
+        (TensorDataset(*tensors), True),
+        ([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], False),
+        (Rows(), False),
+        (Frame(), False),
+        (files / "all.npz", False),
+        (str(files / "parts"), False),
+    ]
+    for form, is_tuple in forms:
+        source = DataSource(form, "data")
+        found = join_batches(source.batches())
+        assert source.is_tuple == is_tuple
+        assert [each.tolist() for each in found] == [X.tolist(), Y.tolist()]
+
+
+def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
+    JobSamples((X, Y), None).write(tmp_path)
+    fields, train, held_out = read_samples(tmp_path)
+    assert [(each.name, each.shape, each.dtype) for each in fields] == [
+        ("field_0", (2,), "float32"),
+        ("field_1", (), "int64"),
+    ]
+    assert held_out.batch(np.arange(2))[1].tolist() == [9, 19]
+    assert train.count == 23
+    source = DataSource((X, Y), "data")
+    both = join_batches(without_held_out(source.batches()))[1].tolist()
+    assert sorted(both + join_batches(only_held_out(source.batches()))[1].tolist()) == Y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (7, "data of type int. Fix: give a dictionary"),
+        ({"x": X, "y": Y[:3]}, "arrays of unequal lengths"),
+        ("nowhere.npz", "there is no file or folder nowhere.npz"),
+        ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "field x.*same shape"),
+        ({"x": np.array(["a", "b"])}, "cannot be trained on"),
+        ([], "there are no samples"),
+    ],
+)
+def test_data_that_cannot_be_used_are_told_with_the_fix(
+    given: object, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SamplesError, match=said):
+        SampleWriter(tmp_path).write_part("train", DataSource(given, "data").batches())
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    write_archive(tmp_path / "bad.npz", {"x": np.array([{}], object)})
+    with pytest.raises(SamplesError, match="allow_pickle"):
+        join_batches(DataSource(tmp_path / "bad.npz", "data").batches())
+
+
+def test_batches_that_differ_are_told_with_both_shapes(tmp_path: Path) -> None:
+    batches = [{"x": X}, {"x": X[:, :1]}]
+    with pytest.raises(SamplesError, match=r"x float32\[1\], those before x float32\[2\]"):
+        SampleWriter(tmp_path).write_part("train", batches)

@@ -1,0 +1,306 @@
+"""Programs: traced models do what the models do, and what may not run is refused."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hypergpu.programs.container import (
+    PROGRAM_PATH,
+    TENSORS_PATH,
+    Field,
+    Program,
+    ProgramError,
+    parse_program,
+    program_bytes,
+)
+from hypergpu.programs.samples import INDEX_PATH, SampleWriter
+from hypergpu.workloads.entry import BUILT_IN
+from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
+from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
+from hypergpu.workloads.workload import DatasetError, build_for_job, find
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+DRAWS = np.random.default_rng(0)
+IMAGES: Arrays = {
+    "x": DRAWS.random((20, 64), np.float32),
+    "y": DRAWS.integers(0, 10, 20),
+}
+TEXTS: Arrays = {"x": DRAWS.integers(0, 50, (20, 12))}
+
+
+class Convolutions(nn.Module):
+    """Statistics, counters and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.last = nn.Linear(4 * 64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm(self.convolution(x.view(-1, 1, 8, 8))))
+        logits: Tensor = self.last(F.dropout(hidden, 0.2, self.training).flatten(1))
+        return logits
+
+
+class TiedTransformer(nn.Module):
+    """Tied weights, a table that is no state, masks, and a part without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.head = nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embedding.weight
+        self.places: Tensor
+        self.register_buffer("places", torch.arange(100), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            places = self.places[: x.shape[1]].float().cos()
+        hidden = self.embedding(x) + places[None, :, None]
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        logits: Tensor = self.head(self.layer(hidden, src_mask=mask))
+        return logits
+
+
+class FrozenBase(nn.Module):
+    """A frozen layer with a small one beside it, as adapters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 10).requires_grad_(False)
+        self.adapter = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.base(x) + self.adapter(x)
+        return logits
+
+
+def images_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["x"])
+    hits = (logits.argmax(1) == batch["y"]).float().mean()
+    return F.cross_entropy(logits, batch["y"]), {"accuracy": hits}
+
+
+def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    x = batch["x"]
+    return F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+
+CASES = [
+    (Convolutions, images_loss, IMAGES),
+    (TiedTransformer, text_loss, TEXTS),
+    (FrozenBase, images_loss, IMAGES),
+]
+
+
+def write_folder(folder: Path, model: nn.Module, loss: Loss, arrays: Arrays) -> TracedProgram:
+    """The data folder of a job."""
+    writer = SampleWriter(folder)
+    fields = writer.write_part("train", [arrays])
+    writer.write_part("held_out", [arrays])
+    writer.close()
+    traced = trace(model, loss, BatchShape(tuple(arrays), is_tuple=False), fields)
+    traced.write(folder)
+    return traced
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's folder, to read only."""
+    found = tmp_path_factory.mktemp("program")
+    write_folder(found, Convolutions(), images_loss, IMAGES)
+    return found
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """Gradients of a module's trained parameters."""
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
+def test_a_program_trains_like_its_model_to_the_bit(
+    make: type[nn.Module], loss: Loss, arrays: Arrays, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    model = make()
+    write_folder(tmp_path, model, loss, arrays)
+    workload = ProgramWorkload(tmp_path)
+    copy = workload.model().train()
+    fields = tuple(map(torch.from_numpy, workload.load("").train.batch(np.arange(20))))
+    torch.manual_seed(2)
+    workload.loss(copy, *fields).backward()  # type: ignore[no-untyped-call]
+    torch.manual_seed(2)
+    found = loss(model.train(), dict(zip(arrays, fields, strict=True)))
+    (found[0] if isinstance(found, tuple) else found).backward()
+    gradients, wanted = gradients_of(copy), gradients_of(model)
+    assert gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert torch.equal(gradient, gradients[name]), name
+    state = copy.state_dict()
+    for name, buffer in model.named_buffers():
+        assert name not in state or torch.equal(buffer, state[name])
+    with torch.no_grad():
+        found = loss(model.eval(), dict(zip(arrays, fields, strict=True)))
+        sums = workload.evaluate(copy.eval(), *fields)
+        alone = workload.evaluate(copy, *(each[:1] for each in fields))
+    parts = found if isinstance(found, tuple) else (found, {"loss": found})
+    ((metric, value),) = parts[1].items()
+    assert workload.metric == metric
+    # torch evaluates a transformer's layers by other kernels than it trains them.
+    assert sums == pytest.approx((float(parts[0]) * 20, float(value) * 20, 20))
+    assert alone.samples == 1
+
+
+def test_frozen_and_tied_tensors_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
+    write_folder(tmp_path, FrozenBase(), images_loss, IMAGES)
+    model = ProgramWorkload(tmp_path).model()
+    assert [name for name, _ in model.named_parameters()] == ["adapter.weight", "adapter.bias"]
+    assert set(model.state_dict()) == {"adapter.weight", "adapter.bias"}
+    assert isinstance(model, ProgramModule)
+    assert len(model.tensors()) == 4
+
+
+def loss_by_value(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    loss, _ = images_loss(model, batch)
+    return loss if float(loss) > 0 else -loss
+
+
+def loss_of_four(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return images_loss(model, batch)[0] * batch["x"].view(4, 64).mean()
+
+
+def loss_by_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return images_loss(model, batch)[0] * torch.nonzero(batch["y"]).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (loss_by_value, "it decides in Python by a tensor's values"),
+        (loss_of_four, "fixes the batch size"),
+        (loss_by_positions, "aten.nonzero.default, which no program may"),
+    ],
+)
+def test_what_cannot_be_traced_is_told_with_the_fix(loss: Loss, said: str) -> None:
+    fields = (Field("x", (64,), "float32"), Field("y", (), "int64"))
+    with pytest.raises(ProgramError, match=said):
+        trace(Convolutions(), loss, BatchShape(("x", "y"), is_tuple=False), fields)
+
+
+def test_models_that_nothing_trains_are_refused() -> None:
+    for model, said in (
+        (Convolutions().requires_grad_(False), "no parameter that requires a gradient"),
+        (Convolutions().double(), "model.float()"),
+    ):
+        with pytest.raises(ProgramError, match=said):
+            trace(model, images_loss, BatchShape((), is_tuple=False), ())
+
+
+def change_first_call(program: Program, **changes: object) -> bytes:
+    """The container of a program whose first call is another one."""
+    call = msgspec.structs.replace(program.train.calls[0], **changes)
+    train = msgspec.structs.replace(program.train, calls=(call, *program.train.calls[1:]))
+    return program_bytes(msgspec.structs.replace(program, train=train))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"operator": "aten.from_file.default"}, "aten.from_file.default.*not allowed"),
+        ({"operator": "aten.as_strided.default"}, "not allowed"),
+        ({"operator": "operator.attrgetter"}, "not allowed"),
+        ({"operator": "builtins.eval"}, "not allowed"),
+        ({"arguments": ({"value": 10**6},)}, "no earlier value"),
+        ({"arguments": ({"value": -1},)}, "no earlier value"),
+        ({"arguments": ({"code": "x"},)}, "'code' is none of"),
+        ({"arguments": ("__import__('os')",)}, "one short word"),
+        ({"arguments": (2**70,)}, "beyond 64 bits"),
+        ({"arguments": ([[[[1]]]],)}, "too long or too deep"),
+        ({"named": {"out.x": 1}}, "no name of an argument"),
+    ],
+)
+def test_a_program_of_anything_else_is_refused_with_its_place(
+    folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    program = parse_program((folder / PROGRAM_PATH).read_bytes())
+    with pytest.raises(ProgramError, match=said):
+        parse_program(change_first_call(program, **changes))
+
+
+def test_wrong_and_huge_results_are_found_before_anything_is_computed(
+    folder: Path, tmp_path: Path
+) -> None:
+    program = parse_program((folder / PROGRAM_PATH).read_bytes())
+    names = [f"data/{part}-0{number}.bin" for part in ("train", "held_out") for number in (0, 1)]
+    for path in (TENSORS_PATH, INDEX_PATH, *names):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes((folder / path).read_bytes())
+    wide = {"operator": "aten.zeros.default", "arguments": ([1 << 40],)}
+    mixed = {"operator": "aten.mm.default", "arguments": ({"value": 0}, {"value": 1})}
+    for changes, said in ((wide, "too large"), (mixed, r"call 0 \(aten.mm.default\)")):
+        (tmp_path / PROGRAM_PATH).write_bytes(change_first_call(program, **changes))
+        with pytest.raises(DatasetError, match=said):
+            ProgramWorkload(tmp_path)
+
+
+def test_no_spoilt_container_does_more_than_be_refused(folder: Path) -> None:
+    content, draw = (folder / PROGRAM_PATH).read_bytes(), random.Random(7)
+    tree = json.loads(content)
+    refused = 0
+    for _ in range(3000):
+        spoilt = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(spoilt))
+            spoilt[at : at + draw.randint(0, 3)] = draw.randbytes(draw.randint(0, 3))
+        try:
+            parse_program(bytes(spoilt))
+        except ProgramError:
+            refused += 1
+    for _ in range(3000):
+        calls = json.loads(json.dumps(tree))["train"]["calls"]
+        call = draw.choice(calls)
+        call["arguments"] = [draw.choice([None, 1e308, [], {}, {"value": True}, "mean", -(2**63)])]
+        spoilt = bytearray(
+            json.dumps({**tree, "train": {**tree["train"], "calls": calls}}), "utf-8"
+        )
+        try:
+            parse_program(bytes(spoilt))
+        except ProgramError:
+            refused += 1
+    assert refused > 2000
+
+
+def test_samples_that_are_not_what_the_index_says_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, FrozenBase(), images_loss, IMAGES)
+    (tmp_path / "data" / "train-00.bin").write_bytes(b"short")
+    with pytest.raises(DatasetError, match=r"train-00.bin has 5 bytes; 20 samples need 5120"):
+        ProgramWorkload(tmp_path)
+
+
+def test_the_workload_needs_its_jobs_folder(folder: Path) -> None:
+    entry = find("program")
+    assert entry in BUILT_IN
+    assert isinstance(build_for_job(entry, {}, str(folder)), ProgramWorkload)
+    with pytest.raises(DatasetError, match="there are none"):
+        build_for_job(entry, {}, "")
+
+
+def test_the_container_is_checked_without_torch() -> None:
+    program = (
+        "import sys, hypergpu, hypergpu.programs.container, hypergpu.programs.samples;"
+        "sys.exit('torch' in sys.modules or 'grpc' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
