@@ -7,6 +7,7 @@ CHAOS_KILLS ?= 200
 PART ?= 10
 WORKERS ?= 2
 CALLS ?= 20000
+MESSAGES ?= 1000000
 
 # Without it each of the many processes would compile every module it imports, torch's among them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +29,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu wheel full check sim bench chaos proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test test-gpu wheel full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
@@ -86,6 +87,9 @@ bench: setup node_modules/.installed ## Print the tables behind the README's fig
 
 chaos: setup node_modules/.installed ## Kill real processes at random instants [CHAOS_KILLS=200].
 	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos
+
+fuzz: setup ## Feed malformed messages to every parser that strangers reach [MESSAGES=1000000].
+	@FUZZ_MESSAGES=$(MESSAGES) $(BIN)/pytest tests/properties/test_malformed.py
 
 proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.
 	@$(PROTOC) --python_out=. --mypy_out=quiet:. $(PROTOS)

@@ -89,7 +89,11 @@ def decode_file(content: bytes, *, source: str) -> ReceiptFile:
         raise _unusable(source, 1, f"no header of receipts: {broken}") from broken
     if header.format != FORMAT:
         raise _unusable(source, 1, f"format {header.format[:40]!r} instead of {FORMAT!r}")
-    if not header.terms.match(header.job_id):
+    try:
+        is_own = header.terms.match(header.job_id)
+    except ValueError as broken:
+        raise _unusable(source, 1, f"the terms are malformed: {broken}") from broken
+    if not is_own:
         raise _unusable(source, 1, f"the terms are not those of {header.job_id[:40]!r}")
     if header.count != len(rest):
         raise _unusable(source, 1, f"{header.count} receipts announced, {len(rest)} present")

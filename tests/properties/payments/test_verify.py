@@ -318,3 +318,10 @@ SIGNED_IN_ORDER = decode_file(b"".join(LINES), source="file").receipts
 def test_a_damaged_file_is_refused_with_its_line(content: bytes, said: str) -> None:
     with pytest.raises(HyperGPUError, match=said):
         decode_file(content, source="file")
+
+
+def test_a_file_whose_terms_hold_no_address_is_refused() -> None:
+    content = encode_file(FILE)
+    address = TERMS.coordinator.encode()
+    with pytest.raises(HyperGPUError, match="the terms are malformed: an address is 0x and 40"):
+        decode_file(content.replace(address, address[:-2]), source="a file")
