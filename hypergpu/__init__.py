@@ -1,7 +1,7 @@
 """One model, trained together by many machines over links nobody controls.
 
-`train` sends a model of one's own to a coordinator, `connect` opens a connection to one, `Run`
-finds a job again. Each is imported when it is first used; the stub beside this file has their types.
+`train` sends a model of one's own to a coordinator, `connect` opens a connection, `Run` finds a job
+again. Each is imported when it is first used; the stub beside this file has their types.
 """
 
 from importlib import import_module

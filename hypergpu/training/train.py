@@ -1,5 +1,6 @@
 """`hypergpu.train`: a torch module, its loss and data in memory become a job."""
 
+import atexit
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -87,12 +88,19 @@ def train(
             The text says what to do.
     """
     spec = job_spec(settings)
-    coordinator = settings.get("coordinator") or connect()
+    coordinator = settings.get("coordinator") or _connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         write_job(Path(folder), model, loss, JobSamples(settings["data"], settings.get("held_out")))
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     return Run(coordinator, job_id, StateNames.of(model))
+
+
+def _connect_until_exit() -> Coordinator:
+    """A connection that stays open for the run's later calls."""
+    coordinator = connect()
+    atexit.register(coordinator.close)
+    return coordinator
 
 
 class JobSamples:
