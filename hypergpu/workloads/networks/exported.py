@@ -14,6 +14,7 @@ from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Val
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
+    JobWorkload,
     NumpyWorkload,
     Sums,
     UnknownWorkloadError,
@@ -82,6 +83,11 @@ def load_export(folder: Path) -> TrainedModel:
     entry = find(name)
     options: Options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
     workload = build(entry, options)
+    if isinstance(workload, JobWorkload):
+        raise ExportError(
+            "this model came by hypergpu.train, whose user has its code: load it there with"
+            ' model.load_state_dict(safetensors.torch.load_file("model.safetensors"), strict=False)'
+        )
     if entry.kind == "null":
         raise ExportError(f"workload {name} trains nothing: there is no model to load")
     if entry.kind == "numpy":

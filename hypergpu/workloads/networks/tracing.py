@@ -118,11 +118,12 @@ def trace(
         ProgramError: It cannot be traced, or calls what no program may. The text says what to do.
     """
     _check_model(model)
-    was_training = model.training
+    modes = {each: each.training for each in model.modules()}
     try:
         made = [_export(model.train(mode), loss, shape, fields) for mode in (True, False)]
     finally:
-        model.train(was_training)
+        for each, mode in modes.items():
+            each.training = mode
     names = list(dict.fromkeys(name for each in made for name in each.tensors))
     tensors = {name: next(e.tensors[name] for e in made if name in e.tensors) for name in names}
     entries = tuple(

@@ -1,5 +1,7 @@
 """`hypergpu.train` against a real coordinator and torch nodes, as a notebook uses it."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -74,7 +76,9 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
         value, metrics = loss(model, held_out)
     assert float(metrics["accuracy"]) == pytest.approx(job.metric)
     assert float(value) == pytest.approx(job.loss, rel=1e-4)
-    assert run.save(tmp_path / "model").card.exists()
+    loader = run.save(tmp_path / "model").loader
+    told = subprocess.run([sys.executable, loader], check=False, capture_output=True, text=True)
+    assert "model.load_state_dict(safetensors.torch.load_file(" in told.stderr
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
 
 

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests import unruly_workload
 from tests.integration.node.fake_coordinator import WELCOME, DaemonKit, serve
 
-HEARTBEAT_MS = 100
+HEARTBEAT_MS = 300
 
 
 @pytest.fixture

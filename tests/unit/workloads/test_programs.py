@@ -164,6 +164,16 @@ def test_a_program_trains_like_its_model_to_the_bit(
     assert alone.samples == 1
 
 
+def test_tracing_leaves_each_part_of_a_model_in_its_mode(tmp_path: Path) -> None:
+    model = Convolutions().train()
+    model.norm.eval()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    write_folder(tmp_path, model, images_loss, IMAGES)
+    assert model.training
+    assert not model.norm.training
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
 def test_frozen_and_tied_tensors_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
     write_folder(tmp_path, FrozenBase(), images_loss, IMAGES)
     model = ProgramWorkload(tmp_path).model()

@@ -1,0 +1,224 @@
+"""A step of a traced program beside the same eager model, and what tracing and loading take.
+
+Both take the same samples from memory, with gradients and without an optimizer.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.ours.table import ResultTable
+from hypergpu.programs.samples import SampleWriter
+from hypergpu.workloads.networks.program import ProgramWorkload
+from hypergpu.workloads.networks.tracing import BatchShape, Loss, trace
+
+
+class TransformerShape(NamedTuple):
+    """Sizes of a GPT."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    length: int
+
+
+class DigitsNetwork(nn.Module):
+    """Two convolutions with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 64, 10),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layers(x)
+        return logits
+
+
+class CausalTransformer(nn.Module):
+    """GPT-2's shape, with its head tied to the embedding."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.places = nn.Parameter(torch.zeros(shape.length, shape.width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                shape.width,
+                shape.heads,
+                4 * shape.width,
+                dropout=0.1,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(shape.layers)
+        )
+        self.norm = nn.LayerNorm(shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        hidden = self.embedding(x) + self.places[:length]
+        mask = torch.full((length, length), -torch.inf, device=x.device).triu(1)
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=mask, is_causal=True)
+        return F.linear(self.norm(hidden), self.embedding.weight)
+
+
+def image_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of classes."""
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of the next token."""
+    logits = model(batch["x"])[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), batch["x"][:, 1:].flatten())
+
+
+class StepCase(NamedTuple):
+    """A model with a batch."""
+
+    key: str
+    model: nn.Module
+    loss: Loss
+    batch: dict[str, np.ndarray[Any, Any]]
+    repeats: int
+
+
+class StepSeconds(NamedTuple):
+    """What one case took."""
+
+    key: str
+    parameters: int
+    eager_s: float
+    program_s: float
+    export_s: float
+    load_s: float
+
+    @property
+    def ratio(self) -> float:
+        """A program's step over an eager one."""
+        return self.program_s / self.eager_s
+
+
+def run(is_quick: bool) -> ResultTable:
+    """Measure each model."""
+    torch.set_num_threads(1)
+    found = [measure_case(case) for case in cases(is_quick)]
+    rows = [
+        [
+            each.key,
+            f"{each.parameters / 1e6:.1f}",
+            f"{1000 * each.eager_s:.1f}",
+            f"{1000 * each.program_s:.1f}",
+            f"{each.ratio:.3f}",
+            f"{each.export_s:.1f}",
+            f"{each.load_s:.2f}",
+        ]
+        for each in found
+    ]
+    metrics = {f"program_step_over_eager_{each.key}": each.ratio for each in found}
+    metrics |= {"export_s": found[-1].export_s, "load_s": found[-1].load_s}
+    return ResultTable(
+        title="A step of a program beside the eager model's",
+        columns=(
+            "model",
+            "M parameters",
+            "eager, ms",
+            "program, ms",
+            "ratio",
+            "trace, s",
+            "load, s",
+        ),
+        rows=rows,
+        metrics=metrics,
+        notes=(
+            "One thread; loss and gradients, no optimizer. Medians; both take turns.",
+            "The first trace of a process includes the import of torch's compiler.",
+        ),
+    )
+
+
+def cases(is_quick: bool) -> list[StepCase]:
+    """The models; the large one in full runs only."""
+    draw = np.random.default_rng(0)
+    images: dict[str, np.ndarray[Any, Any]] = {
+        "x": draw.random((32, 64), np.float32),
+        "y": draw.integers(0, 10, 32),
+    }
+    small = TransformerShape(256, 256, 4, 4, 128)
+    texts = {"x": draw.integers(0, 256, (8, 128))}
+    found = [
+        StepCase("cnn", DigitsNetwork(), image_loss, images, 60),
+        StepCase("gpt", CausalTransformer(small), text_loss, texts, 15),
+    ]
+    if not is_quick:
+        large = TransformerShape(50_257, 768, 12, 12, 128)
+        tokens = {"x": draw.integers(0, 50_257, (2, 128))}
+        found.append(StepCase("gpt2", CausalTransformer(large), text_loss, tokens, 5))
+    return found
+
+
+def measure_case(case: StepCase) -> StepSeconds:
+    """Trace a model, load its program, and let both take steps in turn."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        writer = SampleWriter(folder)
+        fields = writer.write_part("train", [case.batch])
+        writer.write_part("held_out", [case.batch])
+        writer.close()
+        started_s = time.perf_counter()
+        shape = BatchShape(tuple(case.batch), is_tuple=False)
+        trace(case.model, case.loss, shape, fields).write(folder)
+        traced_s = time.perf_counter()
+        workload = ProgramWorkload(folder)
+        copy = workload.model().train()
+        loaded_s = time.perf_counter()
+        batch = {name: torch.from_numpy(array) for name, array in case.batch.items()}
+        model = case.model.train()
+        eager_s, program_s = alternate(
+            case.repeats,
+            lambda: take_step(model, case.loss(model, batch)),
+            lambda: take_step(copy, workload.loss(copy, *batch.values())),
+        )
+    parameters = sum(each.numel() for each in model.parameters())
+    times = (eager_s, program_s, traced_s - started_s, loaded_s - traced_s)
+    return StepSeconds(case.key, parameters, *times)
+
+
+def take_step(model: nn.Module, loss: Tensor) -> None:
+    """Compute the gradients of a loss, and drop them."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+
+
+def alternate(
+    repeats: int, one: Callable[[], None], other: Callable[[], None]
+) -> tuple[float, float]:
+    """Median CPU seconds of both, by turns, after one of each that is not counted."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats + 1):
+        for work, taken in zip((one, other), seconds, strict=True):
+            started_s = time.process_time()
+            work()
+            taken.append(time.process_time() - started_s)
+    return median(seconds[0][1:]), median(seconds[1][1:])
