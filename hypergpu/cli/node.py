@@ -186,7 +186,7 @@ def trust(
 
     node_id = coordinator.find_node(node).id
     job_id = coordinator.find_job(job or None)
-    found = trust_history(coordinator.read_events(job_id), node_id)
+    found = trust_history(coordinator.read_events(job_id).until_newest(), node_id)
     if as_json:
         say_json(found)
         return

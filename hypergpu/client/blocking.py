@@ -53,6 +53,9 @@ async def _next(items: AsyncIterator[Item]) -> Item:
     return await anext(items)
 
 
+_NEWEST_WAIT_S = 1.0
+
+
 class BlockingStream(Generic[Item], Iterator[Item]):
     """Items as they arrive."""
 
@@ -73,6 +76,12 @@ class BlockingStream(Generic[Item], Iterator[Item]):
             return self._take(self._next_future(), timeout_s)
         except (TimeoutError, StopIteration):
             return None
+
+    def until_newest(self) -> Iterator[Item]:
+        """Items until none comes for a second; the stream itself would go on with later ones."""
+        while (item := self.poll(_NEWEST_WAIT_S)) is not None:
+            yield item
+        self.close()
 
     def close(self) -> None:
         """Take no more."""

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Module, State
 
 
-_NEWEST_WAIT_S = 1.0
-"""After so long without an event the newest was there."""
-
-
 class StateNames(NamedTuple):
     """Tensors of a module's state: those that are trained, and those that stay."""
 
@@ -92,10 +88,9 @@ class Run:
 
     def history(self) -> History:
         """Rounds and evaluations so far."""
-        history, events = History(), self._coordinator.read_events(self.id)
-        while (event := events.poll(_NEWEST_WAIT_S)) is not None:
+        history = History()
+        for event in self._coordinator.read_events(self.id).until_newest():
             history = with_event_recorded(history, event)
-        events.close()
         return history
 
     def state_dict(self, which: str = "latest") -> "State":

@@ -257,7 +257,7 @@ _PROGRAM = (
         name="program",
         dataset="program",
         metric="loss",
-        meaning="A model of your own, which hypergpu.train(...) sends as data",
+        meaning="A model of your own, by hypergpu.train(...) in Python",
         builder="hypergpu.workloads.networks.program:program",
         takes_data="required",
     ),

@@ -10,6 +10,7 @@ import pytest
 
 import hypergpu.client
 from hypergpu.client import HyperGPUError, JobEvent, Role, connect
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from tests.processes import Cluster
 
 JOB = """
@@ -62,6 +63,15 @@ def test_a_profile_names_the_coordinator_too(user: Path) -> None:
     profile.write_text(f'token_file = "{token_file}"\n', "utf-8")
     with connect(profile=profile) as coordinator:
         assert isinstance(coordinator.jobs(), list)
+
+
+@pytest.mark.usefixtures("user")
+def test_events_until_the_newest_do_not_wait_for_a_jobs_end() -> None:
+    with connect() as coordinator:
+        job = coordinator.submit(JobSpec("digits-softmax", training=TrainingSettings(nodes=99)))
+        kinds = [event.kind for event in coordinator.read_events(job).until_newest()]
+        assert kinds[0] == "JobCreated"
+        coordinator.stop(job)
 
 
 @pytest.mark.usefixtures("user")
