@@ -148,7 +148,10 @@ def read_samples(folder: Path) -> tuple[tuple[Field, ...], StoredSamples, Stored
 
 def _map_file(path: Path, field: Field, count: int) -> NDArray[Any]:
     if field.dtype not in NUMPY_DTYPES or len(field.shape) > 16 or min(field.shape, default=1) < 1:
-        raise SamplesError(f"field {field.name[:60]}: {field.dtype[:20]}{list(field.shape)[:16]}")
+        raise SamplesError(
+            f"field {field.name[:60]}: no samples can be of {field.dtype[:20]}"
+            f" and shape {list(field.shape)[:16]}"
+        )
     dtype = np.dtype(field.dtype)
     size = count * dtype.itemsize
     for each in field.shape:

@@ -78,8 +78,16 @@ def _batches(given: Any, part: str) -> Iterator[Batch]:
     if _is_arrays(given):
         arrays = {f"{_FIELD}{number}": _array(each) for number, each in enumerate(given)}
         return _of_arrays(arrays, part)
+    return _of_iterable(given, part)
+
+
+def _of_iterable(given: Any, part: str) -> Iterator[Batch]:
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return _of_samples((given[number] for number in range(len(given))), part)
+    if isinstance(given, Iterator):
+        raise SamplesError(
+            f"{part}: an iterator can be read only once. Fix: give a list of its samples"
+        )
     if hasattr(given, "__iter__"):
         return _of_samples(iter(given), part)
     raise SamplesError(f"{part}: data of type {type(given).__name__}. Fix: give {FORMS}")

@@ -70,9 +70,13 @@ class _Measure:
         found = self._loss(model, self._shape.of(fields))
         if isinstance(found, Tensor):
             return (found,)
-        value, metrics = found
-        ((self.metric, metric),) = metrics.items()
-        return (value, metric)
+        if not (isinstance(found, tuple) and len(found) == 2 and len(found[1]) == 1):
+            raise ProgramError(
+                "the loss gives neither a tensor nor that and one metric."
+                ' Fix: return loss, or loss, {"accuracy": mean}'
+            )
+        ((self.metric, metric),) = found[1].items()
+        return (found[0], metric)
 
 
 class BatchShape(NamedTuple):
@@ -186,6 +190,8 @@ def _export(model: nn.Module, loss: Loss, shape: BatchShape, fields: Sequence[Fi
         found = torch.export.export(
             traced, examples, dynamic_shapes=(tuple({0: batch} for _ in fields),), strict=False
         )
+    except ProgramError:
+        raise
     except Exception as error:  # torch.export raises anything that the model raises
         raise ProgramError(_explain(error)) from error
     # Tied tensors have several names, and one value.

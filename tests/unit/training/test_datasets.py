@@ -122,6 +122,7 @@ def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
     ("given", "said"),
     [
         (7, "data of type int. Fix: give a dictionary"),
+        (iter([{"x": X[0]}]), "can be read only once. Fix: give a list"),
         ({"x": X, "y": Y[:3]}, "arrays of unequal lengths"),
         ("nowhere.npz", "there is no file or folder nowhere.npz"),
         ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "field x.*same shape"),

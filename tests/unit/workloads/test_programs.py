@@ -196,9 +196,15 @@ def loss_by_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return images_loss(model, batch)[0] * torch.nonzero(batch["y"]).float().mean()
 
 
+def loss_of_two_metrics(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+    loss, metrics = images_loss(model, batch)
+    return loss, {**metrics, "error": 1 - metrics["accuracy"]}
+
+
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
+        (loss_of_two_metrics, "^the loss gives neither a tensor nor that and one metric"),
         (loss_by_value, "it decides in Python by a tensor's values"),
         (loss_of_four, "fixes the batch size"),
         (loss_by_positions, "aten.nonzero.default, which no program may"),
