@@ -22,6 +22,7 @@ from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Indices, stream_indices
 from hypergpu.jobfile.spec import Outer
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
@@ -114,7 +115,11 @@ def synchronous(digits: DigitsTrainer, seed: int, steps: int) -> Iterator[Point]
 
     The mean over nodes of mean gradients is the mean over the joint batch, so one step computes it.
     """
-    digits.trainer.begin(InitialState(digits.judge.initial(seed), seed, None, WEIGHT_DECAY))
+    digits.trainer.begin(
+        InitialState(
+            digits.judge.initial(seed), seed, None, OptimizerRule(weight_decay=WEIGHT_DECAY)
+        )
+    )
     step_bytes = 2 * NODES * 4 * digits.layout.parameters_count
     joint = NODES * BATCH
     for step in range(1, steps + 1):
@@ -174,7 +179,9 @@ def _update(
     turn: int,
 ) -> bytes:
     trainer = digits.trainer
-    trainer.begin(InitialState(before, seed, node.optimizer, WEIGHT_DECAY))
+    trainer.begin(
+        InitialState(before, seed, node.optimizer, OptimizerRule(weight_decay=WEIGHT_DECAY))
+    )
     shard = setting.inner_steps * BATCH
     indices = digits.indices(seed, turn * shard, shard)
     for start in range(0, shard, BATCH):

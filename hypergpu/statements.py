@@ -21,6 +21,7 @@ from hypergpu.crypto import (
     struct_hash,
 )
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 OUT_OF_MEMORY = "out of memory"
@@ -219,10 +220,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     stated_batch_size: int = 0
     """As the job file has it; 0: the same."""
     learning_rate: float
-    weight_decay: float = 0.0
+    optimizer: OptimizerRule = OptimizerRule()
     warmup_steps: int = 0
     schedule: str = "constant"
-    """``constant`` or ``cosine``."""
+    """One of `hypergpu.optimizer.SCHEDULES`."""
     codec: str
     """Codec of the update."""
     seed: int

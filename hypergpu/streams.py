@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Peers refuse any other. It rises with every change after which an older peer would be refused
 later, or understood otherwise: of a message, or of the bytes that somebody signs."""
 CHANGES = {
@@ -30,6 +30,7 @@ CHANGES = {
     3: "receipts state the node's total score, there are no vouchers, and journals begin anew",
     4: "blobs move by HTTP, over the coordinator's bulk port",
     5: "they may move through an object store",
+    6: "a job chooses its inner optimizer and what it clips",
 }
 """Change that each protocol version brought."""
 PROTOCOL_KEY = "hypergpu-protocol"

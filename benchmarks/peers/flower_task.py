@@ -112,7 +112,7 @@ class Learner:
 
         inner, seed = self._training.spec.inner, self._training.task.seed
         model = self._training.flat(parameters)
-        self._trainer.begin(InitialState(model, seed, self.optimizer, inner.weight_decay))
+        self._trainer.begin(InitialState(model, seed, self.optimizer, inner.rule))
         for indices in self._batches(number):
             self._trainer.step(indices, inner.learning_rate)
         after = Flat.empty(self._training.judge.layout)

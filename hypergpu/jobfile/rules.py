@@ -19,6 +19,7 @@ from hypergpu.jobfile.spec import (
     NAME_LENGTH_MOST,
     SPARSE_CODECS,
     Aware,
+    Inner,
     JobSpec,
     Scalar,
 )
@@ -113,6 +114,23 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     if spec.outer.momentum > _MOMENTUM_MOST:
         what = f"rounds that overlap bear at most {_MOMENTUM_MOST}, not {spec.outer.momentum}"
         yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")
+
+
+_ONLY_WITH: Mapping[str, str] = {
+    "beta1": "adamw",
+    "beta2": "adamw",
+    "epsilon": "adamw",
+    "momentum": "sgd",
+}
+
+
+def optimizer_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield settings of ``[inner]`` that its optimizer would not look at."""
+    for name, optimizer in _ONLY_WITH.items():
+        value = getattr(spec.inner, name)
+        if spec.inner.optimizer != optimizer and value != getattr(Inner(), name):
+            what = f'it does nothing with optimizer "{short_text(spec.inner.optimizer)}"'
+            yield Problem(f"inner.{name}", what, f'remove it, or set optimizer = "{optimizer}"')
 
 
 def pay_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -229,6 +247,7 @@ def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
         *_range_problems(spec),
         *_choice_problems(spec),
         *strategy_problems(spec),
+        *optimizer_problems(spec),
         *overlap_problems(spec),
         *_pair_problems(spec),
         *pay_problems(spec),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.units import Samples
 
 CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
@@ -29,13 +30,37 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The inner optimizer: AdamW."""
+    """The inner optimizer; see `hypergpu.optimizer.OptimizerRule`."""
 
     learning_rate: float = 1e-3
     weight_decay: float = 0.01
     warmup_steps: int = 0
     schedule: str = "constant"
-    """``constant`` or ``cosine``; indexed by the samples the whole job has processed."""
+    """``constant``, ``cosine`` or ``linear``; indexed by the samples the whole job has processed.
+    """
+    optimizer: str = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+    decay_scope: str = "all"
+    clip_norm: float = 0.0
+    micro_batch: int = 0
+
+    @property
+    def rule(self) -> OptimizerRule:
+        """The optimizer without its learning rate."""
+        return OptimizerRule(
+            name=self.optimizer,
+            weight_decay=self.weight_decay,
+            decay_scope=self.decay_scope,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            epsilon=self.epsilon,
+            momentum=self.momentum,
+            clip_norm=self.clip_norm,
+            micro_batch=self.micro_batch,
+        )
 
 
 class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +207,8 @@ SETTABLE = (
     "training.inner_steps",
     "inner.learning_rate",
     "inner.weight_decay",
+    "inner.clip_norm",
+    "inner.micro_batch",
     "outer.learning_rate",
     "outer.momentum",
     "round.deadline_ms",
@@ -266,6 +293,12 @@ LIMITS: Mapping[str, NumberRange] = {
     "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
     "inner.weight_decay": NumberRange(0, 10),
     "inner.warmup_steps": NumberRange(0, 1_000_000_000),
+    "inner.beta1": NumberRange(0, 1, excludes_most=True),
+    "inner.beta2": NumberRange(0, 1, excludes_most=True),
+    "inner.epsilon": NumberRange(0, 1, excludes_least=True),
+    "inner.momentum": NumberRange(0, 1, excludes_most=True),
+    "inner.clip_norm": NumberRange(0, 1e6),
+    "inner.micro_batch": NumberRange(0, 65_536),
     "outer.learning_rate": NumberRange(0, 10, excludes_least=True),
     "outer.momentum": NumberRange(0, 1, excludes_most=True),
     "round.deadline_ms": NumberRange(0, 7 * 24 * 3_600_000),
@@ -286,7 +319,9 @@ LIMITS: Mapping[str, NumberRange] = {
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "strategy": STRATEGIES,
-    "inner.schedule": ("constant", "cosine"),
+    "inner.schedule": SCHEDULES,
+    "inner.optimizer": OPTIMIZERS,
+    "inner.decay_scope": DECAY_SCOPES,
     "codec.up": CODECS,
     "codec.down": CODECS,
     "round.overlap": ("none", "eager"),

@@ -848,7 +848,6 @@ class Training(google.protobuf.message.Message):
     INNER_STEPS_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     LEARNING_RATE_FIELD_NUMBER: builtins.int
-    WEIGHT_DECAY_FIELD_NUMBER: builtins.int
     CODEC_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     GLOBAL_SAMPLES_FIELD_NUMBER: builtins.int
@@ -856,11 +855,11 @@ class Training(google.protobuf.message.Message):
     WARMUP_STEPS_FIELD_NUMBER: builtins.int
     SCHEDULE_FIELD_NUMBER: builtins.int
     STATED_BATCH_SIZE_FIELD_NUMBER: builtins.int
+    OPTIMIZER_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     batch_size: builtins.int
     """Of this node; its own where the plan says so."""
     learning_rate: builtins.float
-    weight_decay: builtins.float
     codec: builtins.str
     seed: builtins.int
     global_samples: builtins.int
@@ -869,16 +868,17 @@ class Training(google.protobuf.message.Message):
     """Schedules end here."""
     warmup_steps: builtins.int
     schedule: builtins.str
-    """"constant" or "cosine"."""
+    """"constant", "cosine" or "linear"."""
     stated_batch_size: builtins.int
     """As the job file has it: warm-up is counted in it. 0 is batch_size."""
+    @property
+    def optimizer(self) -> global___Optimizer: ...
     def __init__(
         self,
         *,
         inner_steps: builtins.int = ...,
         batch_size: builtins.int = ...,
         learning_rate: builtins.float = ...,
-        weight_decay: builtins.float = ...,
         codec: builtins.str = ...,
         seed: builtins.int = ...,
         global_samples: builtins.int = ...,
@@ -886,10 +886,53 @@ class Training(google.protobuf.message.Message):
         warmup_steps: builtins.int = ...,
         schedule: builtins.str = ...,
         stated_batch_size: builtins.int = ...,
+        optimizer: global___Optimizer | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "codec", b"codec", "global_samples", b"global_samples", "inner_steps", b"inner_steps", "learning_rate", b"learning_rate", "schedule", b"schedule", "seed", b"seed", "stated_batch_size", b"stated_batch_size", "total_samples", b"total_samples", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["optimizer", b"optimizer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "codec", b"codec", "global_samples", b"global_samples", "inner_steps", b"inner_steps", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "schedule", b"schedule", "seed", b"seed", "stated_batch_size", b"stated_batch_size", "total_samples", b"total_samples", "warmup_steps", b"warmup_steps"]) -> None: ...
 
 global___Training = Training
+
+@typing.final
+class Optimizer(google.protobuf.message.Message):
+    """See `hypergpu.optimizer.OptimizerRule`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    WEIGHT_DECAY_FIELD_NUMBER: builtins.int
+    DECAY_SCOPE_FIELD_NUMBER: builtins.int
+    BETA1_FIELD_NUMBER: builtins.int
+    BETA2_FIELD_NUMBER: builtins.int
+    EPSILON_FIELD_NUMBER: builtins.int
+    MOMENTUM_FIELD_NUMBER: builtins.int
+    CLIP_NORM_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    weight_decay: builtins.float
+    decay_scope: builtins.str
+    beta1: builtins.float
+    beta2: builtins.float
+    epsilon: builtins.float
+    momentum: builtins.float
+    clip_norm: builtins.float
+    micro_batch: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        weight_decay: builtins.float = ...,
+        decay_scope: builtins.str = ...,
+        beta1: builtins.float = ...,
+        beta2: builtins.float = ...,
+        epsilon: builtins.float = ...,
+        momentum: builtins.float = ...,
+        clip_norm: builtins.float = ...,
+        micro_batch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
+
+global___Optimizer = Optimizer
 
 @typing.final
 class Shard(google.protobuf.message.Message):

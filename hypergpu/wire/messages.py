@@ -7,6 +7,7 @@ import msgspec
 from hypergpu.crypto import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.phases import PHASE_MS_MAX, PhaseDurations, WorkPhase
 from hypergpu.statements import (
     Assignment,
@@ -262,7 +263,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
             batch_size=task.batch_size,
             stated_batch_size=task.stated_batch_size,
             learning_rate=task.learning_rate,
-            weight_decay=task.weight_decay,
+            optimizer=node_pb2.Optimizer(**msgspec.structs.asdict(task.optimizer)),
             codec=task.codec,
             seed=task.seed,
             global_samples=task.global_samples,
@@ -325,6 +326,20 @@ def assignment_value(message: node_pb2.Assignment) -> Assignment:
     )
 
 
+def _optimizer_value(message: node_pb2.Optimizer) -> OptimizerRule:
+    return OptimizerRule(
+        name=message.name,
+        weight_decay=message.weight_decay,
+        decay_scope=message.decay_scope,
+        beta1=message.beta1,
+        beta2=message.beta2,
+        epsilon=message.epsilon,
+        momentum=message.momentum,
+        clip_norm=message.clip_norm,
+        micro_batch=message.micro_batch,
+    )
+
+
 def _task_value(message: node_pb2.Assignment) -> Task:
     training, shard = message.training, message.shard
     return Task(
@@ -335,7 +350,7 @@ def _task_value(message: node_pb2.Assignment) -> Task:
         batch_size=training.batch_size,
         stated_batch_size=training.stated_batch_size,
         learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
+        optimizer=_optimizer_value(training.optimizer),
         warmup_steps=training.warmup_steps,
         schedule=training.schedule or "constant",
         codec=training.codec,

@@ -16,6 +16,7 @@ from gpu_node.core.state import TrainingStart
 from gpu_node.shell.sandbox import Sandbox
 from gpu_node.shell.worker import protocol
 from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.streams import frame, read_frame
 from hypergpu.tensors.codec import decode_parameters
@@ -116,7 +117,7 @@ class ShardKit:
             inner_steps=4,
             batch_size=16,
             learning_rate=1e-3,
-            weight_decay=0.01,
+            optimizer=OptimizerRule(weight_decay=0.01),
             codec="int4",
             seed=round,
             ranges=(SampleRange(64 * round, Samples(40)), SampleRange(9000, Samples(24))),

@@ -5,7 +5,7 @@ Also the sentences in which plans explain themselves.
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil, cos, pi, sqrt
+from math import ceil, sqrt
 from statistics import median
 
 import msgspec
@@ -14,6 +14,7 @@ from coordinator.core.plan.decision import Band, NodePlan, PlanMemory, PlanReque
 from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
+from hypergpu.optimizer import schedule_share
 
 _LEAST = 10
 """Fewer steps gain nothing on the fastest line: a round has costs that no line explains."""
@@ -107,10 +108,10 @@ def decay_steps(request: PlanRequest) -> int:
     Only where the learning rate decays: with a constant one H stays what the network asks for.
     """
     spec = request.spec
-    if spec.inner.schedule != "cosine" or request.samples_total <= 0:
+    if spec.inner.schedule == "constant" or request.samples_total <= 0:
         return 0
-    progress = min(1.0, request.samples_done / request.samples_total)
-    share = max(0.05, 0.5 * (1 + cos(pi * progress)))
+    progress = request.samples_done / request.samples_total
+    share = max(0.05, schedule_share(spec.inner.schedule, progress))
     base = min(_QSR_BASE, spec.training.inner_steps)
     return int(base / share**2)
 

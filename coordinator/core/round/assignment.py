@@ -273,7 +273,7 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         batch_size=plan.batch(batch_size),
         stated_batch_size=batch_size,
         learning_rate=spec.inner.learning_rate,
-        weight_decay=spec.inner.weight_decay,
+        optimizer=spec.inner.rule,
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
         codec=plan.codec,

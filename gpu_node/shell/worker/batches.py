@@ -4,11 +4,11 @@ The rate is indexed by the samples that the whole job has processed. Steps of on
 wrong index: nodes join late, die and take different numbers of steps.
 """
 
-import math
 from typing import NamedTuple
 
 from gpu_node.shell.worker.trainer import ShardError, Trainer
 from hypergpu.dataset import Indices, Sharding, partition_indices, stream_indices
+from hypergpu.optimizer import schedule_share
 from hypergpu.statements import Task
 from hypergpu.units import Samples
 
@@ -18,7 +18,7 @@ class Schedule(NamedTuple):
 
     peak: float
     shape: str = "constant"
-    """``constant``, or ``cosine``: down to zero at ``total_samples``."""
+    """One of `hypergpu.optimizer.SCHEDULES`; ``total_samples`` is their end."""
     warmup_samples: Samples = Samples(0)
     """The rate rises linearly from zero over these."""
     total_samples: Samples = Samples(0)
@@ -29,8 +29,8 @@ def learning_rate(schedule: Schedule, processed: Samples) -> float:
     rate = schedule.peak
     if schedule.warmup_samples > 0:
         rate *= min(1.0, processed / schedule.warmup_samples)
-    if schedule.shape == "cosine" and schedule.total_samples > 0:
-        rate *= 0.5 * (1.0 + math.cos(math.pi * min(1.0, processed / schedule.total_samples)))
+    if schedule.total_samples > 0:
+        rate *= schedule_share(schedule.shape, processed / schedule.total_samples)
     return rate
 
 

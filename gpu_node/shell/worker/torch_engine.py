@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.optim.adamw import adamw
 
 from gpu_node.shell.worker.protocol import (
     Limits,
@@ -16,7 +15,9 @@ from gpu_node.shell.worker.protocol import (
     WriteInitialModel,
     cap_memory,
 )
-from gpu_node.shell.worker.trainer import InitialState, OptimizerState, Trainer
+from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
+from gpu_node.shell.worker.trainer import InitialState, Trainer
+from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.entry import WorkloadEntry
@@ -31,22 +32,9 @@ from hypergpu.workloads.networks.task import (
 )
 from hypergpu.workloads.workload import Samples, build_for_job
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-"""AdamW's defaults in torch."""
-
-
-def _first_moments(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter), torch.zeros(()))
-    return dict(zip(_MOMENTS, zeros, strict=True))
-
 
 class TorchTrainer:
-    """A module with torch's AdamW. Implements `Trainer`.
-
-    The optimizer is torch's function, not its class: that one imports torch's compiler, which would
-    double the seconds that a worker takes to start.
-    """
+    """A module with torch's optimizers. Implements `Trainer`."""
 
     def __init__(self, workload: TorchWorkload, device: Device, samples: Samples) -> None:
         self._workload = workload
@@ -55,29 +43,24 @@ class TorchTrainer:
         self.samples = samples
         self._model = workload.model().to(self._device).train()
         self.layout = module_layout(self._model)
-        self._weight_decay = 0.0
-        self._moments: dict[str, dict[str, torch.Tensor]] = {}
+        self._optimizer = TorchOptimizer(self._model, self._device)
+        self._micro_batch = 0
 
     def begin(self, start: InitialState) -> None:
         """See `Trainer`."""
         torch.manual_seed(start.seed & (2**63 - 1))
         load_module(self._model, self.layout, start.model)
-        self._weight_decay = start.weight_decay
-        self._moments = {}
-        if start.optimizer is not None:
-            for name, _ in self._model.named_parameters():
-                if f"step/{name}" in start.optimizer:
-                    self._moments[name] = self._stored_moments(name, start.optimizer)
+        self._micro_batch = start.rule.micro_batch
+        self._optimizer.begin(start.rule, start.optimizer)
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> torch.Tensor:
         """See `Trainer`."""
-        fields = [torch.from_numpy(array).to(self._device) for array in self.samples.batch(indices)]
         self._model.zero_grad(set_to_none=True)
-        with self._autocast():
-            loss = self._workload.loss(self._model, *fields)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._update_parameters(learning_rate)
-        return loss.detach()
+        sizes = pass_sizes(len(indices), self._micro_batch)
+        parts = np.split(indices, np.cumsum(sizes)[:-1])
+        losses = [self._add_gradient(part, len(part) / len(indices)) for part in parts]
+        self._optimizer.step(learning_rate)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def store(self, out: Flat) -> None:
         """See `Trainer`."""
@@ -85,53 +68,17 @@ class TorchTrainer:
 
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
-        return {
-            f"{moment}/{name}": tensor.cpu().numpy()
-            for name, moments in self._moments.items()
-            for moment, tensor in moments.items()
-        }
+        return self._optimizer.state()
 
-    @torch.no_grad()
-    def _update_parameters(self, learning_rate: float) -> None:
-        """Take a step of AdamW with the gradients that the parameters hold."""
-        learnt = {
-            name: parameter
-            for name, parameter in self._model.named_parameters()
-            if parameter.grad is not None
-        }
-        for name, parameter in learnt.items():
-            if name not in self._moments:
-                self._moments[name] = _first_moments(parameter)
-        averages, squares, steps = (
-            [self._moments[name][moment] for name in learnt] for moment in _MOMENTS
-        )
-        adamw(
-            list(learnt.values()),
-            [parameter.grad for parameter in learnt.values() if parameter.grad is not None],
-            averages,
-            squares,
-            [],
-            steps,
-            # In one pass over the parameters on a CPU: half of a small model's step was the passes.
-            fused=True if self._device.type == "cpu" else None,
-            amsgrad=False,
-            beta1=_BETA1,
-            beta2=_BETA2,
-            lr=learning_rate,
-            weight_decay=self._weight_decay,
-            eps=_EPSILON,
-            maximize=False,
-        )
-
-    def _stored_moments(self, name: str, kept: OptimizerState) -> dict[str, torch.Tensor]:
-        return {
-            moment: torch.tensor(
-                kept[f"{moment}/{name}"],
-                # AdamW keeps its step counts on the CPU: it reads them to correct the bias.
-                device="cpu" if moment == "step" else self._device,
-            )
-            for moment in _MOMENTS
-        }
+    def _add_gradient(self, indices: NDArray[np.int64], share: float) -> torch.Tensor:
+        """Add a part of the batch's gradient; the part's loss times its share of the batch."""
+        fields = [torch.from_numpy(array).to(self._device) for array in self.samples.batch(indices)]
+        with self._autocast():
+            loss = self._workload.loss(self._model, *fields)
+        if share != 1:
+            loss = loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _autocast(self) -> AbstractContextManager[object]:
         if not self._has_bf16:

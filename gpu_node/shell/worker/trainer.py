@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_node.shell.worker.protocol import ShardProgress
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.workloads.workload import Samples
 
@@ -21,12 +22,12 @@ class InitialState(NamedTuple):
     model: Flat
     seed: int
     optimizer: OptimizerState | None
-    """None starts a fresh AdamW."""
-    weight_decay: float
+    """None starts a fresh one."""
+    rule: OptimizerRule
 
 
 class Trainer(Protocol):
-    """A model with an AdamW on one device. Each round begins it anew; it keeps nothing between."""
+    """A model and its optimizer on one device. Each round begins it anew; nothing stays between."""
 
     layout: Layout
     """The model's tensors."""
@@ -46,7 +47,7 @@ class Trainer(Protocol):
         ...
 
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
-        """The AdamW's state, for `InitialState.optimizer` of a later round."""
+        """The optimizer's state, for `InitialState.optimizer` of a later round."""
         ...
 
 

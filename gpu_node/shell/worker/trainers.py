@@ -1,8 +1,7 @@
 """The trainers of a worker: what each kind can train, and the newest job's trainer.
 
-Here are those that need no torch: numpy's with AdamW as in Loshchilov and Hutter 2019
-(arXiv:1711.05101), the null workload's, which only lets time pass, and the one that plays a slower
-device.
+Here are those that need no torch: numpy's, the null workload's, which only lets time pass, and the
+one that plays a slower device.
 """
 
 import json
@@ -18,6 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from gpu_node.core.events import TrainedUpdate
+from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
 from gpu_node.shell.worker.protocol import Limits, TrainShard, WorkerCapabilities, WriteInitialModel
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
 from gpu_node.shell.worker.training import (
@@ -29,6 +29,7 @@ from gpu_node.shell.worker.training import (
     train_shard,
 )
 from hypergpu.crypto import digest_of
+from hypergpu.optimizer import pass_sizes
 from hypergpu.statements import Task
 from hypergpu.tensors.codec import encode_update, sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
@@ -51,13 +52,8 @@ if TYPE_CHECKING:
     from gpu_node.shell.worker.torch_engine import TorchEngine
 
 
-_BETA1 = 0.9
-_BETA2 = 0.999
-_EPSILON = 1e-8
-
-
 class NumpyTrainer:
-    """One flat parameter vector with its two moments. Implements `Trainer`."""
+    """One flat parameter vector and its optimizer. Implements `Trainer`."""
 
     def __init__(self, workload: NumpyWorkload, samples: Samples) -> None:
         self._workload = workload
@@ -65,29 +61,23 @@ class NumpyTrainer:
         self.layout = numpy_layout(workload)
         self._flat = Flat.empty(self.layout)
         self._gradient = Flat.empty(self.layout)
-        self._mean = np.zeros(self.layout.parameters_count, np.float32)
-        self._square = np.zeros(self.layout.parameters_count, np.float32)
-        self._steps = 0
-        self._weight_decay = 0.0
+        self._optimizer = FlatOptimizer(self.layout)
+        self._micro_batch = 0
 
     def begin(self, start: InitialState) -> None:
         """See `Trainer`."""
         self._flat.parameters[:] = start.model.parameters
-        self._weight_decay = start.weight_decay
-        kept = start.optimizer
-        self._mean[:] = 0 if kept is None else kept["mean"]
-        self._square[:] = 0 if kept is None else kept["square"]
-        self._steps = 0 if kept is None else int(kept["steps"][0])
+        self._micro_batch = start.rule.micro_batch
+        self._optimizer.begin(start.rule, start.optimizer)
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> float:
         """See `Trainer`."""
-        inputs, targets = self.samples.batch(indices)
-        named = cast(Parameters, unpack(self.layout, self._flat))
-        loss, gradients = self._workload.gradient(named, inputs, targets)
-        flat = unpack(self.layout, self._gradient)
-        for name, gradient in gradients.items():
-            flat[name][...] = gradient
-        self._descend(self._gradient.parameters, learning_rate)
+        loss, ends = 0.0, np.cumsum(pass_sizes(len(indices), self._micro_batch))
+        for start, end in zip([0, *ends[:-1]], ends, strict=True):
+            share = (end - start) / len(indices)
+            loss += share * self._add_gradient(indices[start:end], share, is_first=not start)
+        gradient = self._gradient.parameters
+        self._optimizer.step(self._flat.parameters, gradient, learning_rate)
         return loss
 
     def store(self, out: Flat) -> None:
@@ -96,18 +86,20 @@ class NumpyTrainer:
 
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
-        steps = np.array([self._steps], np.float32)  # exact up to 16 million
-        return {"mean": self._mean, "square": self._square, "steps": steps}
+        return self._optimizer.state()
 
-    def _descend(self, gradient: NDArray[np.float32], learning_rate: float) -> None:
-        self._steps += 1
-        self._mean += np.float32(1 - _BETA1) * (gradient - self._mean)
-        self._square += np.float32(1 - _BETA2) * (gradient * gradient - self._square)
-        mean = self._mean / np.float32(1 - _BETA1**self._steps)
-        root = np.sqrt(self._square / np.float32(1 - _BETA2**self._steps))
-        parameters = self._flat.parameters
-        parameters *= np.float32(1 - learning_rate * self._weight_decay)
-        parameters -= np.float32(learning_rate) * mean / (root + np.float32(_EPSILON))
+    def _add_gradient(self, indices: NDArray[np.int64], share: float, *, is_first: bool) -> float:
+        """Add a part of the batch's gradient; the loss of that part."""
+        inputs, targets = self.samples.batch(indices)
+        named = cast(Parameters, unpack(self.layout, self._flat))
+        loss, gradients = self._workload.gradient(named, inputs, targets)
+        flat = unpack(self.layout, self._gradient)
+        for name, gradient in gradients.items():
+            if is_first:
+                flat[name][...] = gradient if share == 1 else gradient * np.float32(share)
+            else:
+                np.add(flat[name], gradient * np.float32(share), out=flat[name])
+        return loss
 
 
 class StepFloor(NamedTuple):

@@ -177,7 +177,7 @@ class PrefetchRun:
         self._read_at_s = time.monotonic() + _READ_INTERVAL_S
         self.steps_taken = 0
         task = work.task
-        trainer.begin(InitialState(end.model, task.seed, end.optimizer, task.weight_decay))
+        trainer.begin(InitialState(end.model, task.seed, end.optimizer, task.optimizer))
 
     @property
     def is_done(self) -> bool:
@@ -341,12 +341,12 @@ def _initial_state(
     """
     if prefetched is None:
         optimizer = None if kept is None else kept.optimizer
-        return InitialState(before, task.seed, optimizer, task.weight_decay)
+        return InitialState(before, task.seed, optimizer, task.optimizer)
     end = prefetched.stored_model()
     moved = end.parameters - prefetched.start.parameters
     moved += before.parameters
     optimizer = prefetched.trainer.optimizer()
-    return InitialState(end._replace(parameters=moved), task.seed, optimizer, task.weight_decay)
+    return InitialState(end._replace(parameters=moved), task.seed, optimizer, task.optimizer)
 
 
 def read_model(path: Path, layout: Layout, task: Task) -> Flat:

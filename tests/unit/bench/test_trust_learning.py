@@ -20,6 +20,7 @@ from benchmarks.ours.trust.training import (
 )
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.networks.task import Device
@@ -87,7 +88,7 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
     kept: OptimizerState | None = None
     for number in range(2):
         updates = nodes.train(layout, base, number)
-        trainer.begin(InitialState(base, 3, kept, WEIGHT_DECAY))
+        trainer.begin(InitialState(base, 3, kept, OptimizerRule(weight_decay=WEIGHT_DECAY)))
         chosen = nodes.indices(4, number)
         for start in range(0, len(chosen), BATCH):
             trainer.step(chosen[start : start + BATCH], LEARNING_RATE)

@@ -218,6 +218,17 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
             ),
         ),
         (
+            '[inner]\noptimizer = "sgd"\nbeta2 = 0.95\n',
+            (
+                'it does nothing with optimizer "sgd".'
+                ' Fix: remove it, or set optimizer = "adamw"'
+            ),
+        ),
+        (
+            "[inner]\nmomentum = 0.9\n",
+            'it does nothing with optimizer "adamw". Fix: remove it, or set optimizer = "sgd"',
+        ),
+        (
             "[training]\nrounds = 2\ninner_steps = 5\n[inner]\nwarmup_steps = 10\n",
             "a warm-up of 10 steps outlasts the job. Fix: stay below rounds x inner_steps = 10",
         ),

@@ -20,6 +20,7 @@ from gpu_node.shell.worker.trainers import NumpyTrainer, StepFloor, Trainers
 from gpu_node.shell.worker.training import next_prefetch, own_prefetch, train_shard
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.statements import Prefetch, SampleRange
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
@@ -62,32 +63,38 @@ def after(trainer: TorchTrainer, start: InitialState, steps: int) -> Flat:
 
 
 def test_statistics_and_integers_hold_what_training_made_of_them(trainer: TorchTrainer) -> None:
-    flat = after(trainer, InitialState(first_model(trainer), 1, None, 0.0), steps=3)
+    flat = after(trainer, InitialState(first_model(trainer), 1, None, OptimizerRule()), steps=3)
     assert flat.integers.tolist() == [3]
     assert flat.statistics.size == 12
     assert not np.array_equal(flat.statistics, first_model(trainer).statistics)
 
 
 def test_a_round_depends_on_nothing_that_was_trained_before_it(trainer: TorchTrainer) -> None:
-    start = InitialState(first_model(trainer), 1, None, 0.01)
+    start = InitialState(first_model(trainer), 1, None, OptimizerRule(weight_decay=0.01))
     first = after(trainer, start, steps=3)
-    after(trainer, InitialState(first, 9, None, 0.5), steps=2)
+    after(trainer, InitialState(first, 9, None, OptimizerRule(weight_decay=0.5)), steps=2)
     again = after(trainer, start, steps=3)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_the_seed_decides_what_the_model_draws(trainer: TorchTrainer) -> None:
-    first = after(trainer, InitialState(first_model(trainer), 1, None, 0.0), steps=2)
-    other = after(trainer, InitialState(first_model(trainer), 2, None, 0.0), steps=2)
+    first = after(trainer, InitialState(first_model(trainer), 1, None, OptimizerRule()), steps=2)
+    other = after(trainer, InitialState(first_model(trainer), 2, None, OptimizerRule()), steps=2)
     assert not np.array_equal(first.parameters, other.parameters)
 
 
 def test_the_optimizer_state_goes_on_where_it_was(trainer: TorchTrainer) -> None:
-    middle = after(trainer, InitialState(first_model(trainer), 1, None, 0.01), steps=2)
+    middle = after(
+        trainer,
+        InitialState(first_model(trainer), 1, None, OptimizerRule(weight_decay=0.01)),
+        steps=2,
+    )
     kept = {name: array.copy() for name, array in trainer.optimizer().items()}
-    resumed = after(trainer, InitialState(middle, 2, kept, 0.01), steps=2)
-    fresh = after(trainer, InitialState(middle, 2, None, 0.01), steps=2)
+    resumed = after(
+        trainer, InitialState(middle, 2, kept, OptimizerRule(weight_decay=0.01)), steps=2
+    )
+    fresh = after(trainer, InitialState(middle, 2, None, OptimizerRule(weight_decay=0.01)), steps=2)
     assert kept["step/0.weight"] == 2
     assert trainer.optimizer()["step/0.weight"] == 2
     assert not np.array_equal(resumed.parameters, fresh.parameters)
@@ -125,7 +132,7 @@ def ahead(round: int) -> Prefetch:
 
 def request(kit: ShardKit, round: int) -> TrainShard:
     """Sixty-four positions of the stream a round, as float32."""
-    plain = change(kit.request(round), codec="fp32", weight_decay=0.0, learning_rate=RATE)
+    plain = change(kit.request(round), codec="fp32", optimizer=OptimizerRule(), learning_rate=RATE)
     ranges = (SampleRange(64 * round, Samples(64)),)
     begun = ahead(round) if round else None
     return change(plain, ranges=ranges, prefetched=begun, prefetch=ahead(round + 1))
@@ -156,13 +163,15 @@ def test_the_steps_begun_early_start_from_the_own_end_and_move_the_model(
     workload = build(find("digits-softmax"), {})
     trainer = NumpyTrainer(workload, workload.load("").train)
     first = Flat.view(trainer.layout, np.fromfile(kit.folder / "model", np.uint8))
-    end = take_steps(trainer, InitialState(first, 0, None, 0.0), SampleRange(0, Samples(64)))
-    early = InitialState(end, 7, trainer.optimizer(), 0.0)
+    end = take_steps(
+        trainer, InitialState(first, 0, None, OptimizerRule()), SampleRange(0, Samples(64))
+    )
+    early = InitialState(end, 7, trainer.optimizer(), OptimizerRule())
     begun = take_steps(trainer, early, SampleRange(64, Samples(BEGUN * BATCH)))
     model = Flat.view(trainer.layout, np.fromfile(other_model, np.uint8))
     moved = begun._replace(parameters=model.parameters + (begun.parameters - end.parameters))
     rest = SampleRange(64 + BEGUN * BATCH, Samples((STEPS - BEGUN) * BATCH))
-    last = take_steps(trainer, InitialState(moved, 1, trainer.optimizer(), 0.0), rest)
+    last = take_steps(trainer, InitialState(moved, 1, trainer.optimizer(), OptimizerRule()), rest)
     update = np.fromfile(second.update_path, np.uint8)
     assert np.array_equal(
         decode_parameters(trainer.layout, "fp32", update), model.parameters - last.parameters
