@@ -41,6 +41,9 @@ app = group("Submit jobs, watch them and take their models.")
 def submit(
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     *,
+    init: Annotated[
+        str, typer.Option(metavar="FILE|JOB", help="Weights to begin with, or a job's model.")
+    ] = "",
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
     as_json: AsJson = False,
     address: Address = None,
@@ -49,12 +52,16 @@ def submit(
     """Check a job file, upload its data and create the job."""
     from hypergpu.client import connect
     from hypergpu.client.values import Submitted
+    from hypergpu.jobfile.continuation import initial_weights, is_job_id, with_init
     from hypergpu.jobfile.reading import check_data_folder, read_job_file
     from hypergpu.terminal.output import progress_bars
 
     # A wrong file is refused before anybody is called.
     spec = read_job_file(file)
     check_data_folder(spec, file)
+    spec = with_init(spec, init)
+    if spec.model.init and not is_job_id(spec.model.init):
+        initial_weights(spec, file.parent)
     with connect(address, token_file=token_file) as coordinator:
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=file.parent, report=report)
@@ -66,6 +73,27 @@ def submit(
             _follow(coordinator, job_id, as_json=as_json)
         elif not as_json:
             note(f"watch it: hypergpu job watch {job_id}")
+
+
+@app.command(name="continue")
+@on_coordinator
+def continue_job(
+    coordinator: "Coordinator",
+    job: JobName = None,
+    *,
+    rounds: Annotated[int, typer.Option(help="Rounds to train on.")],
+    name: Annotated[str, typer.Option(help="Name of the new job; else the old one's.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a job that goes on from a job's newest model, with its settings and data."""
+    from hypergpu.client.values import Submitted
+
+    job_id = coordinator.continue_job(coordinator.find_job(job), rounds, name=name)
+    if as_json:
+        say_json(Submitted(job_id))
+    else:
+        say(job_id)
+        note(f"watch it: hypergpu job watch {job_id}")
 
 
 @app.command()

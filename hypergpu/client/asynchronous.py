@@ -21,6 +21,7 @@ from hypergpu.client.transfer import (
     Report,
     fetch_model,
     ignore,
+    send_file,
     send_folder,
 )
 from hypergpu.client.values import (
@@ -36,7 +37,9 @@ from hypergpu.client.values import (
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
+from hypergpu.jobfile.continuation import continuing, initial_weights, is_job_id
 from hypergpu.jobfile.reading import data_folder, read_job_file, spec_json
+from hypergpu.jobfile.rules import checked_spec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import SignedReceipt
 from hypergpu.v1 import job_pb2, payments_pb2
@@ -182,14 +185,39 @@ class AsyncCoordinator:
             spec, folder = job, beside or Path()
         else:
             spec, folder = read_job_file(Path(job)), beside or Path(job).parent
-        manifest = None
+        request = job_pb2.CreateJobRequest(
+            spec_json=spec_json(spec), request_id=request_id or uuid.uuid4().hex
+        )
+        if is_job_id(spec.model.init):
+            request.weights_job = spec.model.init
+        elif spec.model.init:
+            file = initial_weights(spec, folder)
+            request.weights_file.CopyFrom(await send_file(self._calls, file, report))
         if spec.data.path:
             manifest = await send_folder(self._calls, data_folder(spec, folder), report)
+            request.manifest.CopyFrom(manifest)
+        return await self._create_job(request)
+
+    async def continue_job(self, job_id: str, rounds: int, *, name: str = "") -> str:
+        """Create a job that goes on from another's newest model, with its settings and data.
+
+        The other one stays as it is. The new one draws its samples in another order and has
+        neither warm-up nor target.
+
+        Args:
+            job_id: The job to go on from.
+            rounds: Rounds of the new job.
+            name: Name of the new job; else that of the other.
+        """
+        spec = continuing(await self.spec(job_id), job_id, rounds)
+        checked = checked_spec(msgspec.structs.replace(spec, name=name or spec.name))
         request = job_pb2.CreateJobRequest(
-            spec_json=spec_json(spec),
-            manifest=manifest,
-            request_id=request_id or uuid.uuid4().hex,
+            spec_json=spec_json(checked), request_id=uuid.uuid4().hex, weights_job=job_id
         )
+        return await self._create_job(request)
+
+    async def _create_job(self, request: job_pb2.CreateJobRequest) -> str:
+        """Create a job, trying again while the coordinator is away."""
         for idle_tries in range(1, CREATE_TRIES):
             try:
                 return str((await self._call(self._jobs.CreateJob, request)).job_id)

@@ -79,6 +79,18 @@ async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> 
     return tensor_pb2.Manifest(entries=entries)
 
 
+async def send_file(calls: CoordinatorCalls, path: Path, report: Report) -> tensor_pb2.BlobRef:
+    """Send one file, unless the coordinator holds it.
+
+    Raises:
+        HyperGPUError: It cannot be read, or the coordinator refuses it or stays away.
+    """
+    file = await asyncio.to_thread(_read_file, path, path.name)
+    step, size = f"uploading {file.name}", file.size_bytes
+    await _send_file(calls, file, functools.partial(_report_from, report, step, 0, size))
+    return blob_ref(file.digest, size)
+
+
 def _report_from(report: Report, step: str, base: int, total: int, committed: int) -> None:
     report(step, base + committed, total)
 
@@ -99,14 +111,17 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
     files, done, total = [], 0, sum(path.stat().st_size for path in paths)
     for path in paths:
-        try:
-            size_bytes, digest = path.stat().st_size, digest_of_file(path)
-        except OSError as broken:
-            raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
-        files.append(LocalFile(path, path.relative_to(folder).as_posix(), digest, size_bytes))
-        done += size_bytes
+        files.append(_read_file(path, path.relative_to(folder).as_posix()))
+        done += files[-1].size_bytes
         report(f"reading {folder.name}", done, total)
     return files
+
+
+def _read_file(path: Path, name: str) -> LocalFile:
+    try:
+        return LocalFile(path, name, digest_of_file(path), path.stat().st_size)
+    except OSError as broken:
+        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
 
 
 async def _send_file(

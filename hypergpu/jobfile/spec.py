@@ -29,6 +29,15 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The job starts when this many nodes have joined."""
 
 
+class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The weights that a job begins with."""
+
+    init: str = ""
+    """A safetensors file on the user's machine, or the id of a job whose newest model is taken;
+    empty: the workload draws them.
+    """
+
+
 class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The inner optimizer; see `hypergpu.optimizer.OptimizerRule`."""
 
@@ -174,6 +183,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str | int | float | bool] = {}
     """The workload's own settings, validated by the workload."""
     training: TrainingSettings = TrainingSettings()
+    model: ModelSettings = ModelSettings()
     inner: Inner = Inner()
     outer: Outer = Outer()
     codec: CodecChoice = CodecChoice()

@@ -49,13 +49,21 @@ class CreateJobRequest(google.protobuf.message.Message):
     SPEC_JSON_FIELD_NUMBER: builtins.int
     MANIFEST_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    WEIGHTS_FILE_FIELD_NUMBER: builtins.int
+    WEIGHTS_JOB_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated job file as canonical JSON; the coordinator validates it again."""
     request_id: builtins.str
     """Chosen by the caller: the same id with the same spec is the same job, so a retry creates nothing twice."""
+    weights_job: builtins.str
+    """The newest model of a job. Without a manifest its data are this job's, where the spec names the same data."""
     @property
     def manifest(self) -> hypergpu.v1.tensor_pb2.Manifest:
         """Present when the job trains on uploaded data."""
+
+    @property
+    def weights_file(self) -> hypergpu.v1.tensor_pb2.BlobRef:
+        """An uploaded safetensors file."""
 
     def __init__(
         self,
@@ -63,9 +71,12 @@ class CreateJobRequest(google.protobuf.message.Message):
         spec_json: builtins.str = ...,
         manifest: hypergpu.v1.tensor_pb2.Manifest | None = ...,
         request_id: builtins.str = ...,
+        weights_file: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
+        weights_job: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "spec_json", b"spec_json"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["manifest", b"manifest", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["manifest", b"manifest", "request_id", b"request_id", "spec_json", b"spec_json", "weights", b"weights", "weights_file", b"weights_file", "weights_job", b"weights_job"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["weights", b"weights"]) -> typing.Literal["weights_file", "weights_job"] | None: ...
 
 global___CreateJobRequest = CreateJobRequest
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from coordinator.core.job.events import Record
-from coordinator.core.job.state import Model, TrustMemory, Weighing
+from coordinator.core.job.state import InitialWeights, Model, TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
@@ -17,6 +17,7 @@ class InitialiseModel(msgspec.Struct, frozen=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None
+    weights: InitialWeights | None
 
 
 class PlanRound(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from coordinator.core.job.state import AcceptedUpdate, Funding, Model, Weighing
+from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model, Weighing
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
@@ -23,6 +23,7 @@ class JobCreated(StampedEvent, frozen=True, tag=True):
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
+    weights: InitialWeights | None = None
     terms: Terms = Terms()
     owner: TokenId = TokenId("")
     """Token whose holder created the job."""

@@ -340,12 +340,22 @@ class Funding(msgspec.Struct, frozen=True):
     """Why it is no more, for users."""
 
 
+class InitialWeights(msgspec.Struct, frozen=True):
+    """Weights that a job begins with, in place of those that its workload draws."""
+
+    blob: BlobRef
+    layout: Digest = Digest("")
+    """Layout of the model that the blob is; empty: it is a safetensors file."""
+
+
 class Job(msgspec.Struct, frozen=True):
     """One training run."""
 
     job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
+    weights: InitialWeights | None = None
+    """Weights it begins with; None: its workload draws them."""
     terms: Terms = Terms()
     """For whom and on which ledger its work is signed."""
     owner: TokenId = TokenId("")
@@ -428,7 +438,7 @@ def extend_chain(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, 
 
 
 def initial_of(model: Model) -> Digest | None:
-    """The job's first model, where ``model`` is it or its deltas lead on from it: nodes draw it."""
+    """The job's first model, where ``model`` is it or its deltas lead on from it."""
     if len(model.deltas) != model.round:
         return None
     return model.deltas[0].base if model.deltas else model.blob.digest
@@ -442,6 +452,8 @@ def live_blobs(job: Job) -> frozenset[Digest]:
 def _blobs(job: Job) -> Iterator[BlobRef]:
     if job.manifest is not None:
         yield job.manifest
+    if job.weights is not None:
+        yield job.weights.blob
     for model in (job.model, job.previous, *job.evaluating):
         if model is not None:
             yield from _model_blobs(model)

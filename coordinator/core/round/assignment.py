@@ -244,7 +244,8 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
     """Give a pending participant its work. The same state gives the same command."""
     round_, model = job.open_round, job.newest_model
     participant, member = round_.participants[node], job.members[node]
-    initial = initial_of(model)
+    # Nodes draw it, unless it is of given weights.
+    initial = initial_of(model) if job.weights is None else None
     work = Assignment(
         lease=Lease(job.job_id, round_.number, participant.lease),
         slot=participant.slot,

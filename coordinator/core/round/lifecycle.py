@@ -474,10 +474,15 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     return (*_phase_commands(job), *evaluations)
 
 
+def initialise_model(job: Job) -> InitialiseModel:
+    """The command that makes the first model."""
+    return InitialiseModel(job.job_id, job.spec, job.manifest, job.weights)
+
+
 def remake(job: Job) -> Command:
     """The command that makes the current model, from the model and updates before it if any."""
     if job.previous is None or job.closed is None:
-        return InitialiseModel(job.job_id, job.spec, job.manifest)
+        return initialise_model(job)
     return aggregate(job, job.closed, job.previous)
 
 

@@ -30,13 +30,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from coordinator.core.job import events
-from coordinator.core.job.commands import InitialiseModel
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.quality import record_quality
 from coordinator.core.round import event_steps
 from coordinator.core.round.assignment import JobStep, is_done
-from coordinator.core.round.lifecycle import open_planned_round
+from coordinator.core.round.lifecycle import initialise_model, open_planned_round
 
 _LIVE = frozenset(Phase) - ENDED
 _RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
@@ -279,9 +278,10 @@ def _create_job(event: events.JobCreated) -> JobStep:
         job_id=event.job_id,
         spec=event.spec,
         manifest=event.manifest,
+        weights=event.weights,
         terms=event.terms,
         owner=event.owner,
         at_ms=event.at_ms,
         funding=event.funding,
     )
-    return JobStep(job, (InitialiseModel(job.job_id, job.spec, job.manifest),))
+    return JobStep(job, (initialise_model(job),))

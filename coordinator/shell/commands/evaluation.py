@@ -20,7 +20,8 @@ from coordinator.core.job.events import (
     ModelInitialised,
     PreparationFailed,
 )
-from coordinator.core.job.state import Model
+from coordinator.core.job.state import InitialWeights, Model
+from coordinator.core.round.lifecycle import initialise_model
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import reject_when_full
 from coordinator.shell.evaluator import process
@@ -32,7 +33,6 @@ from hypergpu.crypto import digest_from_wire
 from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
-from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.streams import write_durably
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
@@ -169,7 +169,7 @@ async def initialise(services: Services, runtime: JobRuntime, command: Initialis
 
 
 async def _initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
-    made, model_path = await _make_model(services, command.job_id, command.spec, command.manifest)
+    made, model_path = await _make_model(services, command)
     failpoint("initialise.made")
     blob = BlobRef(made.digest, made.size_bytes)
     runtime.layout = await _store_layout(services, command.job_id, made)
@@ -201,7 +201,7 @@ async def load_layout(services: Services, runtime: JobRuntime) -> None:
         return
     runtime.layout = await asyncio.to_thread(stored_layout, services.job_dir(job.job_id))
     if runtime.layout is None:
-        made, model_path = await _make_model(services, job.job_id, job.spec, job.manifest)
+        made, model_path = await _make_model(services, initialise_model(job))
         model_path.unlink(missing_ok=True)
         runtime.layout = await _store_layout(services, job.job_id, made)
 
@@ -228,16 +228,17 @@ def stored_layout(job_dir: Path) -> Layout | None:
     return None
 
 
-async def _make_model(
-    services: Services, job_id: JobId, spec: JobSpec, manifest: BlobRef | None
-) -> tuple[Initialised, Path]:
+async def _make_model(services: Services, command: InitialiseModel) -> tuple[Initialised, Path]:
+    job_id, spec, weights = command.job_id, command.spec, command.weights
     model_path = services.blobs.work_path(f"{job_id}-initial")
     layout_path = services.blobs.work_path(f"{job_id}-layout")
     request = Initialise(
         workload=spec.workload,
         options=spec.options,
         seed=spec.training.seed,
-        data_dir=await data_dir(services, manifest),
+        data_dir=await data_dir(services, command.manifest),
+        weights_path=await _weights_path(services, weights),
+        weights_layout=weights.layout if weights is not None else Digest(""),
         sharding=spec.data.sharding,
         alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
         partitions=spec.data.partitions or spec.training.nodes,
@@ -247,6 +248,12 @@ async def _make_model(
     made = await services.evaluator.initialise(request)
     layout_path.unlink(missing_ok=True)
     return made, model_path
+
+
+async def _weights_path(services: Services, weights: InitialWeights | None) -> str:
+    if weights is None:
+        return ""
+    return str(await asyncio.to_thread(services.blobs.path, weights.blob.digest))
 
 
 async def data_dir(services: Services, manifest: BlobRef | None) -> str:

@@ -23,6 +23,7 @@ from coordinator.shell.evaluator.process import (
     Reply,
     Request,
 )
+from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -84,7 +85,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
     alpha = request.alpha if request.sharding == "dirichlet" else 0.0
     sharding = Sharding(request.partitions, alpha, request.seed)
     partitions = partition_indices(model.dataset.train.labels, sharding)
-    vectors = [vector.view(np.uint8).data for vector in model.initial(request.seed)]
+    vectors = [vector.view(np.uint8).data for vector in _first_model(model, request)]
     running = blake3()
     for vector in vectors:
         running.update(vector)
@@ -99,6 +100,15 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         workload_version=entry.version,
         examples=held_out_examples(model),
     )
+
+
+def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
+    if not request.weights_path:
+        return model.initial(request.seed)
+    path = Path(request.weights_path)
+    if request.weights_layout:
+        return read_model(path, model.layout, request.weights_layout)
+    return read_named_tensors(path, model.layout)
 
 
 def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:

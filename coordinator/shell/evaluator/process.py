@@ -38,6 +38,10 @@ class Initialise(WorkloadRequest, frozen=True, tag=True, kw_only=True):
     alpha: float = 0.0
     """Dirichlet concentration; not looked at for ``iid``."""
     partitions: int = 1
+    weights_path: str = ""
+    """Weights to take instead of drawing some; empty: draw them."""
+    weights_layout: Digest = Digest("")
+    """Layout of the model that they are; empty: they are a safetensors file."""
     model_path: str
     """Where the model is written."""
     layout_path: str

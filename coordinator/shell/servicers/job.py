@@ -1,16 +1,13 @@
 """JobService: what users ask of jobs, the watch of a job's journal, the export of its models."""
 
 import asyncio
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
 
 import structlog
 
 from coordinator.core.job.events import (
     Event,
-    JobCreated,
     JobPaused,
     JobResumed,
     JobStopped,
@@ -21,17 +18,15 @@ from coordinator.shell import translate
 from coordinator.shell.commands.evaluation import (
     laid_out_manifests,
     load_layout,
-    manifest_digests,
-    packed_manifest,
     remove_layout,
 )
 from coordinator.shell.commands.perform import retry_after_resume
-from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.records import Entry, RequestClaim
+from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
+from coordinator.shell.servicers.creation import JobCreation
 from coordinator.shell.servicers.job_view import (
     OwnNodes,
     may_see,
@@ -39,16 +34,12 @@ from coordinator.shell.servicers.job_view import (
     participants,
     require_visible,
 )
-from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
-from hypergpu.jobfile.reading import parse_spec_json, spec_json, with_parameters
-from hypergpu.jobfile.rules import covering
-from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef
-from hypergpu.units import Milliseconds, are, several
-from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.messages import blob_message, blob_value, digest_value, model_message
+from hypergpu.jobfile.reading import spec_json, with_parameters
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import job_pb2
+from hypergpu.wire.messages import blob_message, blob_value, model_message
 
 _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
@@ -189,19 +180,6 @@ def _score_line(score: ModelScore) -> str:
 log = structlog.get_logger()
 
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
-_REQUEST_ID_LENGTH_MAX = 128
-_KEEP_MANIFEST_S = 60
-_JOBS_MAX = 100
-"""Jobs of one token that have not ended."""
-
-
-class _Creation(NamedTuple):
-    """A job that a caller wants."""
-
-    request_id: str
-    owner: TokenId
-    spec: JobSpec
-    manifest: tensor_pb2.Manifest | None
 
 
 class JobServicer:
@@ -209,90 +187,14 @@ class JobServicer:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._creating = asyncio.Lock()
+        self._creation = JobCreation(services)
 
     async def create_job(
         self, request: job_pb2.CreateJobRequest, caller: Caller
     ) -> job_pb2.CreateJobResponse:
-        if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
-            raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
-        spec = parse_spec_json(request.spec_json)
-        manifest = request.manifest if request.HasField("manifest") else None
-        owner = caller.token.token_id if caller.token else TokenId("")
-        creating = asyncio.create_task(
-            self._create_in_turn(_Creation(request.request_id, owner, spec, manifest))
-        )
-        # A caller who goes away does not leave a job behind that is half created.
-        return job_pb2.CreateJobResponse(job_id=await asyncio.shield(creating))
-
-    async def _create_in_turn(self, wanted: "_Creation") -> JobId:
-        async with self._creating:
-            return await self._create(wanted)
-
-    async def _create(self, wanted: "_Creation") -> JobId:
-        request_id, owner, spec, manifest = wanted
-        driver = self._services.driver
-        packed = packed_manifest(manifest) if manifest is not None else b""
-        named = f"{owner}\0{spec_json(spec)}\0".encode()
-        fingerprint = digest_of(named + packed)
-        known = await driver.in_writer(self._services.journal.request, request_id)
-        if known is not None:
-            if known.fingerprint != fingerprint:
-                detail = f"request_id {request_id!r} belongs to {known.job_id}, which differs"
-                raise HyperGPUError(Reason.REQUEST_INVALID, detail)
-            return known.job_id
-        self._refuse_too_many(owner)
-        spec = covering(spec, self._services.nodes.at_work)
-        job_id = JobId(f"job-{secrets.token_hex(6)}")
-        files = manifest_digests(manifest) if manifest is not None else frozenset()
-        pinned = [*files, *([digest_of(packed)] if manifest is not None else [])]
-        self._services.pins.add(pinned)
-        try:
-            blob = await self._store_manifest(manifest, packed) if manifest is not None else None
-            event = JobCreated(
-                at_ms=_NOW,
-                job_id=job_id,
-                owner=owner,
-                spec=spec,
-                manifest=blob,
-                terms=self._services.job_terms.terms(job_id, spec.pay),
-                funding=self._services.job_terms.funding(spec.pay),
-            )
-            await driver.submit(job_id, event, RequestClaim(request_id, job_id, fingerprint))
-            driver.runtimes[job_id].entries_of_manifest = files
-        finally:
-            self._services.pins.drop(pinned)
-        log.info("a job was created", job_id=job_id, workload=spec.workload)
-        return job_id
-
-    def _refuse_too_many(self, owner: TokenId) -> None:
-        jobs = [runtime.job for runtime in self._services.driver.runtimes.values()]
-        under_way = sum(job.owner == owner and job.phase not in ENDED for job in jobs)
-        if under_way >= _JOBS_MAX:
-            detail = f"{under_way} jobs of token {owner} have not ended, which is the most"
-            fix = "stop one: hypergpu job stop JOB"
-            raise HyperGPUError(Reason.LIMIT_REACHED, detail, fix=fix)
-
-    async def _store_manifest(self, manifest: tensor_pb2.Manifest, packed: bytes) -> BlobRef:
-        """Store a manifest whose files have all been uploaded, and are pinned."""
-        blobs = self._services.blobs
-
-        def missing() -> list[str]:
-            return [
-                entry.path
-                for entry in manifest.entries
-                if blobs.size(digest_value(entry.blob.digest)) != entry.blob.size_bytes
-            ]
-
-        async with self._services.pins.collecting:
-            absent = await asyncio.to_thread(missing)
-        if absent:
-            wanted = several(len(manifest.entries), "file")
-            detail = f"{len(absent)} of {wanted} {are(len(absent))} missing, such as {absent[0]}"
-            raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
-        blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
-        failpoint("create.stored")
-        return blob
+        source = self._visible(caller, request.weights_job) if request.weights_job else None
+        job_id = await self._creation.create(request, caller, source)
+        return job_pb2.CreateJobResponse(job_id=job_id)
 
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller

@@ -80,6 +80,9 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     told = subprocess.run([sys.executable, loader], check=False, capture_output=True, text=True)
     assert "model.load_state_dict(safetensors.torch.load_file(" in told.stderr
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
+    longer = hypergpu.Run.find(coordinator.continue_job(run.id, 1, name="on"), coordinator).result()
+    assert (longer.job.phase, longer.job.rounds) == ("finished", 1)
+    assert longer.job.loss == pytest.approx(job.loss, abs=0.2)
 
 
 @pytest.mark.parametrize(

@@ -219,10 +219,7 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
         ),
         (
             '[inner]\noptimizer = "sgd"\nbeta2 = 0.95\n',
-            (
-                'it does nothing with optimizer "sgd".'
-                ' Fix: remove it, or set optimizer = "adamw"'
-            ),
+            ('it does nothing with optimizer "sgd". Fix: remove it, or set optimizer = "adamw"'),
         ),
         (
             "[inner]\nmomentum = 0.9\n",
