@@ -322,6 +322,21 @@ def export(
 
 
 @app.command()
+def merge(
+    export_folder: Annotated[Path, typer.Argument(help="What `hypergpu job export` wrote.")],
+    data_folder: Annotated[Path, typer.Argument(help="The job's data, with its base.")],
+) -> None:
+    """Write a trained adapter as peft loads it, and merged as transformers loads it."""
+    import subprocess
+    import sys
+
+    # A process of its own: this one needs neither torch nor transformers.
+    module = "hypergpu.workloads.finetuning.export"
+    command = [sys.executable, "-m", module, str(export_folder), str(data_folder)]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@app.command()
 def export_page(
     job: Annotated[str, typer.Argument(help="A job's id or its beginning, or its name.")],
     out: Annotated[

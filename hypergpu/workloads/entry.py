@@ -3,6 +3,7 @@
 Plain data; `hypergpu.workloads.workload` builds what they name.
 """
 
+import importlib.util
 import math
 from collections.abc import Mapping
 
@@ -35,6 +36,8 @@ class Option(msgspec.Struct, frozen=True):
     multiple_of: int = 1
     divides: str = ""
     """Another option that this one must divide."""
+    choices: tuple[str, ...] = ()
+    """The only texts there are; empty: any."""
 
 
 class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +62,11 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...] = ()
     takes_data: str = "never"
     """Whether a user's folder replaces the dataset: ``never``, ``optional`` or ``required``."""
+    needs: tuple[str, ...] = ()
+    """Python modules beyond those of its kind: a node that lacks one does not offer the workload.
+    """
+    install: str = ""
+    """What pip installs to have them, such as ``hypergpu[hf]``."""
 
 
 class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,6 +82,11 @@ class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
 
 LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
 """Metrics that fall as a model learns. All others rise."""
+
+
+def missing_modules(entry: WorkloadEntry) -> tuple[str, ...]:
+    """Modules that the workload needs and that are not installed here; none is imported."""
+    return tuple(name for name in entry.needs if importlib.util.find_spec(name) is None)
 
 
 def has_reached(target: float, metric: float, *, name: str) -> bool:
@@ -110,7 +123,7 @@ def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> 
     said = f"options.{name} of {entry.name} is {value}"
     if value % option.multiple_of:
         raise OptionError(f"{said}; it must be a multiple of {option.multiple_of}")
-    if whole % value:
+    if option.divides and whole % value:
         both = f"{said} and options.{option.divides} is {whole}"
         raise OptionError(f"{both}; {name} must divide {option.divides}")
 
@@ -134,15 +147,21 @@ def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
             f"{where} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__},"
             f" such as {option.default!r}"
         )
+    if isinstance(value, str) and option.choices and value not in option.choices:
+        raise OptionError(f"{where} is {value[:40]!r}; it must be {' or '.join(option.choices)}")
     if isinstance(value, str | bool):
         return value
+    _check_number(option, where, value)
+    return value
+
+
+def _check_number(option: Option, where: str, value: float) -> None:
     if not math.isfinite(value):
         raise OptionError(f"{where} is not a number")
     if option.minimum is not None and value < option.minimum:
         raise OptionError(f"{where} is {value}; it must be at least {option.minimum:g}")
     if option.maximum is not None and value > option.maximum:
         raise OptionError(f"{where} is {value}; it must be at most {option.maximum:g}")
-    return value
 
 
 _CHANNELS = Option(
@@ -263,4 +282,44 @@ _PROGRAM = (
     ),
 )
 
-BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _PROGRAM + _NULL
+_ADAPTER = (
+    Option(
+        "mode", "b", "b: A is drawn from adapter_seed and frozen; full: both", choices=("b", "full")
+    ),
+    Option("rank", 8, "Rank of the adapter", 1, 1024),
+    Option("alpha", 16, "The adapter counts alpha / rank", 1, 65_536),
+    Option("targets", "all-linear", "Modules with an adapter: all-linear, or names with commas"),
+    Option("adapter_seed", 0, "What A is drawn from", 0, 2**53),
+    Option(
+        "base_dtype", "float32", "What the frozen base is held as", choices=("float32", "bfloat16")
+    ),
+    Option("base_digest", "", "Any other base is refused; empty: the one in the data"),
+)
+_HF_MODULES = ("peft", "tokenizers", "transformers")
+_SEQUENCE = Option("sequence_length", 512, "Most tokens of a sample", 8, 1 << 20)
+
+_ADAPTERS = (
+    WorkloadEntry(
+        name="hf-causal-lm",
+        dataset="text",
+        metric="perplexity",
+        meaning="A LoRA adapter of a causal language model, on your text or chats",
+        builder="hypergpu.workloads.finetuning.causal:causal_lm",
+        takes_data="required",
+        needs=_HF_MODULES,
+        install="hypergpu[hf]",
+        options=(
+            *_ADAPTER,
+            _SEQUENCE,
+            Option("packing", True, "Several whole rows share a sample, each blind to the others"),
+            Option(
+                "loss_on",
+                "completion",
+                "completion: answers alone count, where rows have them; all: every token",
+                choices=("completion", "all"),
+            ),
+        ),
+    ),
+)
+
+BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _ADAPTERS + _PROGRAM + _NULL

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from hypergpu.dataset import permutation
 from hypergpu.tensors.layout import Flat, Layout, TensorSpec, layout_of, pack
-from hypergpu.workloads.entry import BUILT_IN, Options, WorkloadEntry, complete_options
+from hypergpu.workloads.entry import (
+    BUILT_IN,
+    Options,
+    WorkloadEntry,
+    complete_options,
+    missing_modules,
+)
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -135,6 +141,19 @@ class MeasuredWorkload(Protocol):
 
 
 @runtime_checkable
+class LargeSamplesWorkload(Protocol):
+    """Optional part of a workload: samples so large that fewer are evaluated at once."""
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples that an evaluation puts through the model at once."""
+
+    @property
+    def gradient_samples_most(self) -> int:
+        """Held-out samples that the gradient which weighs updates is measured on."""
+
+
+@runtime_checkable
 class ExampleWorkload(Protocol):
     """Optional part of a workload: what its model makes of a few held-out samples.
 
@@ -194,8 +213,9 @@ class BuilderMissingError(RuntimeError):
     """The builder cannot be imported. ``module`` is what is missing, such as ``torch``."""
 
     def __init__(self, entry: WorkloadEntry, module: str) -> None:
+        fix = f". Fix: pip install '{entry.install}'" if entry.install else ""
         super().__init__(
-            f"workload {entry.name} needs the Python module {module}, which is not installed"
+            f"workload {entry.name} needs the Python module {module}, which is not installed{fix}"
         )
         self.module = module
 
@@ -258,6 +278,8 @@ def build(
         BuilderMissingError: A Python module is not installed.
     """
     complete = complete_options(entry, options)
+    for missing_name in missing_modules(entry):
+        raise BuilderMissingError(entry, missing_name)
     module, _, name = entry.builder.partition(":")
     try:
         builder = getattr(importlib.import_module(module), name)

@@ -142,10 +142,10 @@ def example_batch(dataset: Dataset) -> tuple[Array, ...]:
 
 
 def batches(
-    samples: Samples, samples_most: int = 0
+    samples: Samples, samples_most: int = 0, batch: int = _BATCH
 ) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Indices of all samples, or of so many at most, in order, a batch at a time."""
     count = len(samples.labels)
     stride = max(1, -(-count // samples_most)) if samples_most else 1
     indices = np.arange(0, count, stride)
-    return [indices[start : start + _BATCH] for start in range(0, len(indices), _BATCH)]
+    return [indices[start : start + batch] for start in range(0, len(indices), batch)]

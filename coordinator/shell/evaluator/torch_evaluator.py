@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from coordinator.shell.evaluator.model_evaluator import (
     LossGradient,
@@ -21,7 +22,13 @@ from hypergpu.workloads.networks.task import (
     module_layout,
     named_tensors,
 )
-from hypergpu.workloads.workload import Example, ExampleWorkload, MeasuredWorkload, Sums
+from hypergpu.workloads.workload import (
+    Example,
+    ExampleWorkload,
+    LargeSamplesWorkload,
+    MeasuredWorkload,
+    Sums,
+)
 
 
 class TorchEvaluator:
@@ -33,6 +40,7 @@ class TorchEvaluator:
         self.dataset = workload.load(data_dir)
         self.layout = module_layout(self._model)
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
+        self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
 
     def initial(self, seed: int) -> Flat:
         """See `ModelEvaluator`."""
@@ -44,7 +52,7 @@ class TorchEvaluator:
         load_module(self._model.to(device), self.layout, model)
         total = Sums(0.0, 0.0, 0)
         with torch.inference_mode():
-            for batch in batches(self.dataset.test, samples_most):
+            for batch in self._batches(samples_most):
                 fields = [
                     torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
                 ]
@@ -57,7 +65,9 @@ class TorchEvaluator:
         load_module(self._model.to(device), self.layout, model)
         self._model.zero_grad(set_to_none=True)
         torch.manual_seed(0)  # A loss may augment its inputs at random.
-        chosen = batches(self.dataset.test, samples_most)
+        if self._large is not None:
+            samples_most = min(samples_most, self._large.gradient_samples_most)
+        chosen = self._batches(samples_most)
         count, total = sum(len(batch) for batch in chosen), 0.0
         for batch in chosen:
             fields = [
@@ -70,6 +80,11 @@ class TorchEvaluator:
         pack(self.layout, _gradients(self._model), flat)
         self._model.zero_grad(set_to_none=True)
         return LossGradient(total, flat.parameters)
+
+    def _batches(self, samples_most: int) -> list[NDArray[np.int64]]:
+        if self._large is None:
+            return batches(self.dataset.test, samples_most)
+        return batches(self.dataset.test, samples_most, self._large.evaluation_batch)
 
     def examples(self) -> Sequence[Example]:
         """See `ModelEvaluator`."""

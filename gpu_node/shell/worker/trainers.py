@@ -35,7 +35,7 @@ from hypergpu.tensors.codec import encode_update, sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
-from hypergpu.workloads.entry import OptionError, WorkloadEntry
+from hypergpu.workloads.entry import OptionError, WorkloadEntry, missing_modules
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -287,7 +287,11 @@ class Trainers:
         self._kind = kind
         self._memory_bytes = limits.memory_bytes
         self._floor = StepFloor(limits.step_floor_ms / 1000, limits.slowness_path)
-        self._entries = {entry.name: entry for entry in entries() if entry.kind in _ABILITIES[kind]}
+        self._entries = {
+            entry.name: entry
+            for entry in entries()
+            if entry.kind in _ABILITIES[kind] and not missing_modules(entry)
+        }
         self._kept: _KeptTrainer | None = None
         self._prefetch: PrefetchRun | NullPrefetch | None = None
         self._last_request: TrainShard | None = None
@@ -382,6 +386,10 @@ class Trainers:
     def _entry(self, workload: str, version: int) -> WorkloadEntry:
         entry = self._entries.get(workload)
         if entry is None:
+            known = [each for each in entries() if each.name == workload and each.install]
+            if known:
+                fix = f"Fix: pip install '{known[0].install}' on the node"
+                raise ShardError(f"workload {workload} needs packages that are missing. {fix}")
             raise ShardError(f"a {self._kind} worker here has no workload {workload!r}")
         if entry.version != version:
             raise ShardError(

@@ -15,6 +15,7 @@ from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
     JobWorkload,
+    LargeSamplesWorkload,
     NumpyWorkload,
     Sums,
     UnknownWorkloadError,
@@ -50,27 +51,31 @@ class TrainedModel(NamedTuple):
             hypergpu.workloads.workload.DatasetError: The data cannot be used.
         """
         samples = self.workload.load(data_dir).test
+        is_large = isinstance(self.workload, LargeSamplesWorkload)
+        batch = self.workload.evaluation_batch if is_large else _BATCH
         total = Sums(0.0, 0.0, 0)
-        for start in range(0, len(samples.labels), _BATCH):
-            indices = np.arange(start, min(start + _BATCH, len(samples.labels)))
+        for start in range(0, len(samples.labels), batch):
+            indices = np.arange(start, min(start + batch, len(samples.labels)))
             total = total.plus(self._evaluate_batch(*samples.batch(indices)))
         return total
 
-    def _evaluate_batch(self, inputs: NDArray[Any], targets: NDArray[Any]) -> Sums:
+    def _evaluate_batch(self, *fields: NDArray[Any]) -> Sums:
         if isinstance(self.model, Mapping):
-            found: Sums = self.workload.evaluate(self.model, inputs, targets)
+            found: Sums = self.workload.evaluate(self.model, *fields)
             return found
         import torch
 
         with torch.inference_mode():
-            sums: Sums = self.workload.evaluate(
-                self.model, torch.from_numpy(inputs), torch.from_numpy(targets)
-            )
+            sums: Sums = self.workload.evaluate(self.model, *map(torch.from_numpy, fields))
         return sums
 
 
-def load_export(folder: Path) -> TrainedModel:
+def load_export(folder: Path, data_dir: str = "") -> TrainedModel:
     """Load the model of an export, on the CPU.
+
+    Args:
+        folder: The export's.
+        data_dir: The job's folder of data, where the model needs some of it.
 
     Raises:
         ExportError: There is no model, or it is not one of this workload.
@@ -83,7 +88,14 @@ def load_export(folder: Path) -> TrainedModel:
     entry = find(name)
     options: Options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
     workload = build(entry, options)
-    if isinstance(workload, JobWorkload):
+    if isinstance(workload, JobWorkload) and data_dir:
+        workload = workload.for_job(data_dir)
+    elif isinstance(workload, JobWorkload) and entry.name != "program":
+        raise ExportError(
+            "this model is a part of another that lies in the job's folder of data."
+            " Fix: give that folder: python load.py FOLDER"
+        )
+    elif isinstance(workload, JobWorkload):
         raise ExportError(
             "this model came by hypergpu.train, whose user has its code: load it there with"
             ' model.load_state_dict(safetensors.torch.load_file("model.safetensors"), strict=False)'
@@ -124,6 +136,10 @@ def _module(workload: Any, arrays: Arrays) -> Any:
 
 def _check_shapes(wanted: Mapping[str, tuple[int, ...]], arrays: Arrays) -> None:
     for name in sorted(wanted.keys() | arrays.keys()):
+        if name.startswith("base_") and name not in arrays:
+            raise ExportError(
+                "the model was trained on another base than the one in this folder: give the job's"
+            )
         here = arrays[name].shape if name in arrays else "not there"
         if here != (there := wanted.get(name, "not there")):
             raise ExportError(
@@ -137,8 +153,9 @@ def main(folder: Path) -> None:
     folder, where the workload has none of its own.
     """
     try:
-        trained = load_export(folder)
-        sums = trained.evaluate(sys.argv[1] if len(sys.argv) > 1 else "")
+        data_dir = sys.argv[1] if len(sys.argv) > 1 else ""
+        trained = load_export(folder, data_dir)
+        sums = trained.evaluate(data_dir)
     except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
         sys.exit(f"error: {error}")
     metric = find(trained.name).metric

@@ -58,13 +58,22 @@ def _computes(kind: str) -> bool:
         return False
 
 
+class PartModule(nn.Module):
+    """A module of which only what is trained, and its own buffers, make the job's model: every node
+    makes the rest for itself, alike.
+    """
+
+
 def named_tensors(model: nn.Module) -> dict[str, tuple[TensorKind, Tensor]]:
     """Every tensor that makes the model, each once however many modules share it."""
+    is_part = isinstance(model, PartModule)
     found = {
-        name: (TensorKind.PARAMETER, tensor.detach()) for name, tensor in model.named_parameters()
+        name: (TensorKind.PARAMETER, tensor.detach())
+        for name, tensor in model.named_parameters()
+        if tensor.requires_grad or not is_part
     }
     kept = model.state_dict(keep_vars=True).keys()
-    for name, buffer in model.named_buffers():
+    for name, buffer in model.named_buffers(recurse=not is_part):
         if name in kept:  # the rest, such as masks, is made again by the constructor
             kind = TensorKind.STATISTIC if buffer.is_floating_point() else TensorKind.INTEGER
             found[name] = (kind, buffer.detach())

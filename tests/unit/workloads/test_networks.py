@@ -18,7 +18,7 @@ from hypergpu.workloads.entry import (
     complete_options,
 )
 from hypergpu.workloads.networks.task import TorchWorkload, load_module, module_layout, store_module
-from hypergpu.workloads.workload import UnknownWorkloadError, build, find
+from hypergpu.workloads.workload import JobWorkload, UnknownWorkloadError, build, find
 
 SMALL = {
     "text-gpt": {"width": 16, "layers": 2, "heads": 2, "block_length": 16},
@@ -205,7 +205,8 @@ def test_defaults_satisfy_their_own_limits(entry: WorkloadEntry) -> None:
     "name", [entry.name for entry in BUILT_IN if entry.name not in {"null", "program"}]
 )
 def test_every_entry_builds(name: str) -> None:
-    assert callable(build(find(name), {}).load)
+    built = build(find(name), {})
+    assert callable(built.for_job if isinstance(built, JobWorkload) else built.load)
 
 
 def test_the_catalogue_is_read_without_torch() -> None:

@@ -1,0 +1,142 @@
+"""LoRA adapters (Hu et al. 2021, arXiv:2106.09685) as the model of a job.
+
+Averaging both factors apart is not averaging their product. In mode ``b`` the factor A is therefore
+frozen, drawn alike on every node, so that averages of B are averages of the product (as FFA-LoRA,
+Sun et al. 2024, arXiv:2403.12313), at half of the bytes.
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from blake3 import blake3
+from numpy.typing import NDArray
+from peft import LoraConfig, TaskType, get_peft_model
+from torch import Tensor, nn
+
+from hypergpu.workloads.entry import Options
+from hypergpu.workloads.networks.task import PartModule
+from hypergpu.workloads.workload import DatasetError
+
+_HEAD_SCALE = 0.02
+"""Spread of a new head's weights, as transformers' models have it."""
+
+
+class AdapterPlan(NamedTuple):
+    """Settings of an adapter."""
+
+    mode: str
+    rank: int
+    alpha: int
+    targets: str
+    seed: int
+    task: str = ""
+    """One of peft's kinds of task; empty: none of them."""
+    head: tuple[str, ...] = ()
+    """Modules that are trained as a whole."""
+
+    @classmethod
+    def of(cls, options: Options, task: str = "", head: tuple[str, ...] = ()) -> "AdapterPlan":
+        """The plan that a job's options state."""
+        return cls(
+            str(options["mode"]),
+            int(options["rank"]),
+            int(options["alpha"]),
+            str(options["targets"]),
+            int(options["adapter_seed"]),
+            task,
+            head,
+        )
+
+    def peft_config(self) -> LoraConfig:
+        """The same for peft."""
+        targets: str | list[str] = self.targets
+        if targets != "all-linear":
+            targets = [name.strip() for name in self.targets.split(",")]
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=targets,
+            exclude_modules=list(self.head) or None,
+            modules_to_save=list(self.head) or None,
+            task_type=TaskType(self.task) if self.task else None,
+        )
+
+
+def uniform_numbers(seed: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Numbers in [-1, 1) that are the same bits on every machine: multiples of 2^-23."""
+    key = blake3(f"hypergpu.adapter\0{seed}\0{name}".encode()).digest(16)
+    bits = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(int(np.prod(shape)))
+    numbers = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
+    return numbers.reshape(shape)
+
+
+class AdaptedModule(PartModule):
+    """A base with an adapter. What is trained, and a name that tells the base, are the job's model.
+
+    Args:
+        base: A model of transformers; it is changed.
+        plan: The adapter's settings.
+        digest: The base's.
+
+    Raises:
+        DatasetError: The base has no modules of the names that the plan targets.
+    """
+
+    def __init__(self, base: Any, plan: AdapterPlan, digest: str) -> None:
+        super().__init__()
+        try:
+            self.adapted: Any = add_adapter(base, plan.peft_config())
+        except ValueError as wrong:
+            text = str(wrong).partition("\n")[0][:300]
+            raise DatasetError(f"options.targets: {text}") from wrong
+        _draw(self.adapted, plan)
+        # Its name is in the layout, so that a model never meets another base.
+        self.register_buffer(base_name(digest), torch.zeros((), dtype=torch.int64))
+
+    def train(self, mode: bool = True) -> "AdaptedModule":  # noqa: FBT001, FBT002 - torch's own
+        """Train, with the base's statistics of batches as they are."""
+        super().train(mode)
+        for module in self.adapted.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - has no other name
+                module.eval()
+        return self
+
+    def forward(self, **inputs: Any) -> Tensor:
+        """The base's logits."""
+        logits: Tensor = self.adapted(**inputs).logits
+        return logits
+
+
+def add_adapter(base: Any, config: LoraConfig) -> Any:
+    """The base with an adapter by peft; transposed layers are told by it in a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return get_peft_model(base, config)
+
+
+def base_name(digest: str) -> str:
+    """Name of the tensor that tells which base an adapter belongs to."""
+    return f"base_{digest[:32]}"
+
+
+@torch.no_grad()
+def _draw(adapted: nn.Module, plan: AdapterPlan) -> None:
+    """Set all that is trained, and A, to what every node draws alike."""
+    for name, parameter in adapted.named_parameters():
+        if "lora_A" in name:
+            bound = np.float32(1 / np.sqrt(np.prod(parameter.shape[1:])))  # as peft's kaiming
+            drawn = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * bound
+            parameter.copy_(torch.from_numpy(drawn))
+            parameter.requires_grad = plan.mode == "full"
+        elif "lora_B" in name:
+            parameter.zero_()
+        elif parameter.requires_grad and parameter.dim() > 1:
+            drawn = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * _HEAD_SCALE
+            parameter.copy_(torch.from_numpy(drawn.astype(np.float32)))
+        elif parameter.requires_grad:
+            parameter.zero_()
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()

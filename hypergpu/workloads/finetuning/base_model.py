@@ -1,0 +1,160 @@
+"""The model that gets an adapter: a folder of ``config.json``, safetensors and tokenizer files.
+
+Nothing is downloaded, no code of the folder is run and nothing is unpickled: custom classes and
+weights in other formats are refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers.utils.logging import disable_progress_bar
+
+from hypergpu.workloads.finetuning.rows import BASE_FOLDER
+from hypergpu.workloads.workload import DatasetError
+
+_CONFIG = "config.json"
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def base_folder(data_dir: str) -> Path:
+    """The base's part of a job's folder.
+
+    Raises:
+        DatasetError: There is none.
+    """
+    folder = Path(data_dir) / BASE_FOLDER
+    if not data_dir or not (folder / _CONFIG).is_file():
+        raise DatasetError(
+            f"there is no {BASE_FOLDER}/{_CONFIG} in the job's data. Fix: put the model that gets"
+            f" the adapter (config.json, *.safetensors, tokenizer files) into {BASE_FOLDER}/"
+        )
+    return folder
+
+
+def base_digest(folder: Path) -> str:
+    """BLAKE3 of the files that decide what the base computes: settings and weights, by name."""
+    running = blake3()
+    for path in [folder / _CONFIG, *sorted(folder.glob("*.safetensors"))]:
+        part = blake3(max_threads=blake3.AUTO)
+        part.update_mmap(path)
+        running.update(f"{path.name}\0{part.hexdigest()}\0".encode())
+    return running.hexdigest()
+
+
+def check_base(folder: Path, wanted: str) -> str:
+    """The base's digest.
+
+    Args:
+        folder: The base's.
+        wanted: The only digest that is taken; empty: any.
+
+    Raises:
+        DatasetError: It is another base, or no base that may be loaded.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise DatasetError(
+            f"{folder.name} holds no *.safetensors. Fix: save the model with"
+            " save_pretrained(folder), which writes them; other formats are not loaded"
+        )
+    for path in sorted(folder.glob("*.json")):
+        _check_settings(path)
+    found = base_digest(folder)
+    if wanted and found != wanted:
+        raise DatasetError(
+            f"the base is {found[:16]}... and the job's is {wanted[:16]}... Fix: give the job the"
+            " base that it names"
+        )
+    return found
+
+
+def _check_settings(path: Path) -> None:
+    try:
+        settings = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as broken:
+        raise DatasetError(f"{path.name} cannot be read: {broken}") from broken
+    if isinstance(settings, dict) and "auto_map" in settings:
+        raise DatasetError(
+            f"{path.name} names code of its own (auto_map), which is never run."
+            " Fix: take a model whose class transformers has"
+        )
+
+
+def load_config(folder: Path, **changes: Any) -> PreTrainedConfig:
+    """The base's configuration, with changes.
+
+    Raises:
+        DatasetError: transformers does not know it.
+    """
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **_LOCAL, **changes)
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise _unusable(folder, broken) from broken
+    return config
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The base's tokenizer, which tells where each token came from.
+
+    Raises:
+        DatasetError: There is none.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **_LOCAL)
+    except (OSError, ValueError, KeyError, TypeError) as broken:
+        raise _unusable(folder, broken) from broken
+    if not tokenizer.is_fast:
+        raise DatasetError(
+            f"{folder.name} has no tokenizer.json. Fix: save the fast tokenizer beside the model"
+        )
+    return tokenizer
+
+
+def load_base(
+    auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, head: tuple[str, ...] = ()
+) -> Any:
+    """The base as a module of transformers.
+
+    Args:
+        auto: One of transformers' classes that load by a configuration.
+        folder: The base's.
+        config: The base's, with changes.
+        dtype: What parameters are held as.
+        head: Beginnings of names of parameters that the folder may lack or have in other shapes.
+
+    Raises:
+        DatasetError: It cannot be loaded, or lacks parameters.
+    """
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, found = auto.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            ignore_mismatched_sizes=bool(head),
+            output_loading_info=True,
+            **_LOCAL,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as broken:
+        raise _unusable(folder, broken) from broken
+    names = [str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]]
+    absent = sorted(
+        name for name in {*found["missing_keys"], *names} if not (head and name.startswith(head))
+    )
+    if absent:
+        raise DatasetError(
+            f"{folder.name} lacks {len(absent)} of the model's tensors, such as {absent[0]}."
+            " Fix: give the folder of a whole model of this kind"
+        )
+    return model
+
+
+def _unusable(folder: Path, broken: Exception) -> DatasetError:
+    text = " ".join(str(broken).split())[:300]
+    return DatasetError(f"{folder.name} cannot be loaded by transformers: {text}")

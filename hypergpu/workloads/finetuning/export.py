@@ -1,0 +1,73 @@
+"""`python -m hypergpu.workloads.finetuning.export EXPORT FOLDER` writes what others load of a
+trained adapter: ``adapter/`` for peft, and ``merged/``, a whole model for transformers.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.workloads.networks.exported import ExportError, TrainedModel, load_export
+from hypergpu.workloads.workload import BuilderMissingError, DatasetError, UnknownWorkloadError
+
+_SHARD_BYTES = "4GB"
+
+
+class AdapterFolders(NamedTuple):
+    """What was written."""
+
+    adapter: Path
+    """peft's files, loaded onto the base by ``PeftModel.from_pretrained``."""
+    merged: Path
+    """Weights, settings and tokenizer, loaded by ``from_pretrained`` of transformers."""
+
+
+def write_folders(export: Path, data_dir: str) -> AdapterFolders:
+    """Write both beside an export.
+
+    Args:
+        export: What `hypergpu job export` wrote.
+        data_dir: The job's folder of data, with its base.
+
+    Raises:
+        ExportError: The export is no adapter of this base.
+        DatasetError: The folder has no base that can be loaded.
+    """
+    trained = load_export(export, data_dir)
+    found = AdapterFolders(export / "adapter", export / "merged")
+    _save(trained, found)
+    return found
+
+
+def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
+    from hypergpu.workloads.finetuning.adapters import AdaptedModule
+
+    if not isinstance(trained.model, AdaptedModule):
+        raise ExportError(f"workload {trained.name} trains a whole model: load.py loads it")
+    adapted = trained.model.adapted
+    # What peft names the base by; its own folder, not the path of this machine.
+    adapted.peft_config["default"].base_model_name_or_path = "base"
+    adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
+    for folder in folders:
+        trained.workload.save_reader(folder)
+
+
+def main() -> int:
+    """Write both folders; gives the process's exit status."""
+    if len(sys.argv) != 3:
+        sys.stderr.write("usage: python -m hypergpu.workloads.finetuning.export EXPORT FOLDER\n")
+        return 2
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
+    try:
+        folders = write_folders(Path(sys.argv[1]), sys.argv[2])
+    except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{folders.adapter}  for peft\n{folders.merged}  for transformers\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

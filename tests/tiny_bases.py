@@ -1,0 +1,92 @@
+"""Small models of transformers with random weights and tokenizers trained on the spot, saved as
+people save them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TEXT = [
+    f"number {number} comes before number {number + 1}, which is what counting means. "
+    for number in range(300)
+]
+
+
+def trained_tokenizer(size: int = 384) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of counting, with the marks of a chat."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    marks = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|eos|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=marks,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token="<|eos|>", chat_template=CHAT_TEMPLATE
+    )
+
+
+def tiny_config(kind: str, vocabulary: int) -> PreTrainedConfig:
+    """Two layers of 32 numbers: a ``llama``, or a ``gpt2``, whose layers are transposed."""
+    marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 4, "pad_token_id": None}
+    if kind == "llama":
+        return LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+            **marks,
+        )
+    sizes: dict[str, Any] = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    return GPT2Config(vocab_size=vocabulary, resid_pdrop=0.0, **sizes, **marks)
+
+
+def save_base(folder: Path, kind: str = "llama") -> Path:
+    """Save a causal language model with its tokenizer below ``folder``."""
+    tokenizer = trained_tokenizer()
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        tiny_config(kind, len(tokenizer))
+    )
+    model.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    return folder / "base"
+
+
+def write_chats(folder: Path, count: int = 60) -> Path:
+    """Save a chat set as JSON lines."""
+    lines = [
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": f"what comes after {number}?"},
+                    {"role": "assistant", "content": f"number {number + 1}"},
+                ]
+            }
+        )
+        for number in range(count)
+    ]
+    path = folder / "chats.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path

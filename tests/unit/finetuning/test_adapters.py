@@ -1,0 +1,142 @@
+"""Adapters of small models: alike on every node, blind between rows, bound to their base."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypergpu.workloads.entry import OptionError
+from hypergpu.workloads.finetuning.adapters import uniform_numbers
+from hypergpu.workloads.finetuning.base_model import base_digest
+from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
+from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from tests.tiny_bases import save_base, write_chats
+
+ENTRY = find("hf-causal-lm")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's folder with a Llama and chats."""
+    folder = tmp_path_factory.mktemp("llama")
+    save_base(folder)
+    write_chats(folder)
+    return folder
+
+
+def workload(folder: Path, **options: Any) -> Any:
+    return build_for_job(ENTRY, {"sequence_length": 64, **options}, str(folder))
+
+
+def test_drawn_numbers_are_fixed_for_all_time() -> None:
+    drawn = uniform_numbers(7, "layer.lora_A", (2, 2))
+    assert drawn.dtype == np.float32
+    assert drawn.tolist() == uniform_numbers(7, "layer.lora_A", (2, 2)).tolist()
+    assert drawn.tolist() != uniform_numbers(7, "layer.lora_B", (2, 2)).tolist()
+    assert np.abs(drawn).max() < 1
+
+
+def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
+    made = workload(job)
+    torch.manual_seed(1)
+    first = made.model()
+    torch.manual_seed(2)
+    second = made.model()
+    states = [dict(each.named_parameters()) for each in (first, second)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    names = [name for name in named_tensors(first) if not name.startswith("base_")]
+    assert names
+    assert all("lora_B" in name for name in names)
+    both = named_tensors(workload(job, mode="full").model())
+    assert len(both) == 2 * len(names) + 1
+
+
+def test_another_seed_draws_another_a(job: Path) -> None:
+    drawn = [
+        next(p for n, p in workload(job, adapter_seed=seed).model().named_parameters() if "_A" in n)
+        for seed in (0, 1)
+    ]
+    assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_packed_row_costs_what_it_costs_alone(tmp_path: Path, kind: str) -> None:
+    save_base(tmp_path, kind)
+    write_chats(tmp_path)
+    sums = []
+    for packing in (True, False):
+        made = workload(tmp_path, packing=packing)
+        samples = made.load(str(tmp_path)).train
+        fields = samples.batch(np.arange(len(samples.labels)))
+        with torch.inference_mode():
+            model = made.model().eval()
+            sums.append(made.evaluate(model, *map(torch.from_numpy, fields)))
+    assert sums[0].samples == sums[1].samples
+    assert sums[0].loss == pytest.approx(sums[1].loss, rel=1e-5)
+
+
+def test_the_layout_names_the_base_and_another_base_is_refused(job: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(job, other)
+    config = other / "base" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "rms_norm_eps": 1e-3}))
+    layouts = [module_layout(workload(each).model()).digest for each in (job, other)]
+    assert layouts[0] != layouts[1]
+    digest = base_digest(job / "base")
+    workload(job, base_digest=digest)
+    with pytest.raises(DatasetError, match=r"the job's is .* Fix: give the job the base"):
+        workload(other, base_digest=digest)
+
+
+def test_first_models_are_the_base_itself(job: Path) -> None:
+    flat = module_initial(workload(job).model, seed=5)
+    assert not flat.parameters.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("auto_map", "names code of its own"),
+        ("bin", r"holds no \*\.safetensors"),
+        ("absent", "there is no base/config.json"),
+        ("tensors", "lacks"),
+    ],
+)
+def test_bases_that_would_run_code_or_lack_parts_are_refused(
+    job: Path, tmp_path: Path, change: str, said: str
+) -> None:
+    folder = tmp_path / "job"
+    shutil.copytree(job, folder)
+    base = folder / "base"
+    settings = json.loads((base / "config.json").read_text())
+    if change == "auto_map":
+        settings["auto_map"] = {"AutoModelForCausalLM": "model.Own"}
+    if change == "tensors":
+        settings["num_hidden_layers"] = 3
+    (base / "config.json").write_text(json.dumps(settings))
+    if change == "bin":
+        (base / "model.safetensors").rename(base / "pytorch_model.bin")
+    if change == "absent":
+        shutil.rmtree(base)
+    with pytest.raises(DatasetError, match=said):
+        workload(folder).model()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"mode": "a"}, OptionError, "must be b or full"),
+        ({"targets": "nothing"}, DatasetError, r"options\.targets: .*nothing"),
+        ({"sequence_length": 4096}, DatasetError, r"set options\.sequence_length = 128"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(
+    job: Path, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        workload(job, **options).model()
