@@ -44,6 +44,9 @@ one), ``dtype``, ``memory_format``, ``number`` (``inf``, ``-inf``, ``nan``) or `
 """
 
 
+_BATCH_MOST = 65_536
+
+
 class ProgramError(ValueError):
     """No program that may run. The text says where, what is wrong and what would be right."""
 
@@ -95,6 +98,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     evaluate: Graph
     metric: str = ""
     """Name of the metric; empty: there is none but the loss."""
+    evaluation_batch: int = 256
+    """Held-out samples that are evaluated at once, in 1 to 65,536."""
 
     @property
     def inputs_count(self) -> int:
@@ -149,6 +154,8 @@ def check_program(program: Program) -> None:
             f"the program has version {program.version}, this node runs {VERSION}:"
             " install the same version of hypergpu on both"
         )
+    if not 1 <= program.evaluation_batch <= _BATCH_MOST:
+        raise ProgramError(f"evaluation_batch must be 1 to {_BATCH_MOST:,}")
     if program.metric and not _WORD.fullmatch(program.metric):
         raise ProgramError("metric must be a name of at most 32 small letters and underscores")
     if len(program.tensors) > _TENSORS_MOST or not 0 < len(program.fields) <= FIELDS_MOST:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
+from msgspec.structs import replace
+
 from hypergpu.client import Coordinator, connect
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.reading import parse_job_table
@@ -53,6 +55,7 @@ class TrainArguments(TypedDict, total=False):
 
 
 _OWN = {"coordinator", "data", "held_out", "settings", "steps"}
+_EVALUATED_AT_ONCE = 256
 _KEYS = {
     "name": "name",
     "strategy": "strategy",
@@ -90,7 +93,8 @@ def train(
     spec = job_spec(settings)
     coordinator = settings.get("coordinator") or _connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
-        write_job(Path(folder), model, loss, JobSamples(settings["data"], settings.get("held_out")))
+        samples = JobSamples(settings["data"], settings.get("held_out"))
+        write_job(Path(folder), model, loss, samples, spec.training.batch_size)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     return Run(coordinator, job_id, StateNames.of(model))
@@ -124,8 +128,12 @@ class JobSamples:
         return fields
 
 
-def write_job(folder: Path, model: "Module", loss: "Loss", samples: JobSamples) -> None:
+def write_job(
+    folder: Path, model: "Module", loss: "Loss", samples: JobSamples, batch_size: int
+) -> None:
     """Write a job's data folder: program, weights and samples.
+
+    What fits into memory with gradients is evaluated at once, and never more than 256 samples.
 
     Raises:
         ProgramError: The model cannot be traced.
@@ -137,7 +145,9 @@ def write_job(folder: Path, model: "Module", loss: "Loss", samples: JobSamples) 
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
-    trace(model, loss, shape, fields).write(folder)
+    traced = trace(model, loss, shape, fields)
+    at_once = replace(traced.program, evaluation_batch=min(_EVALUATED_AT_ONCE, batch_size))
+    traced._replace(program=at_once).write(folder)
     ProgramWorkload(folder)  # as the nodes will, so that what they would refuse is told here
 
 

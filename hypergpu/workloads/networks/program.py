@@ -258,6 +258,8 @@ class ProgramWorkload:
         except (ProgramError, SamplesError) as refused:
             raise DatasetError(f"the program cannot run: {refused}") from refused
         self.metric = self._program.metric or "loss"
+        self.evaluation_batch = self._program.evaluation_batch
+        self.gradient_samples_most = len(self._held_out.labels)
 
     def load(self, data_dir: str) -> Dataset:
         """See `Workload`."""

@@ -469,7 +469,12 @@ class DaemonKit:
             workload_version=1,
             workload_options=options,
             training=node_pb2.Training(
-                inner_steps=2, batch_size=8, learning_rate=0.01, codec="int8", schedule="constant"
+                inner_steps=2,
+                batch_size=8,
+                learning_rate=0.01,
+                codec="int8",
+                schedule="constant",
+                optimizer=node_pb2.Optimizer(name="sgd"),
             ),
             shard=node_pb2.Shard(
                 partitions=1, ranges=[node_pb2.SampleRange(start=0, count=samples)]

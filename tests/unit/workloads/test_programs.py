@@ -2,19 +2,24 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM
 
+from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.container import (
     PROGRAM_PATH,
     TENSORS_PATH,
@@ -29,6 +34,7 @@ from hypergpu.workloads.entry import BUILT_IN
 from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from tests.tiny_bases import tiny_config
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 DRAWS = np.random.default_rng(0)
@@ -99,7 +105,22 @@ def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
+def adapted(kind: str) -> nn.Module:
+    """A model of transformers with PEFT's LoRA in all linear layers."""
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))  # type: ignore[no-untyped-call]
+    adapter = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    return cast(nn.Module, get_peft_model(model, adapter))
+
+
+def adapted_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    x = batch["x"]
+    logits = model(input_ids=x, use_cache=False).logits
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+
 CASES = [
+    (partial(adapted, "llama"), adapted_loss, TEXTS),
+    (partial(adapted, "gpt2"), adapted_loss, TEXTS),
     (Convolutions, images_loss, IMAGES),
     (TiedTransformer, text_loss, TEXTS),
     (FrozenBase, images_loss, IMAGES),
@@ -130,9 +151,11 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
 @pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
 def test_a_program_trains_like_its_model_to_the_bit(
-    make: type[nn.Module], loss: Loss, arrays: Arrays, tmp_path: Path
+    make: Callable[[], nn.Module], loss: Loss, arrays: Arrays, tmp_path: Path
 ) -> None:
     torch.manual_seed(1)
     model = make()
@@ -254,6 +277,21 @@ def test_a_program_of_anything_else_is_refused_with_its_place(
     program = parse_program((folder / PROGRAM_PATH).read_bytes())
     with pytest.raises(ProgramError, match=said):
         parse_program(change_first_call(program, **changes))
+
+
+def test_a_program_says_how_many_samples_are_evaluated_at_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    program = parse_program((folder / PROGRAM_PATH).read_bytes())
+    with pytest.raises(ProgramError, match="evaluation_batch must be 1 to 65,536"):
+        parse_program(program_bytes(msgspec.structs.replace(program, evaluation_batch=0)))
+    shutil.copytree(folder, tmp_path / "job")
+    few = msgspec.structs.replace(program, evaluation_batch=3)
+    (tmp_path / "job" / PROGRAM_PATH).write_bytes(program_bytes(few))
+    evaluator = TorchEvaluator(ProgramWorkload(tmp_path / "job"), "")
+    model = evaluator.initial(0)
+    usual = TorchEvaluator(ProgramWorkload(folder), "").evaluate(model)
+    assert evaluator.evaluate(model) == pytest.approx(usual)
 
 
 def test_wrong_and_huge_results_are_found_before_anything_is_computed(
