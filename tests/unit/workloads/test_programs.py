@@ -105,7 +105,7 @@ def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
-def adapted(kind: str) -> nn.Module:
+def model_with_adapter(kind: str) -> nn.Module:
     """A model of transformers with PEFT's LoRA in all linear layers."""
     model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))  # type: ignore[no-untyped-call]
     adapter = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
@@ -119,8 +119,8 @@ def adapted_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 CASES = [
-    (partial(adapted, "llama"), adapted_loss, TEXTS),
-    (partial(adapted, "gpt2"), adapted_loss, TEXTS),
+    (partial(model_with_adapter, "llama"), adapted_loss, TEXTS),
+    (partial(model_with_adapter, "gpt2"), adapted_loss, TEXTS),
     (Convolutions, images_loss, IMAGES),
     (TiedTransformer, text_loss, TEXTS),
     (FrozenBase, images_loss, IMAGES),
