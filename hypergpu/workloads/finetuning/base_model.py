@@ -9,15 +9,13 @@ from typing import Any
 
 import msgspec
 import torch
-from blake3 import blake3
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from hypergpu.workloads.finetuning.rows import BASE_FOLDER
+from hypergpu.workloads.finetuning.rows import BASE_FOLDER, CONFIG, base_digest
 from hypergpu.workloads.workload import DatasetError
 
-_CONFIG = "config.json"
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -28,22 +26,12 @@ def base_folder(data_dir: str) -> Path:
         DatasetError: There is none.
     """
     folder = Path(data_dir) / BASE_FOLDER
-    if not data_dir or not (folder / _CONFIG).is_file():
+    if not data_dir or not (folder / CONFIG).is_file():
         raise DatasetError(
-            f"there is no {BASE_FOLDER}/{_CONFIG} in the job's data. Fix: put the model that gets"
+            f"there is no {BASE_FOLDER}/{CONFIG} in the job's data. Fix: put the model that gets"
             f" the adapter (config.json, *.safetensors, tokenizer files) into {BASE_FOLDER}/"
         )
     return folder
-
-
-def base_digest(folder: Path) -> str:
-    """BLAKE3 of the files that decide what the base computes: settings and weights, by name."""
-    running = blake3()
-    for path in [folder / _CONFIG, *sorted(folder.glob("*.safetensors"))]:
-        part = blake3(max_threads=blake3.AUTO)
-        part.update_mmap(path)
-        running.update(f"{path.name}\0{part.hexdigest()}\0".encode())
-    return running.hexdigest()
 
 
 def check_base(folder: Path, wanted: str) -> str:
