@@ -5,7 +5,7 @@ weights in other formats are refused.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -102,9 +102,17 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+class LoadedBase(NamedTuple):
+    """A base in memory."""
+
+    model: Any
+    absent: tuple[str, ...]
+    """Parameters that the folder does not have, all of them of the head."""
+
+
 def load_base(
     auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, head: tuple[str, ...] = ()
-) -> Any:
+) -> LoadedBase:
     """The base as a module of transformers.
 
     Args:
@@ -112,7 +120,7 @@ def load_base(
         folder: The base's.
         config: The base's, with changes.
         dtype: What parameters are held as.
-        head: Beginnings of names of parameters that the folder may lack or have in other shapes.
+        head: Modules that the folder may lack, or have in other shapes.
 
     Raises:
         DatasetError: It cannot be loaded, or lacks parameters.
@@ -131,16 +139,15 @@ def load_base(
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as broken:
         raise _unusable(folder, broken) from broken
-    names = [str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]]
-    absent = sorted(
-        name for name in {*found["missing_keys"], *names} if not (head and name.startswith(head))
-    )
-    if absent:
+    names = {str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]}
+    absent = sorted(names | set(found["missing_keys"]))
+    wrong = [name for name in absent if name.partition(".")[0] not in head]
+    if wrong:
         raise DatasetError(
-            f"{folder.name} lacks {len(absent)} of the model's tensors, such as {absent[0]}."
+            f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
             " Fix: give the folder of a whole model of this kind"
         )
-    return model
+    return LoadedBase(model, tuple(absent))
 
 
 def _unusable(folder: Path, broken: Exception) -> DatasetError:
