@@ -1,7 +1,8 @@
 """One model, trained together by many machines over links nobody controls.
 
-`train` sends a model of one's own to a coordinator, `connect` opens a connection, `Run` finds a job
-again. Each is imported when it is first used; the stub beside this file has their types.
+`train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face; `connect` opens
+a connection, `Run` finds a job again. Each is imported when it is first used; the stub beside this
+file has their types.
 """
 
 from importlib import import_module
@@ -10,6 +11,7 @@ from typing import Any
 _HOMES = {
     "Run": "hypergpu.training.run",
     "connect": "hypergpu.client",
+    "finetune": "hypergpu.training.finetune",
     "train": "hypergpu.training.train",
 }
 

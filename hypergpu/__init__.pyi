@@ -1,5 +1,6 @@
 from hypergpu.client import connect
+from hypergpu.training.finetune import finetune
 from hypergpu.training.run import Run
 from hypergpu.training.train import train
 
-__all__ = ["Run", "connect", "train"]
+__all__ = ["Run", "connect", "finetune", "train"]

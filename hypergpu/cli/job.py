@@ -31,8 +31,10 @@ from hypergpu.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.client import Coordinator, JobDetail, JobView
+    from hypergpu.client import Coordinator, JobDetail, JobView, NodeView
     from hypergpu.terminal.output import Table
+
+_AWAY = frozenset({"away", "draining", "lost", "revoked", "starting"})
 
 app = group("Submit jobs, watch them and take their models.")
 
@@ -140,15 +142,49 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
 @app.command()
 @on_coordinator
 def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
-    """Show one job: figures, settings, and the nodes of the open round."""
+    """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
+    from hypergpu.client import ENDED
+
     detail = coordinator.job(coordinator.find_job(job))
     if as_json:
         say_json(detail)
         return
     for line in _job_lines(detail):
         say(line)
+    if detail.job.phase not in ENDED:
+        for line in _lacking_lines(coordinator, str(detail.spec.get("workload", ""))):
+            say(line)
     say()
     say_table(*participants_table(detail), empty="no round is open")
+
+
+def _lacking_lines(coordinator: "Coordinator", workload: str) -> list[str]:
+    from hypergpu.errors import HyperGPUError
+
+    try:
+        nodes = coordinator.nodes()
+    except HyperGPUError:  # only operators may list nodes
+        return []
+    return [f"  lacking   {line}" for line in lacking_nodes(nodes, workload)]
+
+
+def lacking_nodes(nodes: "Sequence[NodeView]", workload: str) -> list[str]:
+    """A line for each connected node that does not offer a workload, with what installs it."""
+    from hypergpu.workloads.workload import UnknownWorkloadError, find
+
+    try:
+        entry = find(workload)
+    except UnknownWorkloadError:
+        fix = f"install the package that has {workload}"
+    else:
+        extra = "hypergpu[torch]" if entry.kind == "torch" else "hypergpu"
+        fix = f"pip install '{entry.install or extra}'"
+    return [
+        f"{node.name or short_id(node.id)} does not offer {workload}. Fix there: {fix}, allow it"
+        " where its owner limits workloads, and start the node again"
+        for node in nodes
+        if node.state not in _AWAY and workload not in node.workloads
+    ]
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:

@@ -91,7 +91,7 @@ def train(
             The text says what to do.
     """
     spec = job_spec(settings)
-    coordinator = settings.get("coordinator") or _connect_until_exit()
+    coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples(settings["data"], settings.get("held_out"))
         write_job(Path(folder), model, loss, samples, spec.training.batch_size)
@@ -100,7 +100,7 @@ def train(
     return Run(coordinator, job_id, StateNames.of(model))
 
 
-def _connect_until_exit() -> Coordinator:
+def connect_until_exit() -> Coordinator:
     """A connection that stays open for the run's later calls."""
     coordinator = connect()
     atexit.register(coordinator.close)
@@ -151,15 +151,15 @@ def write_job(
     ProgramWorkload(folder)  # as the nodes will, so that what they would refuse is told here
 
 
-def job_spec(given: TrainArguments) -> JobSpec:
-    """The job's settings.
+def job_spec(given: TrainArguments, workload: str = "program") -> JobSpec:
+    """The job's settings, with data from the folder that it is submitted beside.
 
     Raises:
         hypergpu.jobfile.toml.JobFileError: They describe no job; all problems at once.
     """
     if "data" not in given:
         raise HyperGPUError(Reason.SPEC_INVALID, "there are no data", fix=f"data= takes {FORMS}")
-    tree: dict[str, Any] = {"workload": "program", "data": {"path": "."}}
+    tree: dict[str, Any] = {"workload": workload, "data": {"path": "."}}
     named: dict[str, Any] = dict(given)
     if steps := given.get("steps"):
         if "rounds" in given:

@@ -322,4 +322,38 @@ _ADAPTERS = (
     ),
 )
 
-BUILT_IN: tuple[WorkloadEntry, ...] = _DIGITS + _TEXT + _IMAGES + _ADAPTERS + _PROGRAM + _NULL
+_CLASSIFIERS = (
+    WorkloadEntry(
+        name="hf-text-classifier",
+        dataset="text",
+        meaning="A LoRA adapter and a head that judge your texts",
+        builder="hypergpu.workloads.finetuning.classifiers:text_classifier",
+        takes_data="required",
+        needs=_HF_MODULES,
+        install="hypergpu[hf]",
+        options=(
+            *_ADAPTER,
+            Option("labels", "negative,positive", "The classes' names, with commas"),
+            Option("sequence_length", 256, "Tokens after which a text is cut", 8, 1 << 20),
+        ),
+    ),
+    WorkloadEntry(
+        name="hf-image-classifier",
+        dataset="imagefolder",
+        meaning="A LoRA adapter and a head that judge your images, one sub-folder a class",
+        builder="hypergpu.workloads.finetuning.classifiers:image_classifier",
+        takes_data="required",
+        needs=(*_HF_MODULES, "torchvision"),
+        install="hypergpu[hf]",
+        options=(
+            *_ADAPTER,
+            Option(
+                "labels", "cat,dog", "The sub-folders' names in alphabetical order, with commas"
+            ),
+        ),
+    ),
+)
+
+BUILT_IN: tuple[WorkloadEntry, ...] = (
+    _DIGITS + _TEXT + _IMAGES + _ADAPTERS + _CLASSIFIERS + _PROGRAM + _NULL
+)

@@ -16,6 +16,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
 
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.finetuning.base_model import LoadedBase
 from hypergpu.workloads.networks.task import PartModule
 from hypergpu.workloads.workload import DatasetError
 
@@ -76,7 +77,7 @@ class AdaptedModule(PartModule):
     """A base with an adapter. What is trained, and a name that tells the base, are the job's model.
 
     Args:
-        base: A model of transformers; it is changed.
+        base: A model of transformers, which is changed, and what its head lacks.
         plan: The adapter's settings.
         digest: The base's.
 
@@ -84,10 +85,11 @@ class AdaptedModule(PartModule):
         DatasetError: The base has no modules of the names that the plan targets.
     """
 
-    def __init__(self, base: Any, plan: AdapterPlan, digest: str) -> None:
+    def __init__(self, base: LoadedBase, plan: AdapterPlan, digest: str) -> None:
         super().__init__()
+        _draw_head(base, plan.seed)
         try:
-            self.adapted: Any = add_adapter(base, plan.peft_config())
+            self.adapted: Any = add_adapter(base.model, plan.peft_config())
         except ValueError as wrong:
             text = str(wrong).partition("\n")[0][:300]
             raise DatasetError(f"options.targets: {text}") from wrong
@@ -122,8 +124,19 @@ def base_name(digest: str) -> str:
 
 
 @torch.no_grad()
+def _draw_head(base: LoadedBase, seed: int) -> None:
+    """Set what the base's folder lacks to what every node draws alike."""
+    for name, parameter in base.model.named_parameters():
+        if name in base.absent and parameter.dim() > 1:
+            drawn = uniform_numbers(seed, name, tuple(parameter.shape)) * np.float32(_HEAD_SCALE)
+            parameter.copy_(torch.from_numpy(drawn))
+        elif name in base.absent:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+@torch.no_grad()
 def _draw(adapted: nn.Module, plan: AdapterPlan) -> None:
-    """Set all that is trained, and A, to what every node draws alike."""
+    """Set A to what every node draws alike, and B to zeros."""
     for name, parameter in adapted.named_parameters():
         if "lora_A" in name:
             bound = np.float32(1 / np.sqrt(np.prod(parameter.shape[1:])))  # as peft's kaiming
@@ -131,11 +144,6 @@ def _draw(adapted: nn.Module, plan: AdapterPlan) -> None:
             parameter.copy_(torch.from_numpy(drawn))
             parameter.requires_grad = plan.mode == "full"
         elif "lora_B" in name:
-            parameter.zero_()
-        elif parameter.requires_grad and parameter.dim() > 1:
-            drawn = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * _HEAD_SCALE
-            parameter.copy_(torch.from_numpy(drawn.astype(np.float32)))
-        elif parameter.requires_grad:
             parameter.zero_()
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -5,19 +5,17 @@ weights in other formats are refused.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from blake3 import blake3
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from hypergpu.workloads.finetuning.rows import BASE_FOLDER
+from hypergpu.workloads.finetuning.rows import BASE_FOLDER, CONFIG, base_digest
 from hypergpu.workloads.workload import DatasetError
 
-_CONFIG = "config.json"
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -28,22 +26,12 @@ def base_folder(data_dir: str) -> Path:
         DatasetError: There is none.
     """
     folder = Path(data_dir) / BASE_FOLDER
-    if not data_dir or not (folder / _CONFIG).is_file():
+    if not data_dir or not (folder / CONFIG).is_file():
         raise DatasetError(
-            f"there is no {BASE_FOLDER}/{_CONFIG} in the job's data. Fix: put the model that gets"
+            f"there is no {BASE_FOLDER}/{CONFIG} in the job's data. Fix: put the model that gets"
             f" the adapter (config.json, *.safetensors, tokenizer files) into {BASE_FOLDER}/"
         )
     return folder
-
-
-def base_digest(folder: Path) -> str:
-    """BLAKE3 of the files that decide what the base computes: settings and weights, by name."""
-    running = blake3()
-    for path in [folder / _CONFIG, *sorted(folder.glob("*.safetensors"))]:
-        part = blake3(max_threads=blake3.AUTO)
-        part.update_mmap(path)
-        running.update(f"{path.name}\0{part.hexdigest()}\0".encode())
-    return running.hexdigest()
 
 
 def check_base(folder: Path, wanted: str) -> str:
@@ -114,9 +102,17 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+class LoadedBase(NamedTuple):
+    """A base in memory."""
+
+    model: Any
+    absent: tuple[str, ...]
+    """Parameters that the folder does not have, all of them of the head."""
+
+
 def load_base(
     auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, head: tuple[str, ...] = ()
-) -> Any:
+) -> LoadedBase:
     """The base as a module of transformers.
 
     Args:
@@ -124,7 +120,7 @@ def load_base(
         folder: The base's.
         config: The base's, with changes.
         dtype: What parameters are held as.
-        head: Beginnings of names of parameters that the folder may lack or have in other shapes.
+        head: Modules that the folder may lack, or have in other shapes.
 
     Raises:
         DatasetError: It cannot be loaded, or lacks parameters.
@@ -143,16 +139,15 @@ def load_base(
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as broken:
         raise _unusable(folder, broken) from broken
-    names = [str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]]
-    absent = sorted(
-        name for name in {*found["missing_keys"], *names} if not (head and name.startswith(head))
-    )
-    if absent:
+    names = {str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]}
+    absent = sorted(names | set(found["missing_keys"]))
+    wrong = [name for name in absent if name.partition(".")[0] not in head]
+    if wrong:
         raise DatasetError(
-            f"{folder.name} lacks {len(absent)} of the model's tensors, such as {absent[0]}."
+            f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
             " Fix: give the folder of a whole model of this kind"
         )
-    return model
+    return LoadedBase(model, tuple(absent))
 
 
 def _unusable(folder: Path, broken: Exception) -> DatasetError:

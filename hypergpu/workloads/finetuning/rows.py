@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from blake3 import blake3
 
 from hypergpu.workloads.workload import DatasetError
 
 BASE_FOLDER = "base"
 """Part of a job's folder that holds the model which gets an adapter."""
+CONFIG = "config.json"
+"""The base's file of settings."""
 HELD_OUT = "held_out"
 """Name of the file, or folder of files, with held-out rows."""
 _HELD_OUT_EVERY = 10
@@ -19,6 +22,16 @@ _TEXT = frozenset({".txt", ".md", ".rst", ".py"})
 SUFFIXES = (*sorted(_TEXT), ".jsonl", ".parquet")
 _RUN_CHARACTERS = 4096
 _LINE_BYTES_MOST = 64 << 20
+
+
+def base_digest(folder: Path) -> str:
+    """BLAKE3 of the files that decide what the base computes: settings and weights, by name."""
+    running = blake3()
+    for path in [folder / CONFIG, *sorted(folder.glob("*.safetensors"))]:
+        part = blake3(max_threads=blake3.AUTO)
+        part.update_mmap(path)
+        running.update(f"{path.name}\0{part.hexdigest()}\0".encode())
+    return running.hexdigest()
 
 
 class DataRow(NamedTuple):

@@ -8,6 +8,7 @@ from peft import PeftModel
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import hypergpu
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster
@@ -54,7 +55,18 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(tmp_path: Path) 
                 pass
             made = client.export(job_id, tmp_path / "export")
             job = client.job(job_id).job
+            run = hypergpu.finetune(
+                base,
+                data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
+                coordinator=client,
+                steps=20,
+                inner_steps=10,
+                options={"sequence_length": 32},
+            )
+            assert run.result().job.phase == "finished"
+            run.save(tmp_path / "run")
     assert (job.phase, job.metric_name) == ("finished", "perplexity")
+    assert (tmp_path / "run" / "merged" / "tokenizer.json").is_file()
     names = load_file(made.model)
     assert all("lora_B" in name or name.startswith("base_") for name in names)
     folders = write_folders(tmp_path / "export", str(folder))

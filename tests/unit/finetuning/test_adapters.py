@@ -11,7 +11,7 @@ import torch
 
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.adapters import uniform_numbers
-from hypergpu.workloads.finetuning.base_model import base_digest
+from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 from tests.tiny_bases import save_base, write_chats

@@ -406,7 +406,9 @@ def test_all_bad_changes_are_said_at_once() -> None:
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = (ROOT / "docs/jobs.md").read_text("utf-8")
-EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+EXAMPLES = sorted(
+    [*(ROOT / "examples").glob("*.toml"), *(ROOT / "examples/finetune").glob("*.toml")]
+)
 TYPE_NAMES = {int: "whole number", float: "number", str: "text"}
 
 

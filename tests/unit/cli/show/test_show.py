@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.job import jobs_table, participants_table
+from hypergpu.cli.job import jobs_table, lacking_nodes, participants_table
 from hypergpu.cli.node import nodes_table
 from hypergpu.client.history import (
     EvaluationPoint,
@@ -342,3 +342,12 @@ def test_what_diverged_between_is_passed_over() -> None:
 @pytest.mark.parametrize("target", [0.95, 0.0])
 def test_a_target_that_was_missed_or_not_set_is_never_reached(target: float) -> None:
     assert target_reached_at([point(1, 0.5), point(2, 0.9)], target, "accuracy") is None
+
+
+def test_nodes_that_do_not_offer_a_workload_are_named_with_what_installs_it() -> None:
+    offering = replace(TABLED_NODE, workloads={"hf-causal-lm": 1})
+    (line,) = lacking_nodes([*NODES[:1], offering, NODES[2]], "hf-causal-lm")
+    assert line.startswith("attic does not offer hf-causal-lm. Fix there: pip install")
+    assert "'hypergpu[hf]'" in line
+    (line,) = lacking_nodes(NODES[:1], "spirals")
+    assert "install the package that has spirals" in line

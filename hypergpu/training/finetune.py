@@ -1,0 +1,174 @@
+"""`hypergpu.finetune`: a model of Hugging Face and rows become a job that trains an adapter."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Unpack
+
+import msgspec
+
+from hypergpu.client import Coordinator, ExportedModel
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.spec import Scalar
+from hypergpu.terminal.output import progress_bars
+from hypergpu.training.run import Run
+from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec
+from hypergpu.workloads.finetuning.rows import BASE_FOLDER, HELD_OUT, SUFFIXES, base_digest
+
+_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+"""Files of a base: settings, weights and what the tokenizer needs; never code."""
+
+
+class FinetuneArguments(TrainArguments, total=False):
+    """What `finetune` takes besides the base; ``data`` and ``held_out`` are rows here: objects with
+    the fields that docs/finetune.md names, or a file or folder of such.
+    """
+
+    options: Mapping[str, Scalar]
+    """Options of the workload, such as ``{"rank": 16}``."""
+    workload: str
+    allow_hub: bool
+    """Whether a base that is not on this machine is downloaded from the hub; nodes never do."""
+
+
+class AdapterRun(Run):
+    """A job that trains an adapter of a base that lies on this machine."""
+
+    def __init__(self, coordinator: Coordinator, job_id: str, base: Path | None = None) -> None:
+        super().__init__(coordinator, job_id)
+        self._base = base
+
+    def save(self, folder: Path | str, which: str = "latest") -> ExportedModel:
+        """Write the adapter and its card, ``adapter/`` for peft and ``merged/`` for transformers.
+
+        The last two need the base, which a run that was found again does not know: then
+        `hypergpu job merge` writes them.
+        """
+        made = super().save(folder, which)
+        if self._base is None:
+            return made
+        from hypergpu.workloads.finetuning.export import write_folders
+
+        with tempfile.TemporaryDirectory(prefix="hypergpu-") as job:
+            link_base(self._base, Path(job))
+            write_folders(Path(folder), job)
+        return made
+
+
+def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> AdapterRun:
+    """Send a base and rows to a coordinator, and start training an adapter.
+
+    Returns as soon as the data are there. A base that the coordinator has is not sent again.
+
+    Args:
+        base: Folder of a model as ``save_pretrained`` writes it, or its name on the hub, which must
+            be in the hub's cache on this machine unless ``allow_hub`` is given.
+        settings: Rows and settings, see `FinetuneArguments`.
+
+    Raises:
+        HyperGPUError: The base or the rows cannot be used, or the job is refused. The text says
+            what to do.
+    """
+    folder = find_base(base, allow_hub=settings.get("allow_hub", False))
+    options = {"base_digest": base_digest(folder), **settings.get("options", {})}
+    given: dict[str, Any] = {
+        name: each
+        for name, each in settings.items()
+        if name not in {"options", "workload", "allow_hub"}
+    }
+    given["settings"] = {
+        **settings.get("settings", {}),
+        **{f"options.{name}": value for name, value in options.items()},
+    }
+    spec = job_spec(given, workload=settings.get("workload", "hf-causal-lm"))  # type: ignore[arg-type]
+    coordinator = settings.get("coordinator") or connect_until_exit()
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as job, progress_bars() as report:
+        link_base(folder, Path(job))
+        write_rows(Path(job), "train", settings["data"])
+        if settings.get("held_out") is not None:
+            write_rows(Path(job), HELD_OUT, settings["held_out"])
+        job_id = coordinator.submit(spec, beside=Path(job), report=report)
+    return AdapterRun(coordinator, job_id, folder)
+
+
+def find_base(base: str | Path, *, allow_hub: bool) -> Path:
+    """The folder of a base.
+
+    Raises:
+        HyperGPUError: It is not on this machine, and may not be downloaded.
+    """
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError:
+        raise _unusable_base(base, "it is no folder", "pip install 'hypergpu[hf]'") from None
+    try:
+        found = snapshot_download(
+            str(base), allow_patterns=list(_PATTERNS), local_files_only=not allow_hub
+        )
+    except (OSError, ValueError) as broken:
+        text = str(broken).partition("\n")[0][:200]
+        fix = "give a folder" if allow_hub else "give a folder, or allow_hub=True to download it"
+        raise _unusable_base(base, text, fix) from broken
+    return Path(found)
+
+
+def _unusable_base(base: str | Path, why: str, fix: str) -> HyperGPUError:
+    return HyperGPUError(Reason.FILE_UNUSABLE, f"base {base} cannot be used: {why}", fix=fix)
+
+
+def link_base(base: Path, job: Path) -> None:
+    """Make a base's files a part of a job's folder, without copying them."""
+    (job / BASE_FOLDER).mkdir()
+    for path in sorted(base.iterdir()):
+        if any(path.match(pattern) for pattern in _PATTERNS):
+            (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
+
+
+def write_rows(job: Path, part: str, rows: Any) -> None:
+    """Make rows a part of a job's folder.
+
+    Raises:
+        HyperGPUError: They are of no known kind.
+    """
+    if isinstance(rows, str | Path):
+        _link_rows(job / part, Path(rows).expanduser())
+        return
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"{part}: rows of type {type(rows).__name__}",
+            fix="give a list of objects such as {'text': ...}, or a file or folder of them",
+        )
+    encoder = msgspec.json.Encoder()
+    with (job / f"{part}.jsonl").open("wb") as file, _translate_rows(part):
+        for row in rows:
+            file.write(encoder.encode(row) + b"\n")
+
+
+@contextmanager
+def _translate_rows(part: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as wrong:
+        raise HyperGPUError(
+            Reason.SPEC_INVALID, f"{part}: a row is no JSON: {wrong}", fix="give plain values"
+        ) from wrong
+
+
+def _link_rows(target: Path, source: Path) -> None:
+    files = [source] if source.is_file() else sorted(source.rglob("*"))
+    found = [path for path in files if path.suffix in SUFFIXES and path.is_file()]
+    if not found:
+        raise HyperGPUError(
+            Reason.FILE_UNUSABLE,
+            f"{source} holds no rows",
+            fix=f"give files ending in {', '.join(SUFFIXES)}",
+        )
+    for path in found:
+        place = target / (path.name if path == source else path.relative_to(source))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path.resolve())
