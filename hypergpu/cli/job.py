@@ -373,6 +373,26 @@ def merge(
 
 
 @app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="An export, or its adapter/ or merged/.")],
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
+    *,
+    private: Annotated[bool, typer.Option("--private", help="Seen by its owner alone.")] = False,
+    license_name: Annotated[
+        str, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
+    ] = "",
+    base_model: Annotated[
+        str, typer.Option("--base-model", help="The base's name on the hub.")
+    ] = "",
+) -> None:
+    """Push an export with its card to the Hugging Face hub, or the one that HF_ENDPOINT names."""
+    from hypergpu.client.publishing import PublishOrder
+    from hypergpu.client.publishing import publish as push
+
+    say(push(PublishOrder(folder, repository, private, license_name, base_model)))
+
+
+@app.command()
 def export_page(
     job: Annotated[str, typer.Argument(help="A job's id or its beginning, or its name.")],
     out: Annotated[

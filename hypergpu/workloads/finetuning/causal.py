@@ -37,6 +37,8 @@ class CausalLmWorkload:
     """
 
     metric = "perplexity"
+    auto = AutoModelForCausalLM
+    pipeline = "text-generation"
 
     def __init__(self, options: Options, data_dir: str) -> None:
         self._folder = base_folder(data_dir)
@@ -62,7 +64,7 @@ class CausalLmWorkload:
 
     def model(self) -> nn.Module:
         """The base with its adapter as it is first: it changes nothing yet."""
-        base = load_base(AutoModelForCausalLM, self._folder, self._config, dtype=self._dtype)
+        base = load_base(self.auto, self._folder, self._config, dtype=self._dtype)
         return AdaptedModule(base, self._plan, self._digest)
 
     def loss(self, model: nn.Module, *fields: Tensor) -> Tensor:

@@ -89,6 +89,7 @@ class TextClassifier(_Classifier):
 
     auto = AutoModelForSequenceClassification
     task = "SEQ_CLS"
+    pipeline = "text-classification"
 
     def __init__(self, options: Options, data_dir: str) -> None:
         super().__init__(options, data_dir)
@@ -164,6 +165,7 @@ class ImageClassifier(_Classifier):
 
     auto = AutoModelForImageClassification
     task = ""
+    pipeline = "image-classification"
     evaluation_batch = _IMAGES_AT_ONCE
 
     def __init__(self, options: Options, data_dir: str) -> None:

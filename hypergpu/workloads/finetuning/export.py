@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hypergpu.workloads.networks.exported import ExportError, TrainedModel, load_export
 from hypergpu.workloads.workload import BuilderMissingError, DatasetError, UnknownWorkloadError
 
+_CARD = "README.md"
 _SHARD_BYTES = "4GB"
 
 
@@ -50,8 +51,30 @@ def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
     adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
     merged = adapted.merge_and_unload(safe_merge=True)
     merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
-    for folder in folders:
+    for folder, library in zip(folders, ("peft", "transformers"), strict=True):
         trained.workload.save_reader(folder)
+        (folder / _CARD).write_text(_card(trained, folders, library), encoding="utf-8")
+
+
+def _card(trained: TrainedModel, folders: AdapterFolders, library: str) -> str:
+    """The export's card, with how this folder is loaded and front matter for a hub."""
+    from huggingface_hub import ModelCardData
+
+    auto = trained.workload.auto.__name__
+    front = ModelCardData(
+        library_name=library,
+        pipeline_tag=trained.workload.pipeline,
+        tags=["hypergpu", "lora"],
+        base_model_relation="adapter" if library == "peft" else "merge",
+    )
+    loading = f'model = {auto}.from_pretrained("FOLDER")'
+    if library == "peft":
+        loading = f'base = {auto}.from_pretrained("BASE")\n'
+        loading += 'model = PeftModel.from_pretrained(base, "FOLDER")'
+    whole = folders.merged.parent / _CARD
+    text = whole.read_text("utf-8") if whole.exists() else f"# {trained.name}\n"
+    text = text.partition("## Use")[0] + "## Settings" + text.partition("## Settings")[2]
+    return f"---\n{front.to_yaml()}\n---\n\n{text}\n## Load\n\n```python\n{loading}\n```\n"
 
 
 def main() -> int:

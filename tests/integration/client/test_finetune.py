@@ -1,5 +1,6 @@
-"""An adapter of a language model, trained by a real coordinator and node from a job file."""
+"""Adapters of a language model, trained by a real coordinator and node."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hypergpu
+from hypergpu.client import Coordinator
 from hypergpu.jobfile.reading import read_job_file
 from hypergpu.workloads.finetuning.export import write_folders
 from tests.processes import Cluster
@@ -31,49 +33,70 @@ path = "chats"
 [options]
 sequence_length = 64
 """
+CHAT = "<|user|>what comes after 7?<|end|><|assistant|>number 8<|end|>"
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
 
 
-def mean_loss(model: torch.nn.Module, text: str, base: Path) -> float:
-    tokens = AutoTokenizer.from_pretrained(base)(text, return_tensors="pt")["input_ids"]
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A connection to one that a node joined."""
+    with Cluster(tmp_path_factory.mktemp("finetune"), is_plaintext=False) as cluster:
+        cluster.add_nodes(1, "torch")
+        with cluster.coordinator.client() as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job's folder: a base and chats."""
+    folder = tmp_path_factory.mktemp("job") / "chats"
+    folder.mkdir()
+    save_base(folder)
+    write_chats(folder)
+    return folder
+
+
+def mean_loss(model: torch.nn.Module, base: Path) -> float:
+    tokens = AutoTokenizer.from_pretrained(base)(CHAT, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         return float(model(input_ids=tokens, labels=tokens).loss)
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
-def test_an_adapter_alone_travels_and_merges_into_a_plain_model(tmp_path: Path) -> None:
-    folder = tmp_path / "chats"
-    folder.mkdir()
-    base = save_base(folder)
-    write_chats(folder)
-    (tmp_path / "job.toml").write_text(JOB, encoding="utf-8")
-    with Cluster(tmp_path / "cluster", is_plaintext=False) as cluster:
-        cluster.add_nodes(1, "torch")
-        with cluster.coordinator.client() as client:
-            spec = read_job_file(tmp_path / "job.toml")
-            job_id = client.submit(spec, beside=tmp_path)
-            for _ in client.watch(job_id):
-                pass
-            made = client.export(job_id, tmp_path / "export")
-            job = client.job(job_id).job
-            run = hypergpu.finetune(
-                base,
-                data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
-                coordinator=client,
-                steps=20,
-                inner_steps=10,
-                options={"sequence_length": 32},
-            )
-            assert run.result().job.phase == "finished"
-            run.save(tmp_path / "run")
+def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
+    coordinator: Coordinator, chats: Path, tmp_path: Path
+) -> None:
+    (chats.parent / "job.toml").write_text(JOB, encoding="utf-8")
+    spec = read_job_file(chats.parent / "job.toml")
+    run = hypergpu.Run(coordinator, coordinator.submit(spec, beside=chats.parent))
+    job = run.result().job
     assert (job.phase, job.metric_name) == ("finished", "perplexity")
-    assert (tmp_path / "run" / "merged" / "tokenizer.json").is_file()
-    names = load_file(made.model)
+    names = load_file(run.save(tmp_path).model)
     assert all("lora_B" in name or name.startswith("base_") for name in names)
-    folders = write_folders(tmp_path / "export", str(folder))
-    merged = AutoModelForCausalLM.from_pretrained(folders.merged)
-    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folders.adapter)
-    text = "<|user|>what comes after 7?<|end|><|assistant|>number 8<|end|>"
-    losses = [mean_loss(model, text, base) for model in (merged, adapted)]
-    plain = mean_loss(AutoModelForCausalLM.from_pretrained(base), text, base)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    assert losses[0] < plain - 0.1
+    folders = write_folders(tmp_path, str(chats))
+    base = AutoModelForCausalLM.from_pretrained(chats / "base")
+    plain = mean_loss(base, chats / "base")
+    merged = mean_loss(AutoModelForCausalLM.from_pretrained(folders.merged), folders.merged)
+    adapted = mean_loss(PeftModel.from_pretrained(base, folders.adapter), folders.adapter)
+    assert merged == pytest.approx(adapted, rel=1e-5)
+    assert merged < plain - 0.1
+
+
+def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(
+    coordinator: Coordinator, chats: Path, tmp_path: Path
+) -> None:
+    run = hypergpu.finetune(
+        chats / "base",
+        data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
+        coordinator=coordinator,
+        steps=20,
+        inner_steps=10,
+        options={"sequence_length": 32},
+    )
+    assert run.result().job.phase == "finished"
+    run.save(tmp_path)
+    assert (tmp_path / "merged" / "tokenizer.json").is_file()
+    card = (tmp_path / "merged" / "README.md").read_text("utf-8")
+    assert "pipeline_tag: text-generation" in card
+    assert "AutoModelForCausalLM.from_pretrained" in card
+    assert "Rounds: 2 of 2" in card
