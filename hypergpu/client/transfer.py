@@ -103,7 +103,9 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
             size_bytes, digest = path.stat().st_size, digest_of_file(path)
         except OSError as broken:
             raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
-        files.append(LocalFile(path, path.relative_to(folder).as_posix(), digest, size_bytes))
+        name = path.relative_to(folder).as_posix()
+        # Links in the folder are followed here; what sends the file opens no link.
+        files.append(LocalFile(path.resolve(), name, digest, size_bytes))
         done += size_bytes
         report(f"reading {folder.name}", done, total)
     return files
