@@ -119,7 +119,8 @@ def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
 
 def _read_file(path: Path, name: str) -> LocalFile:
     try:
-        return LocalFile(path, name, digest_of_file(path), path.stat().st_size)
+        # Links are followed here; what sends the file opens no link.
+        return LocalFile(path.resolve(), name, digest_of_file(path), path.stat().st_size)
     except OSError as broken:
         raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
 

@@ -83,10 +83,10 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
 
 
 def test_a_base_and_rows_from_python_become_an_adapter_with_its_card(
-    coordinator: Coordinator, chats: Path, tmp_path: Path
+    coordinator: Coordinator, tmp_path: Path
 ) -> None:
     run = hypergpu.finetune(
-        chats / "base",
+        save_base(tmp_path, "gpt2"),
         data=[{"prompt": f"{n} and", "completion": f" {n + 1}"} for n in range(40)],
         coordinator=coordinator,
         steps=20,
