@@ -88,8 +88,8 @@ bench: setup node_modules/.installed ## Print the tables behind the README's fig
 chaos: setup node_modules/.installed ## Kill real processes at random instants [CHAOS_KILLS=200].
 	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos
 
-fuzz: setup ## Feed malformed messages to every parser that strangers reach [MESSAGES=1000000].
-	@FUZZ_MESSAGES=$(MESSAGES) $(BIN)/pytest tests/properties/test_malformed.py
+fuzz: setup ## Feed malformed messages to every parser and service that strangers reach [MESSAGES=1000000].
+	@FUZZ_MESSAGES=$(MESSAGES) $(BIN)/pytest tests/properties/test_malformed.py tests/properties/test_malformed_calls.py
 
 proto: .venv-proto/.installed ## Generate hypergpu/v1 from the schemas.
 	@$(PROTOC) --python_out=. --mypy_out=quiet:. $(PROTOS)

@@ -104,7 +104,7 @@ def decode_recording(content: bytes) -> list[RecordedFrame]:
     """
     try:
         frames = msgspec.json.decode(content, type=list[tuple[int, dict[str, Any]]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
         raise RecordingError(f"it is no list of [at_ms, frame]: {wrong}") from wrong
     if not frames or frames[0][1].get("type") != "snapshot":
         raise RecordingError("its first frame is no snapshot")

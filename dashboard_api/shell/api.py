@@ -80,7 +80,7 @@ class Call(NamedTuple):
         raw = await read_body(self.request, BODY_BYTES_MAX)
         try:
             return msgspec.json.decode(raw, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as wrong:
             message = f"the body is not as expected: {wrong}"
             raise RequestRefusedError(400, message, "see /api/v1/openapi.json") from wrong
 

@@ -136,7 +136,7 @@ def read_samples(folder: Path) -> tuple[tuple[Field, ...], StoredSamples, Stored
     try:
         content = (folder / INDEX_PATH).read_bytes()
         index = msgspec.json.decode(content, type=SampleIndex)
-    except (OSError, msgspec.DecodeError) as broken:
+    except (OSError, msgspec.DecodeError, RecursionError, UnicodeError) as broken:
         raise SamplesError(f"{INDEX_PATH} cannot be read: {broken}") from broken
     if set(index.counts) != set(PARTS) or not 0 < len(index.fields) <= FIELDS_MOST:
         raise SamplesError(f"{INDEX_PATH} must count samples of {' and '.join(PARTS)}")

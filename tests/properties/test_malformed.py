@@ -3,107 +3,58 @@
 FUZZ_MESSAGES sets how many there are in all.
 """
 
+import io
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from aiohttp.test_utils import make_mocked_request
 from google.protobuf.message_factory import GetMessageClass
+from starlette.websockets import WebSocket
 
+from coordinator.core.job.events import Event
 from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import NodeReading
 from coordinator.shell import translate
+from coordinator.shell.bulk.receiving import sent_span
+from coordinator.shell.bulk.server import asked_span
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.journal.journal import check_rows, genesis
+from coordinator.shell.runtime.driver import event_entry, state_json, stored_state
 from coordinator.shell.servicers.calls import parser
+from dashboard_api.shell.feed_socket import resume_wanted
+from gpu_node.shell.worker import protocol
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
-from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job, parse_spec_json, spec_json
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.tensors.codec import IncrementalCheck, decode_update, update_bytes
+from hypergpu.statements import Lease
+from hypergpu.streams import FrameError, frame, read_frame
+from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role, Token, parse_authorization, parse_token, token_text
 from hypergpu.wire.messages import assignment_value, blob_value, digest_value, receipt_value
+from payments.core.ledger import decode as pay_decode
 from payments.core.verify import decode_file, encode_file
+from tests.malformed import JOB, NODE, fill, mutate
 from tests.properties.payments.test_verify import FILE
 from tests.unit.aggregation.fold_files import LAYOUT
+from tests.unit.job_states import after, all_events, planning
 
 MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "100000"))
-NODE = NodeId("0x" + "a1" * 20)
-JOB = JobId("job-000000000001")
+UNREADABLE = (msgspec.MsgspecError, UnicodeError)
 PRECISE = (HyperGPUError, JobFileError)
 TOML = b'workload = "digits-softmax"\n[training]\nrounds = 5\nnodes = 2\n[round]\ndeadline = "9s"\n'
 TOKEN = Token(("127.0.0.1:7700",), digest_of(b"ca"), Role.NODE, TokenId("0123456789ab"), "s" * 24)
 CLAIMS = Claims("PUT", "name", Bytes(9), NODE, "", Milliseconds(1 << 40))
 SECRET = bytes(32)
-NUMBERS = (0, 1, 2, 255, 2**31 - 1)
-LARGE = {
-    FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1,
-    FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1,
-    FieldDescriptor.CPPTYPE_INT64: -(2**63),
-}
-TEXTS = ("", JOB, NODE, "latest", "\x00\x1b[2J", "9" * 400, "é" * 300)
-BLOBS = (b"", *[bytes(32)] * 20, bytes(20), bytes(65), b"\xff" * 64)
-
-
-def scalar(field: Any, dice: random.Random) -> object:
-    """A value that a field may have."""
-    match field.cpp_type:
-        case FieldDescriptor.CPPTYPE_STRING:
-            is_text = field.type == FieldDescriptor.TYPE_STRING
-            return dice.choice(TEXTS) if is_text else dice.choice(BLOBS)
-        case FieldDescriptor.CPPTYPE_BOOL:
-            return dice.random() < 0.5
-        case FieldDescriptor.CPPTYPE_DOUBLE | FieldDescriptor.CPPTYPE_FLOAT:
-            return dice.choice((0.0, -1.5, float("nan"), float("inf")))
-        case FieldDescriptor.CPPTYPE_ENUM:
-            return dice.choice((0, 1, 99))
-        case kind:
-            return dice.choice((*NUMBERS, LARGE.get(kind, 0)))
-
-
-def fill(message: Message, dice: random.Random, depth: int = 4) -> Message:
-    """Give the fields of a message values."""
-    for field in message.DESCRIPTOR.fields:
-        if dice.random() < 0.3 or depth == 0:
-            continue
-        held = getattr(message, field.name)
-        is_many = field.is_repeated
-        if field.message_type is None:
-            value = scalar(field, dice)
-            held.append(value) if is_many else setattr(message, field.name, value)
-        elif not field.message_type.GetOptions().map_entry:
-            within = held.add() if is_many else held
-            within.SetInParent()
-            fill(within, dice, depth - 1)
-    return message
-
-
-def mutate(content: bytes, dice: random.Random) -> bytes:
-    """The bytes with a few changes; now and then other bytes altogether."""
-    if dice.random() < 0.05:
-        return dice.randbytes(dice.randrange(200))
-    changed = bytearray(content)
-    for _ in range(dice.randrange(4)):
-        at = dice.randrange(len(changed) + 1)
-        match dice.randrange(4):
-            case 0:
-                changed[at : at + 1] = dice.randbytes(1)
-            case 1:
-                del changed[at : at + dice.randrange(9)]
-            case 2:
-                changed[at:at] = dice.randbytes(dice.randrange(9))
-            case _:
-                changed[at:at] = changed[: dice.randrange(len(changed) + 1)][-64:]
-    return bytes(changed)
-
-
 KINDS = [
     GetMessageClass(kind)
     for file in (job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2)
@@ -175,6 +126,7 @@ def judge_update(dice: random.Random) -> None:
     finally:
         # A node decodes what it kept of its own: any bytes of the right size.
         decode_update(LAYOUT, codec, payload)
+        decode_parameters(LAYOUT, codec, payload)
 
 
 def judge_rows(dice: random.Random) -> None:
@@ -190,14 +142,76 @@ def judge_receipts(dice: random.Random) -> None:
     decode_file(mutate(RECEIPTS, dice), source="a file")
 
 
+DEEP = b"\x91" * 100_000 + b"\xc0"
+"""A list in a list and so on."""
+EVENTS = [event_entry(JOB, number, event) for number, event in enumerate(all_events())]
+STATE = state_json(after(planning()))
+
+
+def judge_stored(dice: random.Random) -> None:
+    """A journal's events and snapshots, as the coordinator and payments read them."""
+    entry = dice.choice(EVENTS)
+    body = mutate(entry.body_json, dice)
+    with suppress(ValueError):
+        pay_decode(entry.kind, body)
+    with suppress(*UNREADABLE):
+        msgspec.json.decode(body, type=Event)
+    with suppress(*UNREADABLE):
+        stored_state(mutate(STATE, dice))
+
+
+LEASE = Lease(JOB, 0, 1)
+REPLIES: list[protocol.Reply] = [
+    protocol.ShardProgress(LEASE, 1, 2, 0.5),
+    protocol.ShardFailed(lease=LEASE, reason="out of memory"),
+    protocol.ShardAborted(LEASE),
+]
+
+
+def judge_frames(dice: random.Random) -> None:
+    """What a worker writes into its pipe."""
+    payload = protocol.encode(dice.choice(REPLIES))
+    if dice.random() < 0.05:
+        payload = b"\x82\xa4type\xacShardAborted\xa3new" + DEEP
+    content = mutate(frame(payload), dice) + frame(payload)
+    pipe = io.BytesIO(content)
+    with suppress(FrameError):
+        while (read := read_frame(pipe)) is not None:
+            with suppress(*UNREADABLE):
+                protocol.decode_reply(read)
+
+
+def judge_ranges(dice: random.Random) -> None:
+    """Ranges that are asked for or sent, and where a client of the feed says that it was."""
+    named = mutate(dice.choice((b"bytes=0-99", b"bytes 0-99/*", b"bytes=-1")), dice)
+    header = named.decode("latin-1").replace("\r", "").replace("\n", "")
+    headers = {"Range": header, "Content-Range": header, "Content-Length": "100"}
+    request = make_mocked_request("GET", "/", headers=headers)
+    span = asked_span(request)
+    assert span is None or 0 <= span.start < span.end
+    span = sent_span(request)
+    assert span is None or span.end - span.start == 100
+    query = mutate(b"epoch=abc&seq=17", dice)
+    socket = WebSocket({"type": "websocket", "query_string": query}, _silence, _silence)
+    resume = resume_wanted(socket)
+    assert resume is None or resume.seq >= 0
+
+
+async def _silence(*_: object) -> Any:
+    return {}
+
+
 SHARES: dict[Callable[[random.Random], None], float] = {
-    judge_rpc: 0.6,
+    judge_rpc: 0.5,
     judge_ticket: 0.1,
     judge_token: 0.1,
     judge_job: 0.03,
     judge_update: 0.05,
     judge_rows: 0.1,
     judge_receipts: 0.02,
+    judge_stored: 0.05,
+    judge_frames: 0.045,
+    judge_ranges: 0.005,
 }
 
 

@@ -103,7 +103,7 @@ class UploadReceiver:
 
     async def receive(self, request: web.BaseRequest, claims: Claims) -> web.StreamResponse:
         """Take one range."""
-        span = _span(request)
+        span = sent_span(request)
         if span is None or not span.start < span.end <= claims.size_bytes:
             text = f"name a range within bytes 0 to {claims.size_bytes}, and send just that"
             return _refusal(416, text)
@@ -192,7 +192,7 @@ async def _pieces(request: web.BaseRequest) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _span(request: web.BaseRequest) -> Span | None:
+def sent_span(request: web.BaseRequest) -> Span | None:
     """The range that the request brings; None: it names none, or has another length."""
     found = _RANGE.fullmatch(request.headers.get("Content-Range", ""))
     if found is None:

@@ -120,7 +120,7 @@ class BulkServer:
         self._strangers.pop(request.protocol, None)
         if claims.method == "PUT":
             return await self._uploads.receive(request, claims)
-        span = _asked_span(request)
+        span = asked_span(request)
         if span is None or span.end > claims.size_bytes:
             text = f"name a range within bytes 0 to {claims.size_bytes}"
             return web.Response(status=416, text=text)
@@ -190,7 +190,7 @@ def report_served(purpose: str, size_bytes: int) -> None:
         say(BytesServed(JobId(purpose), Bytes(size_bytes)))
 
 
-def _asked_span(request: web.BaseRequest) -> Span | None:
+def asked_span(request: web.BaseRequest) -> Span | None:
     """The range that a request asks for; None: it names none with both ends."""
     try:
         asked = request.http_range

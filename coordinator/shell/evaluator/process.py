@@ -187,20 +187,21 @@ class EvaluatorProcess:
     async def _ask_once(self, request: Request) -> Reply | None:
         """The reply; None when the process died first."""
         process = await self._spawn()
-        payload = None
+        reply: Reply | None = None
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 payload = await _exchange(process, frame(msgspec.msgpack.encode(request)))
-        except (FrameError, ConnectionError):
+            reply = None if payload is None else msgspec.msgpack.decode(payload, type=Reply)
+        except (FrameError, ConnectionError, msgspec.MsgspecError, RecursionError, UnicodeError):
             pass
         except TimeoutError:
             limit = f"{self._answer_timeout_s:g} s"
             detail = f"the evaluator did not answer within {limit} and was ended"
             raise HyperGPUError(Reason.NOT_READY, detail) from None
         finally:
-            if payload is None:
+            if reply is None:
                 await self._kill(process)
-        return None if payload is None else msgspec.msgpack.decode(payload, type=Reply)
+        return reply
 
     async def _spawn(self) -> Process:
         if self._process is None or self._process.returncode is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from blake3 import blake3
 from sqlalchemy import Engine, Table, create_engine, event, func, insert, select, text, update
 from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from coordinator.shell.journal.records import (
     JournalError,
@@ -412,6 +412,10 @@ class Database:
     def _explain_errors(self) -> Iterator[None]:
         try:
             yield
+        except DataError as error:
+            # Such as a NUL in a text, which PostgreSQL does not take. Nothing is wrong with it.
+            detail = f"the journal cannot keep or look for what was asked: {error.orig}"
+            raise HyperGPUError(Reason.REQUEST_INVALID, detail) from error
         except DBAPIError as error:
             if full := disk_full_error(error, self._where):
                 raise full from error

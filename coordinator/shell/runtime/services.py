@@ -38,7 +38,7 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.journal import Journal
+from coordinator.shell.journal.journal import NONCE_MAX, Journal
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
@@ -221,11 +221,13 @@ class UpdateOffers:
         self._marks[node] = max(mark, self._marks.get(node, 0))
 
     def check_nonce(self, node: NodeId, nonce: int) -> None:
-        """Reject a nonce that is not above all that were used.
+        """Reject a nonce that is not above all that were used, or above all that may be.
 
         Raises:
             HyperGPUError: NONCE_REPLAYED.
         """
+        if nonce > NONCE_MAX:
+            raise HyperGPUError(Reason.NONCE_REPLAYED, f"nonce {nonce} is above {NONCE_MAX}")
         if nonce <= self._marks[node]:
             detail = f"nonce {nonce} is not above {self._marks[node]}"
             raise HyperGPUError(Reason.NONCE_REPLAYED, detail)

@@ -141,7 +141,7 @@ def _record(node: NodeId, request: node_pb2.JoinRequest) -> NodeRecord:
         node=node,
         public_key=request.public_key,
         capabilities_json=msgspec.json.encode(capabilities),
-        software=request.version.software[:_SOFTWARE_LENGTH_MAX],
+        software=_printable(request.version.software)[:_SOFTWARE_LENGTH_MAX],
         first_seen_ms=now_ms,
         last_seen_ms=now_ms,
     )
@@ -182,7 +182,7 @@ async def _open_session(
     newest = {
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
     }
-    session = ControlStream(node, capabilities, hello.version.software[:_REASON_LENGTH_MAX])
+    session = ControlStream(node, capabilities, _printable(hello.version.software))
     session.send(_welcome(services, node))
     services.nodes.connect(session)
     services.readings.mark_present(node)

@@ -151,7 +151,11 @@ def decode_request(payload: bytes) -> Request:
 
 def decode_reply(payload: bytes) -> Reply:
     """A message of the worker. Raises `MsgspecError` or `UnicodeError` for anything else."""
-    return _replies.decode(payload)
+    try:
+        return _replies.decode(payload)
+    except RecursionError as broken:
+        # A field that nobody knows may hold anything.
+        raise msgspec.ValidationError(str(broken)) from None
 
 
 THREADS = "HYPERGPU_WORKER_THREADS"
