@@ -20,6 +20,7 @@ from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.job_view import require_owner
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
@@ -48,19 +49,20 @@ class _WantedJob(NamedTuple):
     owner: TokenId
     spec: JobSpec
     manifest: tensor_pb2.Manifest | None
+    packed: bytes
+    """The manifest's canonical bytes; none where there is no manifest."""
     weights: InitialWeights | None
-
-    @property
-    def packed_manifest(self) -> bytes:
-        """The manifest's canonical bytes; none where it has no data of its own."""
-        return b"" if self.manifest is None else packed_manifest(self.manifest)
+    source: str
+    """Where the weights are from: a job's id or a file's digest. A job's newest model may be
+    another one when its request is sent again.
+    """
 
     @property
     def fingerprint(self) -> Digest:
         """What two requests of one job have in common."""
         named = f"{self.owner}\0{spec_json(self.spec)}\0".encode()
-        begins_with = b"" if self.weights is None else self.weights.blob.digest.encode() + b"\0"
-        return digest_of(named + begins_with + self.packed_manifest)
+        begins_with = f"{self.source}\0".encode() if self.source else b""
+        return digest_of(named + begins_with + self.packed)
 
 
 class JobCreation:
@@ -89,18 +91,28 @@ class JobCreation:
         spec = parse_spec_json(request.spec_json)
         manifest = request.manifest if request.HasField("manifest") else None
         if manifest is None and source is not None:
-            manifest = await self._manifest_of(source, spec)
-        owner = caller.token.token_id if caller.token else TokenId("")
+            manifest = await self._manifest_of(source, spec, caller)
         weights = _weights(request, source)
-        wanted = _WantedJob(request.request_id, owner, spec, manifest, weights)
+        wanted = _WantedJob(
+            request_id=request.request_id,
+            owner=caller.token.token_id if caller.token else TokenId(""),
+            spec=spec,
+            manifest=manifest,
+            packed=packed_manifest(manifest) if manifest is not None else b"",
+            weights=weights,
+            source=request.weights_job or (weights.blob.digest if weights else ""),
+        )
         # A caller who goes away does not leave a job behind that is half created.
         return await asyncio.shield(asyncio.create_task(self._create_in_turn(wanted)))
 
-    async def _manifest_of(self, source: JobRuntime, spec: JobSpec) -> tensor_pb2.Manifest | None:
-        """The source's data, where the new job names the same."""
+    async def _manifest_of(
+        self, source: JobRuntime, spec: JobSpec, caller: Caller
+    ) -> tensor_pb2.Manifest | None:
+        """The source's data, where the new job names the same; only its owner may use them."""
         stored, same = source.job.manifest, source.job.spec.data.path == spec.data.path
         if stored is None or not (spec.data.path and same):
             return None
+        require_owner(caller, source.job.job_id, source.job.owner)
         return await asyncio.to_thread(stored_manifest, self._services.blobs, stored)
 
     async def _create_in_turn(self, wanted: _WantedJob) -> JobId:
@@ -180,8 +192,7 @@ class JobCreation:
             files = several(len(manifest.entries), "file")
             detail = f"{len(absent)} of {files} {are(len(absent))} missing, such as {absent[0]}"
             raise HyperGPUError(Reason.MANIFEST_INVALID, detail)
-        packed = wanted.packed_manifest
-        blob = await asyncio.to_thread(blobs.put, packed, keep_s=_KEEP_MANIFEST_S)
+        blob = await asyncio.to_thread(blobs.put, wanted.packed, keep_s=_KEEP_MANIFEST_S)
         failpoint("create.stored")
         return blob
 
@@ -199,5 +210,5 @@ def _weights(request: job_pb2.CreateJobRequest, source: JobRuntime | None) -> In
 
 def _own_blobs(wanted: _WantedJob) -> list[Digest]:
     """Digests of the manifest and the weights."""
-    manifest = [digest_of(wanted.packed_manifest)] if wanted.manifest is not None else []
+    manifest = [digest_of(wanted.packed)] if wanted.manifest is not None else []
     return [*manifest, *([wanted.weights.blob.digest] if wanted.weights is not None else [])]

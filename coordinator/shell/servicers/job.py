@@ -32,6 +32,7 @@ from coordinator.shell.servicers.job_view import (
     may_see,
     own_entries,
     participants,
+    require_owner,
     require_visible,
 )
 from hypergpu.errors import HyperGPUError, Reason
@@ -263,7 +264,7 @@ class JobServicer:
         job_id = JobId(request.job_id)
         driver = self._services.driver
         if job_id in driver.unreadable:
-            _require_owner(caller, job_id, TokenId(""))
+            require_owner(caller, job_id, TokenId(""))
             del driver.unreadable[job_id]
         else:
             await self._settle_ended(self._changeable(caller, job_id))
@@ -356,20 +357,10 @@ class JobServicer:
             HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
         """
         runtime = self._runtime(job_id)
-        _require_owner(caller, runtime.job.job_id, runtime.job.owner)
+        require_owner(caller, runtime.job.job_id, runtime.job.owner)
         return runtime
 
     async def _change(self, caller: Caller, job_id: str, event: Event) -> None:
         self._changeable(caller, job_id)
         if reason := await self._services.driver.submit(JobId(job_id), event):
             raise HyperGPUError(Reason.JOB_PHASE, reason)
-
-
-def _require_owner(caller: Caller, job_id: JobId, owner: TokenId) -> None:
-    if not caller.may_change(owner):
-        whose = f"belongs to token {owner}" if owner else "is an operator's to change"
-        raise HyperGPUError(
-            Reason.ROLE_FORBIDDEN,
-            f"{job_id} {whose}",
-            fix="use the token that created the job, or an operator's",
-        )

@@ -14,9 +14,10 @@ from coordinator.core.round.waiting import standing_reason
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.nodes import ConnectedNodes
+from coordinator.shell.servicers.calls import Caller
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId, Slot
+from hypergpu.ids import JobId, NodeId, Slot, TokenId
 from hypergpu.v1 import job_pb2
 
 OwnNodes = frozenset[NodeId] | None
@@ -38,6 +39,21 @@ def require_visible(job: Job, own: OwnNodes) -> None:
     if not may_see(job, own):
         detail = f"no node that joined with this token has had a part in {job.job_id}"
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="use a viewer's or a user's token")
+
+
+def require_owner(caller: Caller, job_id: JobId, owner: TokenId) -> None:
+    """Refuse a caller who may not change a job.
+
+    Raises:
+        HyperGPUError: ROLE_FORBIDDEN.
+    """
+    if not caller.may_change(owner):
+        whose = f"belongs to token {owner}" if owner else "is an operator's to change"
+        raise HyperGPUError(
+            Reason.ROLE_FORBIDDEN,
+            f"{job_id} {whose}",
+            fix="use the token that created the job, or an operator's",
+        )
 
 
 def participants(

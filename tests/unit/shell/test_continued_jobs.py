@@ -1,0 +1,89 @@
+"""Creation of jobs that begin with another's model, and take its data over."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.core.job.events import JobCreated, ModelInitialised
+from coordinator.core.job.state import Model
+from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.job import JobServicer
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, TokenId
+from hypergpu.jobfile.reading import spec_json
+from hypergpu.jobfile.spec import Data, JobSpec
+from hypergpu.statements import BlobRef
+from hypergpu.units import Milliseconds, Samples
+from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.messages import blob_message
+from tests.unit.shell.test_job_services import Context
+from tests.unit.shell.whole_shell import driving, services_in
+
+SPEC = JobSpec("text-gpt", data=Data(path="texts"))
+SOURCE = JobId("job-00000000000a")
+OWNER = TokenId("owner")
+
+
+class OtherCaller(Caller):
+    """A user who may see every job, and change their own."""
+
+    def may_change(self, owner: TokenId) -> bool:
+        return owner != OWNER
+
+
+def request(spec: JobSpec = SPEC) -> job_pb2.CreateJobRequest:
+    """Go on from the source, with the data that it has."""
+    return job_pb2.CreateJobRequest(
+        request_id="again", spec_json=spec_json(spec), weights_job=SOURCE
+    )
+
+
+async def begin_source(services: Services) -> tuple[JobRuntime, BlobRef]:
+    """A job with data and a first model; and its file of data."""
+    file = services.blobs.put(b"texts", keep_s=-1)
+    entries = [tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))]
+    manifest = services.blobs.put(tensor_pb2.Manifest(entries=entries).SerializeToString())
+    created = JobCreated(
+        at_ms=Milliseconds(0), job_id=SOURCE, spec=SPEC, manifest=manifest, owner=OWNER
+    )
+    assert await services.driver.submit(SOURCE, created) == ""
+    made = ModelInitialised(
+        at_ms=Milliseconds(0),
+        model=Model(0, services.blobs.put(b"first", keep_s=-1)),
+        partition_sizes=(Samples(9),),
+    )
+    assert await services.driver.submit(SOURCE, made) == ""
+    return services.driver.runtimes[SOURCE], file
+
+
+async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_went_on(
+    tmp_path: Path,
+) -> None:
+    services, caller = services_in(tmp_path), Caller(Context(), "CreateJob")
+    async with driving(services):
+        source, file = await begin_source(services)
+        servicer = JobServicer(services)
+        made = await servicer.create_job(request(), caller)
+        later = services.blobs.put(b"later", keep_s=-1)
+        source.job = replace(source.job, model=Model(1, later))
+        again = await servicer.create_job(request(), caller)
+        runtime = services.driver.runtimes[JobId(made.job_id)]
+    assert again.job_id == made.job_id
+    assert runtime.job.manifest == source.job.manifest
+    assert runtime.entries_of_manifest == {file.digest}
+
+
+async def test_data_are_taken_over_by_their_owner_alone(tmp_path: Path) -> None:
+    services, caller = services_in(tmp_path), OtherCaller(Context(), "CreateJob")
+    async with driving(services):
+        await begin_source(services)
+        with pytest.raises(HyperGPUError, match="belongs to token owner") as refused:
+            await JobServicer(services).create_job(request(), caller)
+        assert refused.value.reason is Reason.ROLE_FORBIDDEN
+        # The model alone may be exported by whoever sees the job, and so begin another one.
+        plain = JobSpec("digits-softmax")
+        made = await JobServicer(services).create_job(request(plain), caller)
+        assert services.driver.runtimes[JobId(made.job_id)].job.manifest is None
