@@ -11,7 +11,8 @@ from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Layout, unpack
 
 _NAMES_MOST = 5
-_TYPES = ("F16", "F32", "F64", "I64")
+_TYPES = {np.dtype(np.float32): ("F16", "F32", "F64"), np.dtype(np.int64): ("I64",)}
+"""Types that a tensor is read from, by its own."""
 
 
 def read_model(path: Path, layout: Layout, made_with: Digest) -> Flat:
@@ -38,8 +39,12 @@ def read_named_tensors(path: Path, layout: Layout) -> Flat:
             _require_names({spec.name for spec in layout.tensors}, set(file.keys()))
             for name, target in unpack(layout, flat).items():
                 stored = file.get_slice(name)
-                _require_shape(name, stored.get_dtype(), stored.get_shape(), target.shape)
-                target[...] = file.get_tensor(name)
+                if (kind := stored.get_dtype()) not in (usable := _TYPES[target.dtype]):
+                    what = f"what can be read there is {', '.join(usable)}"
+                    raise _unusable(f"{name} is {kind}; {what}")
+                _require_shape(name, stored.get_shape(), target.shape)
+                with np.errstate(over="ignore"):  # What is beyond float32 is told below.
+                    target[...] = file.get_tensor(name)
     except SafetensorError as broken:
         raise _unusable(f"the file is no safetensors file: {broken}") from broken
     return _require_finite(flat)
@@ -52,9 +57,7 @@ def _require_names(wanted: set[str], found: set[str]) -> None:
         raise _unusable(f"the file has {_some(others)}, which the job's model has not")
 
 
-def _require_shape(name: str, kind: str, found: Sequence[int], wanted: Sequence[int]) -> None:
-    if kind not in _TYPES:
-        raise _unusable(f"{name} is {kind}; what can be read is {', '.join(_TYPES)}")
+def _require_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
     if tuple(found) != tuple(wanted):
         raise _unusable(f"{name} is {list(found)} in the file and {list(wanted)} in the job")
 

@@ -118,7 +118,7 @@ def failure_of(coordinator: Coordinator, init: Path) -> str:
         ),
         (
             {"bias": np.zeros(10, np.int8), "weight": np.zeros((64, 10), np.float32)},
-            "bias is I8; what can be read is F16, F32, F64, I64",
+            "bias is I8; what can be read there is F16, F32, F64",
         ),
         ({}, "the file is no safetensors file"),
     ],
