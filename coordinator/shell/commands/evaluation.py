@@ -21,7 +21,6 @@ from coordinator.core.job.events import (
     PreparationFailed,
 )
 from coordinator.core.job.state import InitialWeights, Model
-from coordinator.core.round.lifecycle import initialise_model
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import reject_when_full
 from coordinator.shell.evaluator import process
@@ -201,7 +200,9 @@ async def load_layout(services: Services, runtime: JobRuntime) -> None:
         return
     runtime.layout = await asyncio.to_thread(stored_layout, services.job_dir(job.job_id))
     if runtime.layout is None:
-        made, model_path = await _make_model(services, initialise_model(job))
+        # Given weights would give the same layout.
+        drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
+        made, model_path = await _make_model(services, drawn)
         model_path.unlink(missing_ok=True)
         runtime.layout = await _store_layout(services, job.job_id, made)
 
