@@ -27,8 +27,9 @@ class FlatOptimizer:
         self._square = np.zeros(count, np.float32)
         self._steps = 0
         self._rule = OptimizerRule()
-        self._matrices = _matrices(layout)
+        self._layout = layout
         self._decayed: Float32s | None = None
+        """1 where a value decays, else 0; None: all do."""
 
     def begin(self, rule: OptimizerRule, kept: OptimizerState | None) -> None:
         """Take over a rule and a state that `state` gave; None: begin anew.
@@ -38,7 +39,7 @@ class FlatOptimizer:
         """
         require_known(rule)
         self._rule = rule
-        self._decayed = self._matrices if rule.decay_scope == "matrices" else None
+        self._decayed = _matrices(self._layout) if rule.decay_scope == "matrices" else None
         self._first[:] = 0 if kept is None else kept["mean"]
         self._square[:] = 0 if kept is None else kept["square"]
         self._steps = 0 if kept is None else int(kept["steps"][0])
