@@ -73,7 +73,7 @@ async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_wen
         runtime = services.driver.runtimes[JobId(made.job_id)]
     assert again.job_id == made.job_id
     assert runtime.job.manifest == source.job.manifest
-    assert runtime.entries_of_manifest == {file.digest}
+    assert runtime.entries_of_manifest == frozenset([file.digest])
 
 
 async def test_data_are_taken_over_by_their_owner_alone(tmp_path: Path) -> None:
