@@ -102,6 +102,8 @@ _decoders: dict[str, msgspec.json.Decoder[Fact]] = {
     "RoundMeasured": msgspec.json.Decoder(MeasuredFact),
     "JobEnded": msgspec.json.Decoder(EndedFact),
 }
+FACT_KINDS = frozenset(_decoders)
+"""Kinds of journal rows that pay depends on."""
 
 
 def decode(kind: str, body: bytes) -> Fact | None:

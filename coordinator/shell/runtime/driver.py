@@ -19,6 +19,7 @@ from coordinator.core.job.events import (
     Event,
     JobCreated,
     JobEnded,
+    ModelInitialised,
     ModelLost,
     ParametersChanged,
     RoundMeasured,
@@ -253,8 +254,8 @@ def _replay_job(journal: Journal, job_id: JobId) -> JobRuntime | None:
 SNAPSHOT_ROUNDS_MAX = 50
 """A job that evaluates less often is snapshot anyway."""
 _RETRY_S = 5.0
-_PAYMENT_EVENTS = JobCreated | ParametersChanged | RoundMeasured | JobEnded
-"""Events that payments fold."""
+PAYMENT_EVENTS = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded
+"""Events that payments fold: they are woken by no other one."""
 _WITHIN_A_ROUND = UpdateReceived | UpdateRejected
 """Events once a node and round: an allocation after each would cost too much."""
 Result = TypeVar("Result")
@@ -321,7 +322,7 @@ def _decide(
     start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
         entries.append(event_entry(job_id, start + len(entries), row))
-        decision.concerns_payments |= isinstance(row, _PAYMENT_EVENTS)
+        decision.concerns_payments |= isinstance(row, PAYMENT_EVENTS)
     decision.jobs[job_id] = step.job
     decision.commands += [
         (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)

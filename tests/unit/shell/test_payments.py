@@ -1,16 +1,19 @@
 """What the payments package gets of the coordinator, and a coordinator without it."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from coordinator.core.job.state import Funding, Phase
 from coordinator.shell.app.startup import PaymentsHost, load_payments
+from coordinator.shell.runtime.driver import PAYMENT_EVENTS
 from coordinator.shell.runtime.services import NewJobTerms, Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
 from hypergpu.statements import Domain, terms_of
+from payments.core.ledger import FACT_KINDS
 from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (
     JOB,
@@ -105,3 +108,8 @@ def test_without_payments_work_is_signed_for_no_chain_and_pays_nothing() -> None
 
 def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
     assert load_payments(host_of(services_in(tmp_path)), "none-of-this-name") is None
+
+
+def test_every_event_that_payments_fold_wakes_them() -> None:
+    """One that does not is folded with the next that does, and a job may wait for it for ever."""
+    assert {kind.__name__ for kind in get_args(PAYMENT_EVENTS)} == FACT_KINDS
