@@ -18,6 +18,7 @@ PROTOS = $(wildcard proto/hypergpu/v1/*.proto)
 SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = PATH="$(CURDIR)/.venv-proto/bin:$$PATH" .venv-proto/bin/python -m grpc_tools.protoc -I proto
 STUBS := build/stubs
+PACKAGES := hypergpu coordinator gpu_node payments netsim dashboard_api
 # A file's tests stay together and in order; the slow ones come first.
 TESTS = $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The program itself, not its wrapper in Node.
@@ -30,6 +31,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-gpu wheel full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
+.PHONY: bandit audit
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
@@ -60,7 +62,7 @@ full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 
 # The long ones first, for -j2.
-static: types contracts-drift contracts-audit lint layers schemas drift web-drift web-test
+static: types contracts-drift contracts-audit bandit lint layers schemas drift web-drift web-test
 
 lint: setup
 	$(BIN)/ruff check .
@@ -75,6 +77,12 @@ layers: setup
 schemas: node_modules/.installed
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf format --diff --exit-code
+
+bandit: .venv-audit/.installed
+	.venv-audit/bin/bandit --quiet --configfile pyproject.toml --recursive .ci $(PACKAGES) contracts
+
+audit: .venv-audit/.installed ## Look up what is known against the pinned versions (needs PyPI's own database).
+	@$(BIN)/python .ci/audit.py
 
 tree: setup
 	$(BIN)/pytest -q tests/architecture
@@ -124,6 +132,7 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/byzfl.txt 'byzfl==0.0.11'
 	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
+	$(BIN)/python .ci/lock.py locks/audit.txt 'bandit[toml]' pip-audit
 	$(BIN)/python .ci/lock.py locks/uv.txt uv
 	npm install --package-lock-only
 	cd $(WEB) && rm -rf node_modules package-lock.json && npm install --package-lock-only
@@ -178,6 +187,13 @@ web-drift: $(WEB)/node_modules/.installed
 	@echo "Installing slither into .venv-slither"
 	@test -x .venv-slither/bin/python || $(BIN)/python -m venv --without-pip .venv-slither
 	@$(INSTALL) .venv-slither $<
+	@touch $@
+
+# Their own environment: what they depend on would bind our versions.
+.venv-audit/.installed: locks/audit.txt | .venv/.installed
+	@echo "Installing bandit and pip-audit into .venv-audit"
+	@test -x .venv-audit/bin/python || $(BIN)/python -m venv --without-pip .venv-audit
+	@$(INSTALL) .venv-audit $<
 	@touch $@
 
 node_modules/.installed: package-lock.json

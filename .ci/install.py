@@ -7,14 +7,20 @@ hands it the indexes, wheels and certificates that the user configured for pip.
 import argparse
 import ast
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 UV_LOCK = Path(__file__).parents[1] / "locks" / "uv.txt"
 PIP_OPTIONS = ["install", "-qq", "--disable-pip-version-check"]
 ALONE = "--no-deps"
+# A file whose hash the lock does not name is not installed, and neither is a line without hashes.
+LOCKED = [ALONE, "--require-hashes", "-r"]
+HASH = re.compile(r"[ \\]*\n? +--hash=\S+")
 # pip's setting, uv's variable, and what uv puts between several values.
 SETTINGS = (
     ("index-url", "UV_DEFAULT_INDEX", ""),
@@ -35,17 +41,28 @@ def main() -> int:
     parser.add_argument("locks", type=Path, nargs="*")
     parser.add_argument("--editable", type=Path, metavar="PROJECT")
     parser.add_argument("--package", metavar="REQUIREMENT", help="with all that it depends on")
-    parser.add_argument("--constraint", type=Path, metavar="LOCK", help="versions of the package")
+    parser.add_argument(
+        "--constraint", type=Path, metavar="LOCK", default=os.devnull, help="versions it may get"
+    )
     options = parser.parse_args()
     python = options.environment / "bin" / "python"
     for lock in options.locks:
-        install(python, [ALONE, "-r", str(lock)])
+        install(python, [*LOCKED, str(lock)])
     if options.editable:
         install(python, [ALONE, "--no-build-isolation", "-e", str(options.editable)])
     if options.package:
-        bounds = ["-c", str(options.constraint)] if options.constraint else []
-        install(python, [*bounds, options.package])
+        with versions_of(options.constraint) as bounds:
+            install(python, ["-c", bounds, options.package])
     return 0
+
+
+@contextmanager
+def versions_of(lock: Path) -> Iterator[str]:
+    """Path of a lock without its hashes: with them pip would ask for the package's own hash too."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as bare:
+        bare.write(HASH.sub("", lock.read_text(encoding="utf-8")))
+        bare.flush()
+        yield bare.name
 
 
 def install(python: Path, arguments: list[str]) -> None:
@@ -67,7 +84,7 @@ def install(python: Path, arguments: list[str]) -> None:
 
 def bootstrapped_uv() -> str | None:
     """Path of the pinned uv beside this interpreter, installed by pip first; None: it has no uv."""
-    command = [sys.executable, "-m", "pip", *PIP_OPTIONS, ALONE, "-r", str(UV_LOCK)]
+    command = [sys.executable, "-m", "pip", *PIP_OPTIONS, *LOCKED, str(UV_LOCK)]
     has_uv = subprocess.run(command, check=False, capture_output=True).returncode == 0
     uv = Path(sys.executable).with_name("uv")
     return str(uv) if has_uv and uv.exists() else None

@@ -1,6 +1,7 @@
-"""Write one lock file: every distribution that pip resolves, as ``name==version`` and nothing else.
+"""Write one lock file: every distribution that pip resolves, with the hashes of its files.
 
-No addresses and no hashes of files, so that a lock holds wherever packages come from.
+No addresses, so that a lock holds wherever packages come from. Hashes are those of every file that
+the index lists for a version: other platforms install from the same lock.
 """
 
 import argparse
@@ -11,9 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from install import bootstrapped_uv, uv_environment
+
 LINUX_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
 LINUX_MARKER = " ; sys_platform == 'linux' and platform_machine == 'x86_64'"
-HEADER = "# Written by `make lock` from: {requirements}. Installed with --no-deps.\n"
+INSTALLED = "Installed with --no-deps --require-hashes."
+HEADER = "# Written by `make lock` from: {requirements}. " + INSTALLED + "\n"
+# They may hold a few of a version's files, and uv stops at the first source that has the version.
+PARTIAL_SOURCES = ("UV_INDEX", "UV_FIND_LINKS")
 
 
 def resolve(requirements: list[str]) -> dict[str, str]:
@@ -27,13 +33,34 @@ def resolve(requirements: list[str]) -> dict[str, str]:
     return {name: version for name, version in names.items() if name != "hypergpu"}
 
 
-def lock_text(requirements: list[str], pins: dict[str, str]) -> str:
-    """Return the lock file's text, sorted by name."""
-    lines = [
+def pin_lines(pins: dict[str, str]) -> list[str]:
+    """Return one requirement a distribution, sorted by name."""
+    return [
         f"{name}=={version}{LINUX_MARKER if LINUX_ONLY.match(name) else ''}\n"
         for name, version in sorted(pins.items())
     ]
-    return HEADER.format(requirements=" ".join(requirements)) + "".join(lines)
+
+
+def hashed_pins(lines: list[str]) -> str:
+    """Return the requirements with the hashes of every file that the default index lists for them.
+
+    Raises:
+        SystemExit: There is no uv, or it knows no such version.
+    """
+    uv = bootstrapped_uv()
+    if uv is None:
+        sys.exit("uv, which reads the hashes, could not be installed. Fix: make lock again online")
+    environment = uv_environment()
+    command = [uv, "pip", "compile", "-q", "--generate-hashes", "--no-deps", "--universal"]
+    compiled = subprocess.run(
+        [*command, "--no-header", "--no-annotate", "--no-emit-index-url", "-"],
+        input="".join(lines),
+        check=True,
+        capture_output=True,
+        text=True,
+        env={name: environment[name] for name in environment.keys() - set(PARTIAL_SOURCES)},
+    )
+    return compiled.stdout
 
 
 def pins_of(lock: Path) -> set[tuple[str, str]]:
@@ -51,7 +78,8 @@ def main() -> None:
     options = parser.parse_args()
     pins = resolve(options.requirements).items()
     beside = pins_of(options.beside) if options.beside else set()
-    text = lock_text(options.requirements, dict(pins - beside))
+    text = HEADER.format(requirements=" ".join(options.requirements))
+    text += hashed_pins(pin_lines(dict(pins - beside)))
     options.target.write_text(text, encoding="utf-8")
 
 

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import venv
+from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 INSTALL = Path(__file__).parents[3] / ".ci" / "install.py"
+INSTALLED = "environment/lib/python3*/site-packages/nothing-1.0.dist-info"
 
 
 @pytest.fixture
@@ -40,23 +42,43 @@ def test_uv_gets_the_indexes_and_wheels_that_pip_is_configured_with(
 
 def test_pip_installs_what_uv_cannot(tmp_path: Path) -> None:
     """An empty wheel from a folder, with a setting that uv refuses."""
-    target = tmp_path / "environment"
-    venv.create(target, with_pip=False)
-    wheels = tmp_path / "wheels"
-    build_empty_wheel(wheels)
-    (tmp_path / "lock.txt").write_text("nothing==1.0\n", encoding="utf-8")
-    environment = {**os.environ, "PIP_FIND_LINKS": str(wheels), "UV_HTTP_TIMEOUT": "never"}
-    command = [sys.executable, str(INSTALL), str(target), str(tmp_path / "lock.txt")]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert list(target.glob("lib/python3*/site-packages/nothing-1.0.dist-info"))
+    digest = build_empty_wheel(tmp_path / "wheels")
+    done = install_nothing(tmp_path, f" --hash=sha256:{digest}")
+    assert done.returncode == 0
+    assert list(tmp_path.glob(INSTALLED))
     assert "pip is tried" in done.stderr
 
 
-def build_empty_wheel(folder: Path) -> None:
-    """Write a wheel without a module, so that nothing is fetched."""
+def test_a_package_without_its_hash_in_the_lock_is_not_installed(tmp_path: Path) -> None:
+    build_empty_wheel(tmp_path / "wheels")
+    assert install_nothing(tmp_path, "").returncode != 0
+    assert not list(tmp_path.glob(INSTALLED))
+
+
+def test_every_pin_of_every_lock_has_hashes() -> None:
+    locks = sorted(INSTALL.parents[1].glob("locks/*.txt"))
+    assert locks
+    for lock in locks:
+        pins = lock.read_text("utf-8").replace("\\\n", "").splitlines()[1:]
+        assert [pin for pin in pins if "==" not in pin or "--hash=sha256:" not in pin] == [], lock
+
+
+def install_nothing(folder: Path, pin: str) -> subprocess.CompletedProcess[str]:
+    """Install the empty wheel of a folder by pip, as uv is given a setting that it refuses."""
+    venv.create(folder / "environment", with_pip=False)
+    (folder / "lock.txt").write_text(f"nothing==1.0{pin}\n", encoding="utf-8")
+    wheels = {"PIP_FIND_LINKS": str(folder / "wheels"), "PIP_NO_INDEX": "1"}
+    variables = {**os.environ, **wheels, "UV_HTTP_TIMEOUT": "never"}
+    command = [sys.executable, str(INSTALL), str(folder / "environment"), str(folder / "lock.txt")]
+    return subprocess.run(command, env=variables, check=False, capture_output=True, text=True)
+
+
+def build_empty_wheel(folder: Path) -> str:
+    """Write a wheel without a module, so that nothing is fetched; returns its SHA-256."""
     folder.mkdir()
     metadata = "nothing-1.0.dist-info"
-    with ZipFile(folder / "nothing-1.0-py3-none-any.whl", "w") as wheel:
+    path = folder / "nothing-1.0-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
         wheel.writestr(
             f"{metadata}/METADATA", "Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n"
         )
@@ -65,3 +87,4 @@ def build_empty_wheel(folder: Path) -> None:
             f"{metadata}/RECORD",
             f"{metadata}/METADATA,,\n{metadata}/WHEEL,,\n{metadata}/RECORD,,\n",
         )
+    return sha256(path.read_bytes()).hexdigest()
