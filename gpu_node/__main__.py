@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +30,7 @@ from hypergpu.keys import (
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
 from hypergpu.streams import prepare_streams
+from hypergpu.terminal.commands import version_option
 from hypergpu.wire.credentials import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
@@ -46,19 +46,10 @@ app = typer.Typer(
 )
 
 
-def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
-    if is_wanted:
-        typer.echo(f"hypergpu-node {version('hypergpu')}")
-        raise typer.Exit
-
-
 @app.callback()
 def _options(
     *,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
-    ] = False,
+    _version: Annotated[bool, version_option("hypergpu-node")] = False,
 ) -> None:
     """Train models for a HyperGPU coordinator."""
 

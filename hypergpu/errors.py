@@ -219,6 +219,8 @@ class RemoteFailureError(Exception):
 
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
+    "hf": ("huggingface_hub", "jinja2", "peft", "tokenizers", "transformers"),
+    "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),
     "s3": ("boto3", "botocore", "s3transfer"),
     "torch": ("PIL", "torch", "torchvision"),

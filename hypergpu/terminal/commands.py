@@ -197,6 +197,19 @@ def _report_usage(wrong: Any) -> int:
     return USAGE_STATUS
 
 
+def version_option(program: str) -> Any:
+    """The option by which a program tells its version and ends."""
+
+    def say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+        if is_wanted:
+            from hypergpu.streams import version_text
+
+            typer.echo(version_text(program))
+            raise typer.Exit
+
+    return typer.Option("--version", callback=say_version, is_eager=True, help="Print the version.")
+
+
 def group(meaning: str) -> typer.Typer:
     """A named group of commands."""
     return typer.Typer(help=meaning, no_args_is_help=True, rich_markup_mode=None)
