@@ -15,6 +15,7 @@ from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
+from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
 from gpu_node.shell.owner import check_coordinator, load_limits
 from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
@@ -56,6 +57,15 @@ def _options(
 
 StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
 WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
+WorkerPath = Annotated[
+    str | None,
+    typer.Option(
+        "--worker-python",
+        metavar="PATH",
+        help="Python that runs the worker, with torch and without HyperGPU; auto: one that is made"
+        " where this one has no torch.",
+    ),
+]
 CongestionControl = Annotated[
     str | None,
     typer.Option(help="system, or bbr for the route to the coordinator alone; needs root."),
@@ -96,6 +106,7 @@ def join(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
     state_dir: StateDir = None,
     worker: WorkerKind = None,
+    worker_python: WorkerPath = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
@@ -107,6 +118,7 @@ def join(  # noqa: PLR0913 - each is an option
     settings = _settings(
         state_dir=state_dir,
         worker=worker,
+        worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
     )
@@ -127,9 +139,10 @@ def join(  # noqa: PLR0913 - each is an option
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 - each is an option
     state_dir: StateDir = None,
     worker: WorkerKind = None,
+    worker_python: WorkerPath = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
@@ -140,6 +153,7 @@ def run(
     settings = _settings(
         state_dir=state_dir,
         worker=worker,
+        worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
     )
@@ -149,6 +163,31 @@ def run(
         limits = load_limits(paths.root, limit or ())
         check_coordinator(limits, coordinator.address, authority_digest(paths))
         _serve(settings, paths, limits=limits, is_live=live)
+
+
+@app.command()
+def leave(
+    state_dir: StateDir = None,
+    *,
+    forget_key: Annotated[
+        bool,
+        typer.Option(
+            "--forget-key", help="Delete the key and the receipts, too: unpaid pay is lost."
+        ),
+    ] = False,
+) -> None:
+    """Drain the daemon, then delete its certificate, work and caches. The key stays."""
+    settings = _settings(state_dir=state_dir)
+    paths = StatePaths(settings.state_dir)
+    _check_identity(paths)
+    address, coordinator = stored_address(paths.identity), load_coordinator(paths)
+    with drain_daemon(settings, paths):
+        if forget_key:
+            forget_node(paths)
+        else:
+            forget_coordinator(paths)
+    typer.echo(f"{address} left {coordinator.address if coordinator else 'no coordinator'}")
+    typer.echo(f"{'nothing' if forget_key else 'its key and its receipts'} stayed in {paths.root}")
 
 
 @app.command()

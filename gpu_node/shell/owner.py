@@ -79,15 +79,15 @@ def _text(path: Path) -> str:
 
 def _check_gpu(limits: OwnerLimits) -> None:
     """Check that limits of a GPU name one that is there."""
-    if limits.power_w and not _gpu_figures("enforced.power.limit", limits.gpu):
+    if limits.power_w and not gpu_figures("enforced.power.limit", limits.gpu):
         detail = "power is limited, and nvidia-smi tells no GPU's power limit here"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
-    if limits.gpu not in {"", "none"} and not _gpu_figures("index", limits.gpu):
+    if limits.gpu not in {"", "none"} and not gpu_figures("index", limits.gpu):
         detail = f"gpu is {limits.gpu}, and nvidia-smi knows no such GPU here"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="list them: nvidia-smi -L")
 
 
-def _gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
+def gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
     """What nvidia-smi says, a line for each GPU or program; nothing where it cannot be asked."""
     if (program := shutil.which("nvidia-smi")) is None:
         return []
@@ -143,7 +143,7 @@ class MachineReader:
         local = time.localtime()
         reading = MachineReading(monotonic_ms(), local.tm_hour * 60 + local.tm_min)
         if self._limits.power_w:
-            watts = _gpu_figures("enforced.power.limit", self._limits.gpu)
+            watts = gpu_figures("enforced.power.limit", self._limits.gpu)
             known = [float(each) for each in watts if each.replace(".", "", 1).isdecimal()]
             reading = reading._replace(power_w=max(known, default=0.0))
         if self._limits.only_when_idle:
@@ -165,7 +165,7 @@ class MachineReader:
 
     def _is_gpu_shared(self) -> bool:
         own = {each.pid for each in _tree(os.getpid())}
-        found = _gpu_figures("pid", self._limits.gpu, "compute-apps")
+        found = gpu_figures("pid", self._limits.gpu, "compute-apps")
         return any(int(each) not in own for each in found if each.isdecimal())
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, machine, node, token
+from hypergpu.cli import job, lifecycle, machine, node, token
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import prepare_streams
 from hypergpu.terminal.commands import Commands, report, version_option
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(machine.up)
 app.command()(machine.join)
 app.command()(machine.status)
+app.command()(lifecycle.leave)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
@@ -33,6 +34,8 @@ app.command()(machine.demo)
 app.command()(machine.compare)
 app.command()(machine.doctor)
 app.command()(machine.env)
+app.command()(lifecycle.upgrade)
+app.command()(lifecycle.uninstall)
 app.add_typer(machine.config, name="config")
 
 
