@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
-from gpu_node.shell.owner import check_coordinator, load_limits
+from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
 from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
@@ -80,7 +81,7 @@ Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="KEY=VALUE",
-        help="A limit of the owner's, over those in limits.toml; repeatable: docs/node.md.",
+        help="A limit of the owner's, over those in node.toml; repeatable: docs/node.md.",
     ),
 ]
 PassphraseFile = Annotated[
@@ -115,7 +116,7 @@ def join(  # noqa: PLR0913 - each is an option
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
-    settings = _settings(
+    settings = settings_of(
         state_dir=state_dir,
         worker=worker,
         worker_python=worker_python,
@@ -150,7 +151,7 @@ def run(  # noqa: PLR0913 - each is an option
     live: Live = False,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
-    settings = _settings(
+    settings = settings_of(
         state_dir=state_dir,
         worker=worker,
         worker_python=worker_python,
@@ -177,7 +178,7 @@ def leave(
     ] = False,
 ) -> None:
     """Drain the daemon, then delete its certificate, work and caches. The key stays."""
-    settings = _settings(state_dir=state_dir)
+    settings = settings_of(state_dir=state_dir)
     paths = StatePaths(settings.state_dir)
     _check_identity(paths)
     address, coordinator = stored_address(paths.identity), load_coordinator(paths)
@@ -193,7 +194,7 @@ def leave(
 @app.command()
 def show(state_dir: StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
-    paths = StatePaths(_settings(state_dir=state_dir).state_dir)
+    paths = StatePaths(settings_of(state_dir=state_dir).state_dir)
     _check_identity(paths)
     coordinator, node = load_coordinator(paths), stored_address(paths.identity)
     typer.echo(f"node         {node}")
@@ -208,7 +209,7 @@ def passphrase(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Encrypt the node's key under another passphrase. The daemon must not run."""
-    settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+    settings = settings_of(state_dir=state_dir, passphrase_file=passphrase_file)
     _check_identity(StatePaths(settings.state_dir))
     with StatePaths(settings.state_dir) as paths:
         old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
@@ -267,14 +268,26 @@ def _on_signal(daemon: Daemon, serving: "asyncio.Task[Leave]", name: str) -> Non
         daemon.drain(name)
 
 
-def _settings(**flags: Any) -> NodeSettings:
-    """Flags first, then the environment.
+def settings_of(**flags: Any) -> NodeSettings:
+    """Flags first, then the environment, then what the owner wrote into the node's folder.
 
     Raises:
-        HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it.
+        HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it; FILE_UNUSABLE,
+            the owner's file cannot be read.
     """
+    given = {name: value for name, value in flags.items() if value is not None}
+    prefix = str(NodeSettings.model_config["env_prefix"])
+    written = {
+        name: value
+        for name, value in written_settings(_checked_settings(given).state_dir).items()
+        if f"{prefix}{name.upper()}" not in os.environ
+    }
+    return _checked_settings(written | given)
+
+
+def _checked_settings(given: Mapping[str, Any]) -> NodeSettings:
     try:
-        return NodeSettings(**{name: value for name, value in flags.items() if value is not None})
+        return NodeSettings(**given)
     except ValidationError as invalid:
         problems = "; ".join(
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()

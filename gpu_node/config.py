@@ -1,4 +1,6 @@
-"""NodeSettings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
+"""Settings of a node: flags first, then `HYPERGPU_NODE_*` in the environment, then `[settings]` in
+the node.toml of its folder.
+"""
 
 from pathlib import Path
 from typing import Literal

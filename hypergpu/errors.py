@@ -5,7 +5,7 @@ A number never changes its meaning: scripts may rely on it.
 
 from enum import Enum
 
-_OWNER = "its owner may change that in limits.toml there; else give the work to other nodes"
+_OWNER = "its owner may change that in node.toml there; else give the work to other nodes"
 _NEW_TOKEN = "ask for a new token: hypergpu token create"
 
 

@@ -28,7 +28,10 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
-LIMITS_FILE = "limits.toml"
+OWNER_FILE = "node.toml"
+_FORMER_FILE = "limits.toml"
+_SETTINGS = "settings"
+"""Table of the file that is no limit: the daemon's settings."""
 _FILE_BYTES_MAX = 64 << 10
 _READ_EVERY_S = 5.0
 _WATCH_EVERY_S = 0.25
@@ -42,11 +45,8 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
         HyperGPUError: ARGUMENT_INVALID, one of them is wrong, or this machine cannot keep it;
             FILE_UNUSABLE, the file cannot be read.
     """
-    path = folder / LIMITS_FILE
-    try:
-        given = tomllib.loads(_text(path)) if path.exists() else {}
-    except tomllib.TOMLDecodeError as wrong:
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{path}: {wrong}") from wrong
+    path, given = folder / OWNER_FILE, _written(folder)
+    given.pop(_SETTINGS, None)
     told: dict[str, object] = {}
     for word in flags:
         key, separator, value = word.partition("=")
@@ -63,7 +63,31 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
     return limits
 
 
-_FIX = "correct it: docs/node.md lists the limits"
+def written_settings(folder: Path) -> dict[str, object]:
+    """The daemon's settings that the owner wrote, by their names.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, they are no table; FILE_UNUSABLE, the file cannot be read.
+    """
+    found = _written(folder).get(_SETTINGS, {})
+    if not isinstance(found, dict) or "state_dir" in found:
+        detail = f"{folder / OWNER_FILE}: [{_SETTINGS}] is a table of settings but state_dir"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
+    return found
+
+
+def _written(folder: Path) -> dict[str, object]:
+    path, former = folder / OWNER_FILE, folder / _FORMER_FILE
+    if former.exists():
+        detail = f"{former} is no longer read: its name is {OWNER_FILE} now"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=f"mv {former} {path}")
+    try:
+        return tomllib.loads(_text(path)) if path.exists() else {}
+    except tomllib.TOMLDecodeError as wrong:
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{path}: {wrong}") from wrong
+
+
+_FIX = "correct it: docs/node.md lists limits and settings"
 
 
 def _text(path: Path) -> str:

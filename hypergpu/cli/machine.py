@@ -146,7 +146,7 @@ def join(
             "--limit",
             metavar="KEY=VALUE",
             help="What it may take of this machine, such as disk=50GB or hours=22:00-07:00; for"
-            " good in limits.toml in its folder: docs/node.md. Repeatable.",
+            " good in node.toml in its folder: docs/node.md. Repeatable.",
         ),
     ] = None,
     plain: Annotated[
