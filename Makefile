@@ -30,7 +30,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu wheel full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test test-gpu wheel node-pex full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: bandit audit
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
@@ -49,8 +49,11 @@ test: setup node_modules/.installed ## Run every test but the long ones, with Po
 test-gpu: setup ## Run the tests that need a GPU: the worker on CUDA [ARGS=...].
 	@$(BIN)/pytest tests/gpu $(ARGS)
 
-wheel: setup node_modules/.installed ## Build the wheel and use it in fresh environments, outside of this folder [ARGS=...].
+wheel: setup node_modules/.installed .venv-pex/.installed ## Build the wheel and the PEX and use them in fresh environments, outside of this folder [ARGS=...].
 	@$(BIN)/pytest -n $(WORKERS) tests/wheel $(ARGS)
+
+node-pex: setup .venv-pex/.installed ## Build hypergpu-node as one file, dist/hypergpu-node.pex.
+	@$(BIN)/python .ci/node_pex.py dist/hypergpu-node.pex
 
 # Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
 full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].
@@ -134,6 +137,7 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/slither.txt 'slither-analyzer==0.11.6'
 	$(BIN)/python .ci/lock.py locks/audit.txt 'bandit[toml]' pip-audit
 	$(BIN)/python .ci/lock.py locks/uv.txt uv
+	$(BIN)/python .ci/lock.py locks/pex.txt pex
 	npm install --package-lock-only
 	cd $(WEB) && rm -rf node_modules package-lock.json && npm install --package-lock-only
 	@node -e 'const fs = require("fs"); \
@@ -180,6 +184,12 @@ web-drift: $(WEB)/node_modules/.installed
 	@echo "Installing the protobuf compiler into .venv-proto"
 	@test -x .venv-proto/bin/python || $(BIN)/python -m venv --without-pip .venv-proto
 	@$(INSTALL) .venv-proto $<
+	@touch $@
+
+.venv-pex/.installed: locks/pex.txt | .venv/.installed
+	@echo "Installing pex into .venv-pex"
+	@test -x .venv-pex/bin/python || $(BIN)/python -m venv --without-pip .venv-pex
+	@$(INSTALL) .venv-pex $<
 	@touch $@
 
 # Its own environment: it wants an older web3 than ours.

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import os
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from coordinator.shell.failpoints import NAMES, VARIABLE, arm
 from hypergpu.errors import HyperGPUError
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory, raise_descriptor_limit
-from hypergpu.streams import prepare_streams
+from hypergpu.streams import prepare_streams, version_text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
             default=None,
             help=f"{field.description} (default: {field.default or 'none'})",
         )
-    parser.add_argument(
-        "--version", action="version", version=f"hypergpu-coordinator {version('hypergpu')}"
-    )
+    parser.add_argument("--version", action="version", version=version_text("hypergpu-coordinator"))
     parser.add_argument("--list-failpoints", action="store_true", help="names for tests, then exit")
     return parser
 

@@ -13,6 +13,7 @@ from dashboard_api.config import DashboardSettings
 from hypergpu.errors import HyperGPUError
 from hypergpu.privacy import make_files_private, require_private_folder
 from hypergpu.process import configure_logs
+from hypergpu.streams import version_text
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
             default=None,
             help=f"{field.description} (default: {field.default or 'none'})",
         )
+    parser.add_argument("--version", action="version", version=version_text("dashboard_api"))
     parser.add_argument("--export-job", metavar="JOB", help="write a job as one file, then exit")
     parser.add_argument("--out", metavar="FILE", default="job.html", help="file of --export-job")
     return parser

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from importlib.metadata import version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,8 @@ from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.owner import check_coordinator, load_limits
+from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
+from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
 from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
@@ -31,6 +32,7 @@ from hypergpu.keys import (
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
 from hypergpu.streams import prepare_streams
+from hypergpu.terminal.commands import version_option
 from hypergpu.wire.credentials import Token, parse_token
 
 TOKEN_VARIABLE = "HYPERGPU_NODE_TOKEN"
@@ -46,25 +48,25 @@ app = typer.Typer(
 )
 
 
-def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
-    if is_wanted:
-        typer.echo(f"hypergpu-node {version('hypergpu')}")
-        raise typer.Exit
-
-
 @app.callback()
 def _options(
     *,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
-    ] = False,
+    _version: Annotated[bool, version_option("hypergpu-node")] = False,
 ) -> None:
     """Train models for a HyperGPU coordinator."""
 
 
 StateDir = Annotated[Path | None, typer.Option(help="Where identity, certificate and caches lie.")]
 WorkerKind = Annotated[str | None, typer.Option(help="auto, torch, numpy or null.")]
+WorkerPath = Annotated[
+    str | None,
+    typer.Option(
+        "--worker-python",
+        metavar="PATH",
+        help="Python that runs the worker, with torch and without HyperGPU; auto: one that is made"
+        " where this one has no torch.",
+    ),
+]
 CongestionControl = Annotated[
     str | None,
     typer.Option(help="system, or bbr for the route to the coordinator alone; needs root."),
@@ -79,7 +81,7 @@ Limit = Annotated[
     typer.Option(
         "--limit",
         metavar="KEY=VALUE",
-        help="A limit of the owner's, over those in limits.toml; repeatable: docs/node.md.",
+        help="A limit of the owner's, over those in node.toml; repeatable: docs/node.md.",
     ),
 ]
 PassphraseFile = Annotated[
@@ -105,6 +107,7 @@ def join(  # noqa: PLR0913 - each is an option
     token_file: TokenFile = None,
     state_dir: StateDir = None,
     worker: WorkerKind = None,
+    worker_python: WorkerPath = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
@@ -113,9 +116,10 @@ def join(  # noqa: PLR0913 - each is an option
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
     """Trade a token for a certificate, then serve like `run`, which needs no token afterwards."""
-    settings = _settings(
+    settings = settings_of(
         state_dir=state_dir,
         worker=worker,
+        worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
     )
@@ -136,9 +140,10 @@ def join(  # noqa: PLR0913 - each is an option
 
 
 @app.command()
-def run(
+def run(  # noqa: PLR0913 - each is an option
     state_dir: StateDir = None,
     worker: WorkerKind = None,
+    worker_python: WorkerPath = None,
     congestion_control: CongestionControl = None,
     passphrase_file: PassphraseFile = None,
     *,
@@ -146,9 +151,10 @@ def run(
     live: Live = False,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
-    settings = _settings(
+    settings = settings_of(
         state_dir=state_dir,
         worker=worker,
+        worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
     )
@@ -161,9 +167,34 @@ def run(
 
 
 @app.command()
+def leave(
+    state_dir: StateDir = None,
+    *,
+    forget_key: Annotated[
+        bool,
+        typer.Option(
+            "--forget-key", help="Delete the key and the receipts, too: unpaid pay is lost."
+        ),
+    ] = False,
+) -> None:
+    """Drain the daemon, then delete its certificate, work and caches. The key stays."""
+    settings = settings_of(state_dir=state_dir)
+    paths = StatePaths(settings.state_dir)
+    _check_identity(paths)
+    address, coordinator = stored_address(paths.identity), load_coordinator(paths)
+    with drain_daemon(settings, paths):
+        if forget_key:
+            forget_node(paths)
+        else:
+            forget_coordinator(paths)
+    typer.echo(f"{address} left {coordinator.address if coordinator else 'no coordinator'}")
+    typer.echo(f"{'nothing' if forget_key else 'its key and its receipts'} stayed in {paths.root}")
+
+
+@app.command()
 def show(state_dir: StateDir = None) -> None:
     """Print who this node is and whom it joined. The daemon may run."""
-    paths = StatePaths(_settings(state_dir=state_dir).state_dir)
+    paths = StatePaths(settings_of(state_dir=state_dir).state_dir)
     _check_identity(paths)
     coordinator, node = load_coordinator(paths), stored_address(paths.identity)
     typer.echo(f"node         {node}")
@@ -178,7 +209,7 @@ def passphrase(
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Encrypt the node's key under another passphrase. The daemon must not run."""
-    settings = _settings(state_dir=state_dir, passphrase_file=passphrase_file)
+    settings = settings_of(state_dir=state_dir, passphrase_file=passphrase_file)
     _check_identity(StatePaths(settings.state_dir))
     with StatePaths(settings.state_dir) as paths:
         old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
@@ -237,14 +268,26 @@ def _on_signal(daemon: Daemon, serving: "asyncio.Task[Leave]", name: str) -> Non
         daemon.drain(name)
 
 
-def _settings(**flags: Any) -> NodeSettings:
-    """Flags first, then the environment.
+def settings_of(**flags: Any) -> NodeSettings:
+    """Flags first, then the environment, then what the owner wrote into the node's folder.
 
     Raises:
-        HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it.
+        HyperGPUError: ARGUMENT_INVALID, with the setting and what is wrong with it; FILE_UNUSABLE,
+            the owner's file cannot be read.
     """
+    given = {name: value for name, value in flags.items() if value is not None}
+    prefix = str(NodeSettings.model_config["env_prefix"])
+    written = {
+        name: value
+        for name, value in written_settings(_checked_settings(given).state_dir).items()
+        if f"{prefix}{name.upper()}" not in os.environ
+    }
+    return _checked_settings(written | given)
+
+
+def _checked_settings(given: Mapping[str, Any]) -> NodeSettings:
     try:
-        return NodeSettings(**{name: value for name, value in flags.items() if value is not None})
+        return NodeSettings(**given)
     except ValidationError as invalid:
         problems = "; ".join(
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in invalid.errors()

@@ -1,4 +1,6 @@
-"""NodeSettings of a node: flags first, then `HYPERGPU_NODE_*` in the environment."""
+"""Settings of a node: flags first, then `HYPERGPU_NODE_*` in the environment, then `[settings]` in
+the node.toml of its folder.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -22,6 +24,10 @@ class NodeSettings(BaseSettings):
     """Name shown with the node's id. Empty: its earlier name, or the machine's."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"
     """Kind of worker. ``auto``: torch where it is installed, else numpy."""
+    worker_python: str = ""
+    """Python that runs the worker, by its path. Empty: the daemon's own. ``auto``: that one where
+    it has torch, else one of an environment beside the state folder, which is made with torch.
+    """
     worker_module: str = "gpu_node.shell.worker"
     """Python module that runs as the worker. Another one serves tests and simulated attackers."""
     sandbox: Literal["auto", "bwrap", "landlock", "off"] = "auto"

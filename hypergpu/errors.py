@@ -5,7 +5,7 @@ A number never changes its meaning: scripts may rely on it.
 
 from enum import Enum
 
-_OWNER = "its owner may change that in limits.toml there; else give the work to other nodes"
+_OWNER = "its owner may change that in node.toml there; else give the work to other nodes"
 _NEW_TOKEN = "ask for a new token: hypergpu token create"
 
 
@@ -219,6 +219,8 @@ class RemoteFailureError(Exception):
 
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
+    "hf": ("huggingface_hub", "jinja2", "peft", "tokenizers", "transformers"),
+    "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),
     "s3": ("boto3", "botocore", "s3transfer"),
     "torch": ("PIL", "torch", "torchvision"),

@@ -38,14 +38,15 @@ PROTOCOL_ENTRY = (PROTOCOL_KEY, str(PROTOCOL))
 """Metadata of every call."""
 
 
-def _software() -> str:
+def version_text(program: str) -> str:
+    """A program's name with the version of all of them."""
     try:
-        return f"hypergpu {version('hypergpu')}"
+        return f"{program} {version('hypergpu')}"
     except PackageNotFoundError:
-        return "hypergpu (a source tree)"
+        return f"{program} (a source tree)"
 
 
-SOFTWARE = _software()
+SOFTWARE = version_text("hypergpu")
 """Name and version of this program for peers and people."""
 
 

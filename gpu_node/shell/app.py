@@ -29,9 +29,10 @@ from gpu_node.shell.calls import (
 from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.gate import OwnerGate
 from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.interpreter import WorkerPython, worker_python
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.probing import ProbeIntervals, Prober
-from gpu_node.shell.public_data import PublicDatasets
+from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
 from gpu_node.shell.sandbox import (
@@ -52,7 +53,7 @@ from gpu_node.shell.state import (
     save_capabilities,
     save_memory,
 )
-from gpu_node.shell.supervision import WorkerSupervisor, worker_caps, worker_command, worker_kind
+from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.transfers import TransferTasks, Uploader
 from gpu_node.shell.worker.protocol import SLOWNESS_FILE, TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
@@ -92,7 +93,7 @@ class Daemon:
         self._paths = paths
         self._name = node_name(paths, settings.name)
         self._token = token
-        self._kind = worker_kind(settings.worker)
+        self._python = python = worker_python(settings, paths.root, self._limits.gpu)
         identity = identity_key(paths, passphrase)
         self._event_queue = EventQueue()
         self._access = Access(
@@ -106,10 +107,10 @@ class Daemon:
         prober = Prober(_probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths)
-        self._sandbox = _worker_sandbox(paths, settings, self._limits)
+        self._sandbox = _worker_sandbox(paths, settings, self._limits, python)
         variables = public_environment() | _worker_variables(settings, self._limits)
         self._worker = WorkerSupervisor(
-            self._sandbox.command(worker_command(self._kind, settings.worker_module)),
+            self._sandbox.command(python.command(settings.worker_module)),
             self._sandbox.environment(variables),
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
@@ -117,7 +118,7 @@ class Daemon:
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
-        self._public_datasets = PublicDatasets()
+        self._public_datasets = PublicDatasets(python.program(FETCH_MODULE))
         self._gate = OwnerGate(self._limits, paths, cache)
         timeouts = _stall_timeouts(settings)
         models = InitialModels(cache, self._worker, self._stage, timeouts.first_ms)
@@ -194,7 +195,7 @@ class Daemon:
                     worker.end_worker,
                 )
             )
-            known = await asyncio.to_thread(load_capabilities, self._paths, self._kind)
+            known = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
             if capabilities is None and known is not None:
                 self._stream.note_worker_starting()
                 self._start_task(self._warm_up(known))
@@ -447,13 +448,15 @@ def _rates(limits: OwnerLimits) -> BulkRates:
     return BulkRates(RateLimit(limits.upload_bits_per_s), RateLimit(limits.download_bits_per_s))
 
 
-def _worker_sandbox(paths: StatePaths, settings: NodeSettings, limits: OwnerLimits) -> Sandbox:
+def _worker_sandbox(
+    paths: StatePaths, settings: NodeSettings, limits: OwnerLimits, python: WorkerPython
+) -> Sandbox:
     """The worker's sandbox, tried with those parts of this machine that the worker may see."""
     datasets = datasets_folder(os.environ)
     with contextlib.suppress(OSError):
         # Shown to the worker from the start, and filled by the daemon.
         datasets.mkdir(parents=True, exist_ok=True)
-    readable = [paths.inputs, datasets]
+    readable = [paths.inputs, datasets, *python.folders]
     if slowness := os.environ.get(SLOWNESS_FILE):
         readable.append(Path(slowness).parent)
     hidden = [paths.root, place_beside(paths.root)]

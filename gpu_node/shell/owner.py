@@ -28,7 +28,10 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
-LIMITS_FILE = "limits.toml"
+OWNER_FILE = "node.toml"
+_FORMER_FILE = "limits.toml"
+_SETTINGS = "settings"
+"""Table of the file that is no limit: the daemon's settings."""
 _FILE_BYTES_MAX = 64 << 10
 _READ_EVERY_S = 5.0
 _WATCH_EVERY_S = 0.25
@@ -42,11 +45,8 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
         HyperGPUError: ARGUMENT_INVALID, one of them is wrong, or this machine cannot keep it;
             FILE_UNUSABLE, the file cannot be read.
     """
-    path = folder / LIMITS_FILE
-    try:
-        given = tomllib.loads(_text(path)) if path.exists() else {}
-    except tomllib.TOMLDecodeError as wrong:
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{path}: {wrong}") from wrong
+    path, given = folder / OWNER_FILE, _written(folder)
+    given.pop(_SETTINGS, None)
     told: dict[str, object] = {}
     for word in flags:
         key, separator, value = word.partition("=")
@@ -63,7 +63,31 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
     return limits
 
 
-_FIX = "correct it: docs/node.md lists the limits"
+def written_settings(folder: Path) -> dict[str, object]:
+    """The daemon's settings that the owner wrote, by their names.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, they are no table; FILE_UNUSABLE, the file cannot be read.
+    """
+    found = _written(folder).get(_SETTINGS, {})
+    if not isinstance(found, dict) or "state_dir" in found:
+        detail = f"{folder / OWNER_FILE}: [{_SETTINGS}] is a table of settings but state_dir"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
+    return found
+
+
+def _written(folder: Path) -> dict[str, object]:
+    path, former = folder / OWNER_FILE, folder / _FORMER_FILE
+    if former.exists():
+        detail = f"{former} is no longer read: its name is {OWNER_FILE} now"
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=f"mv {former} {path}")
+    try:
+        return tomllib.loads(_text(path)) if path.exists() else {}
+    except tomllib.TOMLDecodeError as wrong:
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, f"{path}: {wrong}") from wrong
+
+
+_FIX = "correct it: docs/node.md lists limits and settings"
 
 
 def _text(path: Path) -> str:
@@ -79,15 +103,15 @@ def _text(path: Path) -> str:
 
 def _check_gpu(limits: OwnerLimits) -> None:
     """Check that limits of a GPU name one that is there."""
-    if limits.power_w and not _gpu_figures("enforced.power.limit", limits.gpu):
+    if limits.power_w and not gpu_figures("enforced.power.limit", limits.gpu):
         detail = "power is limited, and nvidia-smi tells no GPU's power limit here"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
-    if limits.gpu not in {"", "none"} and not _gpu_figures("index", limits.gpu):
+    if limits.gpu not in {"", "none"} and not gpu_figures("index", limits.gpu):
         detail = f"gpu is {limits.gpu}, and nvidia-smi knows no such GPU here"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="list them: nvidia-smi -L")
 
 
-def _gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
+def gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
     """What nvidia-smi says, a line for each GPU or program; nothing where it cannot be asked."""
     if (program := shutil.which("nvidia-smi")) is None:
         return []
@@ -143,7 +167,7 @@ class MachineReader:
         local = time.localtime()
         reading = MachineReading(monotonic_ms(), local.tm_hour * 60 + local.tm_min)
         if self._limits.power_w:
-            watts = _gpu_figures("enforced.power.limit", self._limits.gpu)
+            watts = gpu_figures("enforced.power.limit", self._limits.gpu)
             known = [float(each) for each in watts if each.replace(".", "", 1).isdecimal()]
             reading = reading._replace(power_w=max(known, default=0.0))
         if self._limits.only_when_idle:
@@ -165,7 +189,7 @@ class MachineReader:
 
     def _is_gpu_shared(self) -> bool:
         own = {each.pid for each in _tree(os.getpid())}
-        found = _gpu_figures("pid", self._limits.gpu, "compute-apps")
+        found = gpu_figures("pid", self._limits.gpu, "compute-apps")
         return any(int(each) not in own for each in found if each.isdecimal())
 
 

@@ -4,7 +4,6 @@ no network.
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.workloads.entry import BUILT_IN
 
 _PUBLIC = frozenset({"cifar10", "mnist"})
-_FETCH = (sys.executable, "-P", "-m", "hypergpu.workloads.networks.fetch")
+FETCH_MODULE = "hypergpu.workloads.networks.fetch"
 _ANSWER_CHARACTERS = 300
 
 
@@ -24,7 +23,7 @@ class PublicDatasets:
         command: Downloads the dataset whose name is added to it.
     """
 
-    def __init__(self, command: Sequence[str] = _FETCH) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._lock = asyncio.Lock()
 

@@ -207,21 +207,25 @@ def _readable(folders: WorkerFolders) -> list[Path]:
         *(Path("/proc") / each for each in _ABOUT_MACHINE),
         *(Path("/dev") / each for each in _DEVICES),
         *(path for pattern in gpus for path in Path("/dev").glob(pattern)),
-        *_python_folders(),
+        *_own_python_folders(),
         *folders.readable,
     ]
     return list(dict.fromkeys(path for path in found if path.exists()))
 
 
-def _python_folders() -> list[Path]:
-    """Where this Python finds itself and its packages; never a home or what lies around one."""
+def _own_python_folders() -> list[Path]:
+    """Where this Python finds itself and its packages."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     executable = Path(sys.executable)
     named = [*prefixes, str(executable.parent), str(executable.resolve().parent), *sys.path]
     named += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    return python_folders(Path(each) for each in named if each)
+
+
+def python_folders(found: Iterable[Path]) -> list[Path]:
+    """The folders of a Python that a worker may read; never a home or what lies around one."""
     home = Path.home()
-    found = [Path(each) for each in named if each and Path(each).is_absolute()]
-    return [each for each in sorted(found) if not home.is_relative_to(each)]
+    return [each for each in sorted(found) if each.is_absolute() and not home.is_relative_to(each)]
 
 
 def _lies_in(path: Path, folders: Iterable[Path]) -> bool:

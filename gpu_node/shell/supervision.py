@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import math
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
@@ -27,19 +25,6 @@ log = structlog.get_logger()
 
 _STOP_GRACE_S = 5.0
 _LOG_LINE_BYTES = 1 << 16
-
-
-def worker_kind(wanted: str) -> str:
-    """The kind to spawn: ``auto`` is torch where it is installed, else numpy."""
-    if wanted != "auto":
-        return wanted
-    return "torch" if find_spec("torch") else "numpy"
-
-
-def worker_command(kind: str, module: str = "gpu_node.shell.worker") -> tuple[str, ...]:
-    """The command line of a worker, which finds its code where this process found it."""
-    safe = ("-P",) if sys.flags.safe_path else ()
-    return (sys.executable, *safe, "-m", module, "--kind", kind)
 
 
 def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict[str, str]:

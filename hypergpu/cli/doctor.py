@@ -3,12 +3,14 @@ a fix.
 """
 
 import os
+import platform
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich, size
+from hypergpu.torch_wheels import LEGACY, OLDEST, is_legacy, version_of
 from hypergpu.units import several
 from hypergpu.wire.credentials import split_address
 from hypergpu.wire.network import BBR, FOR_ALL, WITHOUT, Controls, RouteSettings, controls, way_to
@@ -29,8 +32,6 @@ DISK_GOOD_BYTES = 5_000_000_000
 RELEASED_UNIX_S = 1_763_000_000
 """No clock that is right shows a time before this version was made."""
 
-_PASCAL = ("sm_60", "sm_61", "sm_62")
-
 
 class Check(msgspec.Struct, frozen=True):
     """One verdict."""
@@ -40,6 +41,10 @@ class Check(msgspec.Struct, frozen=True):
     """``ok``, ``warn`` or ``fail``."""
     what: str
     fix: str = ""
+    command: str = ""
+    """Shell command that applies the fix; empty: none does."""
+    is_root: bool = False
+    """Whether only root may run it."""
 
 
 def torch_checks(found: TorchFound) -> list[Check]:
@@ -65,7 +70,8 @@ def _device_check(device: DeviceFound, found: TorchFound) -> Check:
     if device.capability and not is_supported(device.capability, found.architectures):
         known = ", ".join(found.architectures)
         what = f"{label}: this torch was built for {known} only"
-        return Check(device.device, FAIL, what, _wheel_fix(device.capability))
+        fix, command = _wheel_fix(device.capability)
+        return Check(device.device, FAIL, what, fix, command=command)
     fix = "update the driver; see whether nvidia-smi works; restart the machine"
     if device.device == "mps":
         fix = "update macOS and torch"
@@ -78,9 +84,9 @@ def is_supported(capability: str, architectures: tuple[str, ...]) -> bool:
     Machine code runs on the same major version from its minor version on; ``compute_`` entries are
     compiled on the spot for anything newer.
     """
-    major, minor = _version(capability)
+    major, minor = version_of(capability)
     for architecture in architectures:
-        built_major, built_minor = _version(architecture)
+        built_major, built_minor = version_of(architecture)
         if architecture.startswith("compute_") and (built_major, built_minor) <= (major, minor):
             return True
         if architecture.startswith("sm_") and built_major == major and built_minor <= minor:
@@ -88,21 +94,15 @@ def is_supported(capability: str, architectures: tuple[str, ...]) -> bool:
     return False
 
 
-def _version(architecture: str) -> tuple[int, int]:
-    digits = "".join(each for each in architecture.partition("_")[2] if each.isdecimal())
-    return (int(digits[:-1]), int(digits[-1])) if len(digits) > 1 else (0, 0)
-
-
-def _wheel_fix(capability: str) -> str:
-    if capability in _PASCAL:
-        return (
-            "install a build for Pascal: pip install 'torch>=2.10,<2.15' torchvision"
-            " --index-url https://download.pytorch.org/whl/cu126"
-        )
-    major, _ = _version(capability)
-    if major < 6:
-        return "this card is too old for current torch: use the CPU or another card"
-    return "install the newest build: pip install -U torch torchvision"
+def _wheel_fix(capability: str) -> tuple[str, str]:
+    """What helps a card that the installed build does not know, and the command that does it."""
+    if version_of(capability) < OLDEST:
+        return "this card is too old for current torch: use the CPU or another card", ""
+    arguments = LEGACY if is_legacy(capability) else ("--upgrade", "torch", "torchvision")
+    if is_legacy(capability) and platform.machine() != "x86_64":
+        return "install the build that NVIDIA makes for this machine: docs/install.md", ""
+    shown = shlex.join(("pip", "install", *arguments))
+    return f"install the build for such cards: {shown}", f"{shlex.quote(sys.executable)} -m {shown}"
 
 
 def disk_check(name: str, path: str, free_bytes: int) -> Check:
@@ -122,7 +122,8 @@ def clock_check(now_unix_s: float, *, is_synchronised: bool | None) -> Check:
         return Check("clock", FAIL, what, "set the clock: timedatectl set-ntp true")
     if is_synchronised is False:
         fix = "timedatectl set-ntp true"
-        return Check("clock", WARN, "plausible, but nothing keeps it right", fix)
+        what = "plausible, but nothing keeps it right"
+        return Check("clock", WARN, what, fix, command=fix, is_root=True)
     return Check("clock", OK, "plausible" if is_synchronised is None else "kept right by NTP")
 
 
@@ -161,7 +162,8 @@ def folder_check(name: str, path: str, *, is_writable: bool, open_files: tuple[s
         )
     if open_files:
         what = f"others may read {', '.join(open_files)} in {path}"
-        return Check(name, FAIL, what, f"chmod -R go= {path}")
+        command = f"chmod -R go= {shlex.quote(path)}"
+        return Check(name, FAIL, what, command, command=command)
     return Check(name, OK, f"{path} is yours alone")
 
 
@@ -247,7 +249,8 @@ def control_check(found: Controls) -> Check:
         what += f"; the kernel has {' '.join(found.available)} only"
         return Check(name, WARN, what, WITHOUT)
     what += "; bbr is there" if not found.loading else "; bbr is not loaded"
-    return Check(name, WARN, what, f"for all connections: {found.after_loading(FOR_ALL)}")
+    command = found.after_loading(FOR_ALL)
+    return Check(name, WARN, what, f"for all connections: {command}", command=command, is_root=True)
 
 
 def uplink_check(host: str, way: RouteSettings | None, found: Controls) -> Check:
@@ -408,6 +411,24 @@ def _coordinator_check() -> Check:
             return Check("coordinator", OK, f"{coordinator.address} answers, {jobs}")
     except HyperGPUError as refused:
         return Check("coordinator", WARN, refused.detail, refused.fix)
+
+
+def mend(checks: Sequence[Check], *, is_root: bool) -> Iterator[str]:
+    """Run the commands that may be run here, and say so; those of root's are only said.
+
+    Args:
+        checks: As they came out.
+        is_root: Whether this process is root's.
+    """
+    for check in checks:
+        if check.verdict == OK or not check.command:
+            continue
+        if check.is_root and not is_root:
+            yield f"{check.name}: as root: sudo sh -c {shlex.quote(check.command)}"
+            continue
+        ended = subprocess.run(["/bin/sh", "-c", check.command], check=False)
+        outcome = "done" if not ended.returncode else f"failed with status {ended.returncode}"
+        yield f"{check.name}: {check.command}: {outcome}"
 
 
 def verdict_line(check: Check) -> str:

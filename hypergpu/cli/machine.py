@@ -146,7 +146,7 @@ def join(
             "--limit",
             metavar="KEY=VALUE",
             help="What it may take of this machine, such as disk=50GB or hours=22:00-07:00; for"
-            " good in limits.toml in its folder: docs/node.md. Repeatable.",
+            " good in node.toml in its folder: docs/node.md. Repeatable.",
         ),
     ] = None,
     plain: Annotated[
@@ -304,14 +304,24 @@ def doctor(
             help="Try the coordinator's object store too: one PUT and one GET.",
         ),
     ] = "",
+    fix: Annotated[
+        bool,
+        typer.Option("--fix", help="Apply the fixes that need no root, and say the others."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check what training needs on this machine, with fixes."""
-    from hypergpu.cli.doctor import FAIL, diagnosis, verdict_line
+    import os
+
+    from hypergpu.cli.doctor import FAIL, diagnosis, mend, verdict_line
     from hypergpu.errors import HyperGPUError, Reason
-    from hypergpu.terminal.output import say, say_json
+    from hypergpu.terminal.output import note, say, say_json
 
     found = diagnosis(blobs)
+    if fix:
+        for line in mend(found.checks, is_root=os.geteuid() == 0):
+            note(line)
+        found = diagnosis(blobs)
     if as_json:
         say_json(found)
     else:

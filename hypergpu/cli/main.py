@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, machine, node, token
+from hypergpu.cli import job, lifecycle, machine, node, token
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import prepare_streams
-from hypergpu.terminal.commands import Commands, report
+from hypergpu.terminal.commands import Commands, report, version_option
 
 app = typer.Typer(
     name="hypergpu",
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(machine.up)
 app.command()(machine.join)
 app.command()(machine.status)
+app.command()(lifecycle.leave)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
@@ -33,24 +34,15 @@ app.command()(machine.demo)
 app.command()(machine.compare)
 app.command()(machine.doctor)
 app.command()(machine.env)
+app.command()(lifecycle.upgrade)
+app.command()(lifecycle.uninstall)
 app.add_typer(machine.config, name="config")
-
-
-def _say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
-    if is_wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"hypergpu {version('hypergpu')}")
-        raise typer.Exit
 
 
 @app.callback()
 def _root(
     *,
-    _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
-    ] = False,
+    _version: Annotated[bool, version_option("hypergpu")] = False,
 ) -> None:
     """Options that belong to no command."""
 

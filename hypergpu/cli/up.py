@@ -438,5 +438,11 @@ def _put_on_stdin(secret: str) -> None:
 
 
 def has_joined(state_dir: Path) -> bool:
-    """Whether a daemon has state there."""
-    return state_dir.is_dir() and any(state_dir.iterdir())
+    """Whether the node there has a coordinator; one that left it has none."""
+    return (state_dir / "coordinator.json").exists()
+
+
+def leave_coordinator(state_dir: Path, *words: str) -> NoReturn:
+    """Replace this process by the one that makes the node leave."""
+    command = program("gpu_node", "leave", "--state-dir", str(state_dir), *words)
+    os.execv(command[0], command)  # noqa: S606 - no shell is what is wanted

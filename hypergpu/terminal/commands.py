@@ -136,7 +136,7 @@ USAGE_STATUS = 2
 
 
 _FIRST = (
-    *("up", "join", "status", "dashboard", "job", "node", "token", "ledger"),
+    *("up", "join", "status", "leave", "dashboard", "job", "node", "token", "ledger"),
     *("demo", "compare", "netsim"),
 )
 """Commands at the top of the list of help, in the order in which a user meets them."""
@@ -195,6 +195,19 @@ def _report_usage(wrong: Any) -> int:
         number = Reason.ARGUMENT_INVALID.number
         typer.echo(error_line(number, message, f"see {command} --help"), err=True)
     return USAGE_STATUS
+
+
+def version_option(program: str) -> Any:
+    """The option by which a program tells its version and ends."""
+
+    def say_version(is_wanted: bool) -> None:  # noqa: FBT001 - typer calls it
+        if is_wanted:
+            from hypergpu.streams import version_text
+
+            typer.echo(version_text(program))
+            raise typer.Exit
+
+    return typer.Option("--version", callback=say_version, is_eager=True, help="Print the version.")
 
 
 def group(meaning: str) -> typer.Typer:

@@ -3,8 +3,11 @@
 import asyncio
 import importlib
 import io
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -172,7 +175,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 @pytest.mark.parametrize(
     ("package", "extra"),
-    [("web3.auto", "chain"), ("psycopg", "postgresql"), ("torch", "torch")],
+    [("web3.auto", "chain"), ("psycopg", "postgresql"), ("peft", "hf"), ("torch", "torch")],
 )
 def test_missing_package_of_an_extra_names_its_pip_line(package: str, extra: str) -> None:
     error = missing_extra(ModuleNotFoundError(name=package))
@@ -186,6 +189,22 @@ def test_missing_module_of_no_extra_is_a_defect() -> None:
     with pytest.raises(ModuleNotFoundError) as broken:
         importlib.import_module("hypergpu.absent")
     assert missing_extra(broken.value) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hypergpu.cli", "hypergpu"),
+        ("coordinator", "hypergpu-coordinator"),
+        ("gpu_node", "hypergpu-node"),
+        ("dashboard_api", "dashboard_api"),
+    ],
+)
+def test_every_program_tells_its_version(module: str, name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == f"{name} {version('hypergpu')}\n"
 
 
 Options = dict[str, str | int]

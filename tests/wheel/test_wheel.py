@@ -12,9 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
+from email import message_from_bytes
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import pytest
 
@@ -106,6 +109,16 @@ def install(wheel: Path, tmp_path: Path) -> Install:
         return Installed(environment / "bin", home)
 
     return install_extras
+
+
+def installer() -> ModuleType:
+    """`.ci/install.py`, which knows how uv gets what the user configured for pip."""
+    spec = spec_from_file_location("install", ROOT / ".ci" / "install.py")
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @contextmanager
@@ -222,3 +235,64 @@ def test_torch_extra_trains_a_network(install: Install) -> None:
     (packages / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
     with run_job(at, TORCH_JOB) as job:
         assert (job["phase"], job["round"]) == ("finished", 2)
+
+
+PACKAGES = {"coordinator", "dashboard_api", "gpu_node", "hypergpu", "netsim", "payments"}
+EXTRAS = {"chain", "hf", "page", "parquet", "postgresql", "s3", "torch"}
+PROGRAMS = {"hypergpu", "hypergpu-coordinator", "hypergpu-node"}
+"""What the pages of an index and the manuals promise."""
+
+
+def test_wheel_has_the_types_extras_and_description_of_a_public_package(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        described = message_from_bytes(archive.read(metadata))
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == PACKAGES
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert set(described.get_all("Provides-Extra", [])) >= EXTRAS
+    assert "Typing :: Typed" in described.get_all("Classifier", [])
+    assert described["Description-Content-Type"] == "text/markdown"
+    assert described["License-Expression"] == "Apache-2.0"
+
+
+def tell_versions(programs: Path) -> set[str]:
+    """What each program says of itself."""
+    commands = [[str(programs / name), "--version"] for name in sorted(PROGRAMS)]
+    answers = [
+        subprocess.run(each, check=True, capture_output=True, text=True) for each in commands
+    ]
+    return {answer.stdout.strip() for answer in answers}
+
+
+def versions(wheel: Path) -> set[str]:
+    return {f"{name} {wheel.name.split('-')[1]}" for name in PROGRAMS}
+
+
+def test_uv_installs_the_programs_as_tools(wheel: Path, tmp_path: Path) -> None:
+    made = installer()
+    uv = made.bootstrapped_uv()
+    assert uv, "uv could not be installed"
+    places = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+    environment = made.uv_environment() | places
+    command = [uv, "tool", "install", "-q", "--python", sys.executable]
+    constraint = ["--constraints", str(ROOT / "locks" / "dev.txt")]
+    subprocess.run([*command, *constraint, str(wheel)], env=environment, check=True)
+    assert tell_versions(tmp_path / "bin") == versions(wheel)
+
+
+@pytest.mark.full
+def test_pipx_installs_the_programs(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    installs = [sys.executable, str(ROOT / ".ci" / "install.py"), str(environment)]
+    subprocess.run([*installs, "--package", "pipx"], check=True)
+    places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    constraint = f"--pip-args=--constraint {ROOT / 'locks' / 'dev.txt'}"
+    subprocess.run(
+        [environment / "bin" / "pipx", "install", "--python", sys.executable, constraint, wheel],
+        env=os.environ | places,
+        check=True,
+    )
+    assert tell_versions(tmp_path / "bin") == versions(wheel)

@@ -108,6 +108,33 @@ async def test_a_first_sigterm_drains_and_leaves_with_status_0(
     assert there.token.secret not in text
 
 
+async def test_a_node_that_leaves_drains_and_keeps_its_key(there: Served, tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    async with node(folder, "join", "--token-file", "-") as daemon:
+        assert daemon.stdin is not None
+        daemon.stdin.write(token_text(there.token).encode() + b"\n")
+        await there.service.heartbeat.wait()
+        async with node(folder, "leave") as leaving:
+            assert (await there.service.next_said("draining")).reason == "SIGTERM"
+            status, text = await wait_for_end(leaving)
+        assert (await wait_for_end(daemon))[0] == 0
+    assert (status, "left 127.0.0.1" in text) == (0, True)
+    assert {each.name for each in folder.iterdir()} == {"identity.key", "lock"}
+    async with node(folder, "run") as process:
+        assert (await wait_for_end(process))[0] == Reason.NODE_NOT_JOINED.exit_code
+
+
+async def test_a_node_that_is_to_forget_its_key_leaves_nothing(
+    there: Served, tmp_path: Path
+) -> None:
+    async with node(tmp_path / "node", "join", "--only", "--token-file", "-") as process:
+        await wait_for_end(process, token_text(there.token) + "\n")
+    async with node(tmp_path / "node", "leave", "--forget-key") as process:
+        assert (await wait_for_end(process))[0] == 0
+    assert not (tmp_path / "node").exists()
+    assert not (tmp_path / "node.passphrase").exists()
+
+
 async def test_an_unknown_setting_is_named(tmp_path: Path) -> None:
     async with node(tmp_path / "node", "run", "--worker", "abacus") as process:
         status, text = await wait_for_end(process)

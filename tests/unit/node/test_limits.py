@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_node.__main__ import settings_of
 from gpu_node.core import events, limits, state
 from gpu_node.core.limits import (
     HourSpan,
@@ -17,7 +18,12 @@ from gpu_node.core.limits import (
     refusal_of_work,
 )
 from gpu_node.core.session import transition
-from gpu_node.shell.owner import check_coordinator, gpu_environment, load_limits
+from gpu_node.shell.owner import (
+    check_coordinator,
+    gpu_environment,
+    load_limits,
+    written_settings,
+)
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds
 from tests.unit.node.node_states import (
@@ -46,7 +52,7 @@ only_when_idle = true
 
 
 def test_a_file_of_limits_is_read_and_flags_outweigh_it(tmp_path: Path) -> None:
-    (tmp_path / "limits.toml").write_text("\ufeff" + WHOLE, "utf-8")
+    (tmp_path / "node.toml").write_text("\ufeff" + WHOLE, "utf-8")
     assert load_limits(tmp_path, ["disk=2TB", "threads=2"]) == OwnerLimits(
         coordinators=("train.example.org", "192.0.2.7:7701"),
         workloads=("digits-cnn", "numpy"),
@@ -83,11 +89,11 @@ def test_without_a_file_and_flags_nothing_is_limited(tmp_path: Path) -> None:
         ('only_when_idle = "yes"', "it must be true or false"),
         ("workloads = [1]", "it must be a list of names"),
         ('gpu = "first"', "it must be a GPU's index or UUID"),
-        ("disk = ", "limits.toml: "),
+        ("disk = ", "node.toml: "),
     ],
 )
 def test_a_wrong_limit_is_named_with_what_is_right(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "limits.toml").write_text(text)
+    (tmp_path / "node.toml").write_text(text)
     with pytest.raises(HyperGPUError, match=said) as wrong:
         load_limits(tmp_path, ())
     assert wrong.value.reason is Reason.ARGUMENT_INVALID
@@ -110,9 +116,38 @@ def test_a_gpu_or_a_power_limit_that_nobody_knows_is_an_error_at_the_start(tmp_p
 
 
 def test_a_file_that_is_too_long_is_not_parsed(tmp_path: Path) -> None:
-    (tmp_path / "limits.toml").write_text("#" * 70_000)
+    (tmp_path / "node.toml").write_text("#" * 70_000)
     with pytest.raises(HyperGPUError, match="larger than 64 KiB"):
         load_limits(tmp_path, ())
+
+
+def test_the_file_by_its_former_name_is_an_error_with_the_command(tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text(WHOLE)
+    with pytest.raises(HyperGPUError, match="no longer read") as told:
+        load_limits(tmp_path, ())
+    assert told.value.fix == f"mv {tmp_path}/limits.toml {tmp_path}/node.toml"
+
+
+def test_settings_stand_in_the_same_file_and_are_no_limits(tmp_path: Path) -> None:
+    (tmp_path / "node.toml").write_text('threads = 3\n[settings]\nname = "attic"\n')
+    assert load_limits(tmp_path, ()).threads == 3
+    assert written_settings(tmp_path) == {"name": "attic"}
+    (tmp_path / "node.toml").write_text("settings = 3")
+    with pytest.raises(HyperGPUError, match="a table of settings"):
+        written_settings(tmp_path)
+
+
+def test_flags_and_variables_outweigh_the_settings_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'name = "attic"\nsandbox = "off"\nworker = "numpy"\nlog_level = "debug"'
+    (tmp_path / "node.toml").write_text(f"[settings]\n{text}\n")
+    monkeypatch.setenv("HYPERGPU_NODE_SANDBOX", "landlock")
+    found = settings_of(state_dir=tmp_path, worker="null")
+    assert (found.name, found.sandbox, found.worker) == ("attic", "landlock", "null")
+    (tmp_path / "node.toml").write_text("[settings]\nwheel = 4\n")
+    with pytest.raises(HyperGPUError, match="wheel"):
+        settings_of(state_dir=tmp_path)
 
 
 def test_only_the_owners_coordinators_are_served() -> None:

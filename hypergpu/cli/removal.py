@@ -1,0 +1,116 @@
+"""`hypergpu uninstall`: what lies where on this machine, and its removal.
+
+Keys that may be owed money are kept: nothing brings them back.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.client.settings import (
+    ResolvedSetting,
+    cache_folder,
+    comparisons_folder,
+    config_folder,
+)
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.keys import place_beside
+
+COORDINATORS_KEY = Path("identity/coordinator.key")
+NODES_KEY = Path("identity.key")
+RECEIPTS = Path("ledger")
+
+
+class Place(NamedTuple):
+    """A file or folder of ours."""
+
+    path: Path
+    meaning: str
+    kept: tuple[Path, ...] = ()
+    """What of it stays, as paths."""
+    why: str = ""
+    """Why it stays."""
+
+
+def places(settings: Mapping[str, ResolvedSetting]) -> list[Place]:
+    """All that is there."""
+    node = Path(settings["state_dir"].value).expanduser()
+    coordinator = Path(settings["data_dir"].value).expanduser()
+    found = [
+        *_with_key(node, "a node: certificate, work and downloads", _nodes_keys(node)),
+        Place(node.with_name(f"{node.name}.worker"), "the Python made for a node's worker"),
+        *_with_key(
+            coordinator, "a coordinator: jobs, models and tokens", _coordinators_keys(coordinator)
+        ),
+        Place(config_folder(), "settings, and what `hypergpu up` left for commands"),
+        Place(cache_folder(), "public data sets and fetched certificates"),
+        Place(comparisons_folder(), "results of `hypergpu compare`"),
+    ]
+    return [each for each in found if each.path.exists()]
+
+
+def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) -> Iterator[Place]:
+    paths, why = kept
+    passphrase = place_beside(folder)
+    yield Place(folder, meaning, paths, why)
+    yield Place(passphrase, f"opens the key in {folder}", (passphrase,) if paths else (), why)
+
+
+def _nodes_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
+    """A node's key and receipts, where there is one to be paid."""
+    if not any((folder / RECEIPTS).glob("*/newest.json")):
+        return (), ""
+    why = "its receipts may be unpaid: hypergpu ledger claim"
+    return (folder / NODES_KEY, folder / RECEIPTS), why
+
+
+def _coordinators_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
+    key = folder / COORDINATORS_KEY
+    return ((key,), "it may hold escrow and fees on a chain") if key.exists() else ((), "")
+
+
+def require_idle(found: list[Place]) -> None:
+    """Check that no daemon uses one of the places.
+
+    Raises:
+        HyperGPUError: STATE_LOCKED, one does.
+    """
+    for place in found:
+        for lock in place.path.glob("*lock"):
+            if lock.is_file() and _is_held(lock):
+                fix = "stop it: hypergpu leave ends a node, Ctrl-C a coordinator"
+                raise HyperGPUError(Reason.STATE_LOCKED, f"a daemon uses {place.path}", fix=fix)
+
+
+def _is_held(lock: Path) -> bool:
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(each.lstat().st_size for each in files if not each.is_dir())
+
+
+def remove(path: Path, kept: tuple[Path, ...] = ()) -> None:
+    """Remove a file or folder but for what is kept of it.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
+    if path in kept:
+        return
+    if any(each.is_relative_to(path) for each in kept):
+        for entry in list(path.iterdir()):
+            remove(entry, kept)
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,122 @@
+"""Upgrading and uninstalling, and `doctor --fix`."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from hypergpu.cli.doctor import FAIL, OK, WARN, Check, mend
+from hypergpu.cli.installation import command_line, installation
+from hypergpu.errors import Reason
+from tests.unit.cli.conftest import Hypergpu
+
+PYTHON = "/env/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("mark", "variables", "kind", "command", "is_ours"),
+    [
+        ("", {}, "pip, in ", f"{PYTHON} -m pip install --upgrade hypergpu", True),
+        ("uv-receipt.toml", {}, "uv tool", "uv tool upgrade hypergpu", True),
+        ("pipx_metadata.json", {}, "pipx", "pipx upgrade hypergpu", True),
+        ("", {"PEX": "/opt/node.pex"}, "one file, /opt/node.pex", "make node-pex", False),
+        ("", {"HYPERGPU_IMAGE": "hypergpu-node"}, "an image", "docker pull hypergpu-node", False),
+    ],
+)
+def test_an_upgrade_goes_the_way_of_the_installation(
+    tmp_path: Path,
+    mark: str,
+    variables: dict[str, str],
+    kind: str,
+    command: str,
+    is_ours: bool,  # noqa: FBT001
+) -> None:
+    if mark:
+        (tmp_path / mark).touch()
+    found = installation(tmp_path, PYTHON, variables, None)
+    assert found.kind.startswith(kind)
+    assert command_line(found.upgrade).startswith(command)
+    assert found.is_ours is is_ours
+
+
+def test_a_clone_is_upgraded_by_its_owner() -> None:
+    found = installation(Path("/env"), PYTHON, {}, Path("/a clone"))
+    assert not found.is_ours
+    assert command_line(found.upgrade) == "git -C '/a clone' pull && make -C '/a clone' setup"
+
+
+def make_places(home: Path) -> tuple[Path, Path]:
+    """A node with a receipt and a coordinator with a key, as their daemons leave them."""
+    node, coordinator = home / "data/hypergpu/node", home / "data/hypergpu/coordinator"
+    for path in (
+        node / "identity.key",
+        node / "tls.key",
+        node / "blobs/one",
+        node / "ledger/job/newest.json",
+        node.with_name("node.passphrase"),
+        node.with_name("node.worker") / "bin/python",
+        coordinator / "identity/coordinator.key",
+        coordinator / "journal.db",
+        coordinator.with_name("coordinator.passphrase"),
+        home / "config/hypergpu/up.toml",
+        home / "cache/hypergpu/datasets/mnist",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return node, coordinator
+
+
+def files_in(home: Path) -> set[str]:
+    return {str(each.relative_to(home)) for each in home.rglob("*") if each.is_file()}
+
+
+def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
+    alone: Hypergpu, tmp_path: Path
+) -> None:
+    make_places(tmp_path)
+    ended = alone("uninstall", "--yes")
+    assert ended.exit_code == 0, ended.output
+    assert f"{tmp_path}/data/hypergpu/node  " in ended.stdout
+    assert "identity.key, since its receipts may be unpaid: hypergpu ledger claim" in ended.stderr
+    assert "the programs themselves: " in ended.stdout
+    assert files_in(tmp_path) == {
+        "data/hypergpu/node/identity.key",
+        "data/hypergpu/node/ledger/job/newest.json",
+        "data/hypergpu/node.passphrase",
+        "data/hypergpu/coordinator/identity/coordinator.key",
+        "data/hypergpu/coordinator.passphrase",
+    }
+
+
+def test_uninstall_asks_first(alone: Hypergpu, tmp_path: Path) -> None:
+    make_places(tmp_path)
+    before = files_in(tmp_path)
+    assert alone("uninstall", "--dry-run").exit_code == 0
+    assert "answer beforehand: --yes" in alone("uninstall").stderr
+    assert files_in(tmp_path) == before
+
+
+def test_uninstall_leaves_what_a_daemon_uses(alone: Hypergpu, tmp_path: Path) -> None:
+    node, _ = make_places(tmp_path)
+    with (node / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = alone("uninstall", "--yes")
+    assert ended.exit_code == Reason.STATE_LOCKED.exit_code
+    assert "hypergpu leave" in ended.stderr
+    assert (node / "tls.key").exists()
+
+
+def test_doctor_applies_what_needs_no_root_and_says_the_rest(tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.touch(mode=0o644)
+    checks = [
+        Check("python", OK, "fine", command="false"),
+        Check("state_dir", FAIL, "open", command=f"chmod go= {secret}"),
+        Check("clock", WARN, "free", command="timedatectl set-ntp true", is_root=True),
+        Check("disk", FAIL, "full", "free some"),
+    ]
+    assert list(mend(checks, is_root=False)) == [
+        f"state_dir: chmod go= {secret}: done",
+        "clock: as root: sudo sh -c 'timedatectl set-ntp true'",
+    ]
+    assert secret.stat().st_mode & 0o077 == 0
