@@ -21,6 +21,7 @@ from hypergpu.jobfile.spec import (
     Aware,
     Inner,
     JobSpec,
+    Outer,
     Scalar,
 )
 from hypergpu.jobfile.toml import (
@@ -93,7 +94,7 @@ def unused_aware(strategy: str) -> Problem:
     return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
 
 
-_MOMENTUM_MOST = 0.5
+MOMENTUM_MOST_OVERLAPPED = 0.5
 """Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
 
 
@@ -111,9 +112,12 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
         if codec in SPARSE_CODECS:
             what = f'rounds that overlap are dense, and this is "{codec}"'
             yield Problem(key, what, f'set it to "int4", {without}')
-    if spec.outer.momentum > _MOMENTUM_MOST:
-        what = f"rounds that overlap bear at most {_MOMENTUM_MOST}, not {spec.outer.momentum}"
-        yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")
+    rate, momentum, most = spec.outer.learning_rate, spec.outer.momentum, MOMENTUM_MOST_OVERLAPPED
+    if momentum is None and rate is not None:
+        momentum = Outer().momentum
+    if momentum is not None and momentum > most:
+        what = f"rounds that overlap bear at most {most}, not {momentum}"
+        yield Problem("outer.momentum", what, f"set it to at most {most}, {without}")
 
 
 _ONLY_WITH: Mapping[str, str] = {

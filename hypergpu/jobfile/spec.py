@@ -3,6 +3,8 @@ number.
 """
 
 from collections.abc import Mapping
+from types import NoneType
+from typing import get_args
 
 import msgspec
 
@@ -77,6 +79,15 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     learning_rate: float = 0.7
     momentum: float = 0.9
+
+
+class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a job states of its outer optimizer. Where it states neither, each round's step is
+    chosen (`coordinator.core.outer`); where it states one, the other is `Outer`'s.
+    """
+
+    learning_rate: float | None = None
+    momentum: float | None = None
 
 
 class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,7 +196,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: TrainingSettings = TrainingSettings()
     model: ModelSettings = ModelSettings()
     inner: Inner = Inner()
-    outer: Outer = Outer()
+    outer: OuterSettings = OuterSettings()
     codec: CodecChoice = CodecChoice()
     round: RoundRule = RoundRule()
     data: Data = Data()
@@ -244,11 +255,17 @@ def _sections() -> dict[str, type[msgspec.Struct]]:
     }
 
 
+def _type_of(field: msgspec.structs.FieldInfo) -> type[Scalar]:
+    """The type of a key; one that may be left out without a default is a union with None."""
+    stated = [each for each in get_args(field.type) or (field.type,) if each is not NoneType]
+    return stated[0]
+
+
 SECTIONS: Mapping[str, type[msgspec.Struct]] = _sections()
 """Table name to its struct."""
 
 KEYS: Mapping[str, type[Scalar]] = {
-    f"{table}.{field.name}": field.type
+    f"{table}.{field.name}": _type_of(field)
     for table, struct in SECTIONS.items()
     for field in msgspec.structs.fields(struct)
 }

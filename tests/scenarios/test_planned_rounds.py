@@ -14,10 +14,11 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.events import RoundRecorded
 from coordinator.core.job.state import Job, Phase
+from coordinator.core.outer import PLAIN_STEP
 from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, Outer
+from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings
 from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
 from tests.unit.job_states import (
@@ -161,7 +162,7 @@ def test_each_update_is_folded_by_the_codec_that_its_sender_was_given() -> None:
         ("topk64", 12),
         ("int8", 4),
     ]
-    assert (command.down, command.is_sparse) == ("int4", False)
+    assert (command.down, command.outer.step == PLAIN_STEP) == ("int4", False)
 
 
 def test_a_model_that_is_lost_is_made_again_by_the_very_same_fold() -> None:
@@ -381,12 +382,11 @@ def test_a_pause_does_not_count_as_the_time_that_an_update_took() -> None:
 
 
 def test_a_sparse_codec_takes_the_plain_outer_step() -> None:
-    spec = replace(
-        SPEC, codec=CodecChoice("topk64", "int4"), outer=Outer(learning_rate=1.0, momentum=0.0)
-    )
+    outer = OuterSettings(learning_rate=1.0, momentum=0.0)
+    spec = replace(SPEC, codec=CodecChoice("topk64", "int4"), outer=outer)
     job = after(training(spec), update_event(ALICE, round_=0, lease=1))
     command = only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
-    assert command.is_sparse
+    assert command.outer.step == PLAIN_STEP
 
 
 def test_a_job_that_reaches_its_target_is_finished_at_once() -> None:

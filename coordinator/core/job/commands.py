@@ -4,6 +4,7 @@ import msgspec
 
 from coordinator.core.job.events import Record
 from coordinator.core.job.state import InitialWeights, Model, TrustMemory, Weighing
+from coordinator.core.outer import OuterChoice
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
@@ -89,8 +90,8 @@ class Aggregate(msgspec.Struct, frozen=True):
     spec: JobSpec
     down: str
     """Codec of the delta."""
-    is_sparse: bool
-    """Whether the outer step is plain SGD, as sparse codecs need it."""
+    outer: OuterChoice
+    """The outer step to take."""
     trust: TrustMemory
     weighing: Weighing | None
     """Weighing of these updates, where they were folded before; None: they are to be weighed."""

@@ -28,6 +28,7 @@ from coordinator.core.job.state import (
     Round,
     WorkState,
 )
+from coordinator.core.outer import outer_step
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
@@ -354,7 +355,12 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         makers=_folded_updates(makers, {}) if makers is not None else (),
         spec=round_.spec,
         down=round_.down,
-        is_sparse=round_.is_sparse,
+        outer=outer_step(
+            round_.spec,
+            round_number=round_.number,
+            participants=len(round_.participants),
+            is_sparse=round_.is_sparse,
+        ),
         scale=scale,
         duplicates=round_.duplicates,
     )

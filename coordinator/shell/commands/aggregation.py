@@ -14,7 +14,6 @@ from coordinator.core.job.state import Model, Weighing, extend_chain
 from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
-    PLAIN_STEP,
     BaseDamagedError,
     DivergedError,
     FoldRequest,
@@ -206,7 +205,7 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
     request = FoldRequest(
         layout=layout,
         down=command.down,
-        outer=PLAIN_STEP if command.is_sparse else command.spec.outer,
+        outer=command.outer.step,
         scale=command.scale,
         base_model=_stored_base(services, command.base.blob),
         outer_state=_stored_base(services, outer_state) if outer_state else None,

@@ -26,6 +26,7 @@ from coordinator.core.job.events import (
     NodeLost,
 )
 from coordinator.core.job.state import Job, Model, Phase, TrustMemory
+from coordinator.core.outer import OuterChoice
 from coordinator.core.trust import whole_weighing
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
@@ -53,6 +54,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
+from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update, update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Milliseconds, Samples
@@ -232,7 +234,7 @@ def closed_round(services: Services) -> Aggregate:
         updates=(term,),
         spec=SPEC,
         down=SPEC.codec.down,
-        is_sparse=False,
+        outer=OuterChoice(Outer(), ""),
         trust=TrustMemory(),
         weighing=whole_weighing(TrustMemory()),
         manifest=None,

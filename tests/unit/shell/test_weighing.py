@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, Event, JobPaused
 from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
+from coordinator.core.outer import OuterChoice
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
@@ -20,7 +21,7 @@ from coordinator.shell.commands.weighing import WeighedRound, weigh_round
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.ids import JobId, NodeId, Slot
-from hypergpu.jobfile.spec import Trust
+from hypergpu.jobfile.spec import Outer, Trust
 from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
@@ -66,7 +67,7 @@ class WeighedJob:
             updates=self.updates(vectors, codec),
             spec=SPEC,
             down="fp32",
-            is_sparse=False,
+            outer=OuterChoice(Outer(), ""),
             trust=TrustMemory(rounds=4),
             weighing=None,
             manifest=None,
