@@ -149,6 +149,8 @@ class NodeReport(
     """Path of the log; None: it goes to the daemon's standard error."""
     page: str | None = None
     """Address of this node on the page; None: it is not known."""
+    others: "tuple[NodeReport, ...]" = ()
+    """Nodes of the machine's other devices, which one process runs. Only readers add them."""
 
 
 def judge_report(report: NodeReport, now_ms: int, *, is_alive: bool) -> NodeReport:

@@ -13,9 +13,15 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from hypergpu.jobfile.requirements import (
+    REQUIREMENTS_MOST,
+    RequirementError,
+    parse_requirement,
+)
 from hypergpu.jobfile.spec import (
     CHOICES,
     LIMITS,
+    MOMENTUM_MOST_OVERLAPPED,
     NAME_LENGTH_MOST,
     SPARSE_CODECS,
     Aware,
@@ -94,10 +100,6 @@ def unused_aware(strategy: str) -> Problem:
     return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
 
 
-MOMENTUM_MOST_OVERLAPPED = 0.5
-"""Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
-
-
 def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     """Settings beside which rounds that overlap diverge, or take far more samples: sparse codecs,
     whose errors staleness multiplies (docs/decisions/0016-overlap.md), and much outer momentum.
@@ -126,6 +128,23 @@ _ONLY_WITH: Mapping[str, str] = {
     "epsilon": "adamw",
     "momentum": "sgd",
 }
+
+
+def node_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield settings of ``[nodes]`` that no node could meet, or that are no requirements."""
+    most, least = spec.nodes.max, spec.training.nodes
+    if 0 < most < least:
+        what = f"at most {several(most, 'node')}, and training.nodes waits for {least}"
+        yield Problem("nodes.max", what, f"set it to at least {least}, or lower training.nodes")
+    if len(spec.nodes.labels) > REQUIREMENTS_MOST:
+        what = f"there are {len(spec.nodes.labels)} requirements"
+        yield Problem("nodes.labels", what, f"keep at most {REQUIREMENTS_MOST}")
+        return
+    for text in spec.nodes.labels:
+        try:
+            parse_requirement(text)
+        except RequirementError as wrong:
+            yield Problem("nodes.labels", str(wrong), wrong.fix)
 
 
 def optimizer_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -170,7 +189,8 @@ def covering(spec: JobSpec, nodes: int) -> JobSpec:
         spec: Of the job.
         nodes: That could take work as it begins.
     """
-    stated = spec.training.nodes
+    stated, most = spec.training.nodes, spec.nodes.max
+    nodes = min(nodes, most) if most else nodes
     if not spec.pay.unit_price or spec.pay.escrow or spec.strategy == "aware" or nodes <= stated:
         return spec
     most = spec.pay.most_for(spec.stated_samples // stated * nodes)
@@ -251,6 +271,7 @@ def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
         *_range_problems(spec),
         *_choice_problems(spec),
         *strategy_problems(spec),
+        *node_problems(spec),
         *optimizer_problems(spec),
         *overlap_problems(spec),
         *_pair_problems(spec),

@@ -3,26 +3,31 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.outer import PLAIN_STEP, OuterChoice, outer_step
-from hypergpu.jobfile.rules import MOMENTUM_MOST_OVERLAPPED
-from hypergpu.jobfile.spec import JobSpec, Outer, OuterSettings, RoundRule
+from coordinator.core.round.outer_step import PLAIN_STEP, OuterChoice, outer_step
+from hypergpu.jobfile.spec import (
+    MOMENTUM_MOST_OVERLAPPED,
+    JobSpec,
+    Outer,
+    OuterSettings,
+    RoundRule,
+)
 
 SPEC = JobSpec("digits-cnn")
 
 
-def chosen(spec: JobSpec = SPEC, *, number: int = 10, nodes: int = 4) -> OuterChoice:
+def choice_of(spec: JobSpec = SPEC, *, number: int = 10, nodes: int = 4) -> OuterChoice:
     return outer_step(spec, round_number=number, participants=nodes, is_sparse=False)
 
 
 @pytest.mark.parametrize("number", [0, 10, 1000])
 def test_one_node_takes_plain_steps(number: int) -> None:
-    assert chosen(number=number, nodes=1) == (PLAIN_STEP, "plain: one node takes part")
+    assert choice_of(number=number, nodes=1) == (PLAIN_STEP, "plain: one node takes part")
 
 
 def test_momentum_grows_with_rounds_and_the_learning_rate_falls() -> None:
-    assert chosen(number=0).step == PLAIN_STEP
-    assert chosen(number=10).step.momentum == pytest.approx(0.45)
-    late = chosen(number=100_000).step
+    assert choice_of(number=0).step == PLAIN_STEP
+    assert choice_of(number=10).step.momentum == pytest.approx(0.45)
+    late = choice_of(number=100_000).step
     assert (late.learning_rate, late.momentum) == pytest.approx((0.7, 0.9), abs=1e-3)
 
 
@@ -39,12 +44,12 @@ def test_stated_settings_hold_whoever_takes_part(
     stated: OuterSettings, step: Outer, nodes: int
 ) -> None:
     spec = replace(SPEC, outer=stated)
-    assert chosen(spec, number=0, nodes=nodes) == (step, "as the job states")
+    assert choice_of(spec, number=0, nodes=nodes) == (step, "as the job states")
 
 
 def test_rounds_that_overlap_stay_below_the_momentum_that_they_bear() -> None:
     spec = replace(SPEC, round=RoundRule(overlap="eager"))
-    assert chosen(spec, number=100_000).step.momentum <= MOMENTUM_MOST_OVERLAPPED
+    assert choice_of(spec, number=100_000).step.momentum <= MOMENTUM_MOST_OVERLAPPED
 
 
 def test_sparse_rounds_take_plain_steps_whatever_is_stated() -> None:

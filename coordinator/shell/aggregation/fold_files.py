@@ -59,7 +59,7 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     down: str
     """Codec of the delta; with fp32 there is none."""
     outer: Outer
-    """Nesterov SGD's learning rate and momentum, or `coordinator.core.outer.PLAIN_STEP`."""
+    """Nesterov SGD's learning rate and momentum, or a plain step."""
     scale: float = 1.0
     """Multiplies the mean pseudo-gradient, not the statistics (FedNova's factor)."""
     base_model: StoredBlob

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from sklearn.datasets import load_digits
 
-from coordinator.core.outer import PLAIN_STEP, outer_step
+from coordinator.core.round.outer_step import PLAIN_STEP, outer_step
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
     FoldRequest,
@@ -109,7 +109,7 @@ class Compressor(NamedTuple):
     outer: Chosen
 
 
-def trained(folder: Path, codec: Compressor, seed: int, nodes_count: int) -> Iterator[Float32s]:
+def models(folder: Path, codec: Compressor, seed: int, nodes_count: int) -> Iterator[Float32s]:
     """The model after each round of the product's codec and fold."""
     digits = Digits.load()
     path = folder / "model"
@@ -152,7 +152,7 @@ def batches_of(seed: int, round: int, slot: int) -> np.random.Generator:
 def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
     """Rounds until the held-out accuracy is reached."""
     digits = Digits.load()
-    for round, weight in enumerate(trained(folder, codec, seed, NODES), 1):
+    for round, weight in enumerate(models(folder, codec, seed, NODES), 1):
         if digits.accuracy(weight) >= TARGET:
             return round
     return ROUNDS_MAX + 1
@@ -187,7 +187,7 @@ def chosen_for(participants: int) -> Chosen:
 def losses(folder: Path, outer: Chosen, *, nodes: int, rounds: int) -> float:
     """Sum of held-out losses over three seeds."""
     digits, codec = Digits.load(), Compressor("int4", "int4", outer)
-    ends = (next(islice(trained(folder, codec, seed, nodes), rounds - 1, None)) for seed in SEEDS)
+    ends = (next(islice(models(folder, codec, seed, nodes), rounds - 1, None)) for seed in SEEDS)
     return sum(digits.loss(end) for end in ends)
 
 

@@ -9,7 +9,7 @@ import pytest
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.outer import PLAIN_STEP
+from coordinator.core.round.outer_step import PLAIN_STEP
 from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (

@@ -420,7 +420,7 @@ REFERENCE = (ROOT / "docs/jobs.md").read_text("utf-8")
 EXAMPLES = sorted(
     [*(ROOT / "examples").glob("*.toml"), *(ROOT / "examples/finetune").glob("*.toml")]
 )
-TYPE_NAMES = {int: "whole number", float: "number", str: "text"}
+TYPE_NAMES = {int: "whole number", float: "number", str: "text", tuple: "list of texts"}
 
 
 def rows() -> dict[str, list[str]]:

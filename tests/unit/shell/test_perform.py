@@ -26,7 +26,6 @@ from coordinator.core.job.events import (
     NodeLost,
 )
 from coordinator.core.job.state import Job, Model, Phase, TrustMemory
-from coordinator.core.outer import OuterChoice
 from coordinator.core.trust import whole_weighing
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
@@ -234,7 +233,8 @@ def closed_round(services: Services) -> Aggregate:
         updates=(term,),
         spec=SPEC,
         down=SPEC.codec.down,
-        outer=OuterChoice(Outer(), ""),
+        outer=Outer(),
+        outer_reason="",
         trust=TrustMemory(),
         weighing=whole_weighing(TrustMemory()),
         manifest=None,

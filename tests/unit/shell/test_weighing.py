@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, Event, JobPaused
 from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
-from coordinator.core.outer import OuterChoice
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
@@ -67,7 +66,8 @@ class WeighedJob:
             updates=self.updates(vectors, codec),
             spec=SPEC,
             down="fp32",
-            outer=OuterChoice(Outer(), ""),
+            outer=Outer(),
+            outer_reason="",
             trust=TrustMemory(rounds=4),
             weighing=None,
             manifest=None,

@@ -7,8 +7,7 @@ optimizer: the table of 2026-11-26 in docs/log.md.
 
 from typing import NamedTuple
 
-from hypergpu.jobfile.rules import MOMENTUM_MOST_OVERLAPPED
-from hypergpu.jobfile.spec import JobSpec, Outer
+from hypergpu.jobfile.spec import MOMENTUM_MOST_OVERLAPPED, JobSpec, Outer
 
 PLAIN_STEP = Outer(learning_rate=1.0, momentum=0.0)
 """The outer step of sparse updates: their decaying residual is a momentum already."""
