@@ -280,8 +280,8 @@ def _type_of(field: msgspec.structs.FieldInfo) -> KeyType:
     """The type of a key; one that may be left out without a default is a union with None."""
     if get_origin(field.type) is tuple:
         return tuple
-    kinds: tuple[KeyType, ...] = get_args(field.type) or (field.type,)
-    return next(each for each in kinds if each is not NoneType)
+    kinds: list[KeyType] = [each for each in get_args(field.type) if each is not NoneType]
+    return (kinds or [field.type])[0]
 
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = _sections()

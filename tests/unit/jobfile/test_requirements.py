@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.core.node_fit import unmet_reason
+from coordinator.core.node_fit import NodeFeatures, unmet_reason
 from hypergpu.jobfile.reading import parse_job
 from hypergpu.jobfile.requirements import (
     REQUIREMENTS_MOST,
@@ -12,8 +12,14 @@ from hypergpu.jobfile.requirements import (
 )
 from hypergpu.jobfile.toml import JobFileError
 
-LARGE = {"device": "cuda", "gpu": 8_361_000_000, "cores": 16, "region": "eu", "rank": "7"}
-SMALL = {"device": "cpu", "gpu": 0, "cores": 2}
+LARGE: NodeFeatures = {
+    "device": "cuda",
+    "gpu": 8_361_000_000,
+    "cores": 16,
+    "region": "eu",
+    "rank": "7",
+}
+SMALL: NodeFeatures = {"device": "cpu", "gpu": 0, "cores": 2}
 
 
 @pytest.mark.parametrize(
