@@ -27,7 +27,6 @@ from hypergpu.jobfile.spec import (
     Evaluation,
     Inner,
     JobSpec,
-    Outer,
     RoundRule,
     TrainingSettings,
 )
@@ -105,7 +104,6 @@ def _spec_of(amount: Amount) -> JobSpec:
         options={"parameters": amount.parameters},
         training=TrainingSettings(rounds=rounds, inner_steps=1, nodes=amount.nodes),
         inner=Inner(),
-        outer=Outer(),
         codec=CodecChoice(up="int4", down="int4"),
         round=RoundRule(deadline_ms=_PATIENCE_MS),
         evaluation=Evaluation(every=rounds),

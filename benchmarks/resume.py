@@ -49,7 +49,7 @@ from coordinator.shell.runtime.driver import Driver, JobRuntime
 from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Outer, TrainingSettings
 from hypergpu.statements import BlobRef, Delta
 from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
@@ -113,7 +113,7 @@ def _prepare_folder(data_dir: Path, spec: JobSpec, rounds: int) -> PreparedJob:
     request = FoldRequest(
         layout=layout,
         down=spec.codec.down,
-        outer=spec.outer,
+        outer=Outer(),
         base_model=StoredBlob(blobs.path(base.digest), base.digest),
         outer_state=None,
         updates=(stored,) * spec.training.nodes,

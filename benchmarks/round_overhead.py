@@ -20,7 +20,14 @@ from benchmarks.peers.measured import WARM_UP_ROUNDS as PEERS_WARM_UP_ROUNDS
 from benchmarks.peers.seconds import peer_seconds
 from coordinator.shell.blobs.writing import sync_file
 from hypergpu.client import JobEvent
-from hypergpu.jobfile.spec import CodecChoice, Evaluation, Inner, JobSpec, Outer, TrainingSettings
+from hypergpu.jobfile.spec import (
+    CodecChoice,
+    Evaluation,
+    Inner,
+    JobSpec,
+    OuterSettings,
+    TrainingSettings,
+)
 
 WARM_UP_ROUNDS = 3
 """The first rounds start workers, send a new model whole and touch memory for the first time."""
@@ -33,7 +40,7 @@ def spec_of(parameters: int, nodes: int, rounds: int) -> JobSpec:
         options={"parameters": parameters},
         training=TrainingSettings(rounds=rounds, inner_steps=1, nodes=nodes),
         inner=Inner(),
-        outer=Outer(learning_rate=1.0, momentum=0.0),
+        outer=OuterSettings(learning_rate=1.0, momentum=0.0),
         codec=CodecChoice(up="fp32", down="fp32"),
         evaluation=Evaluation(every=rounds),
     )

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,9 @@ from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Departure, Leave, LinkPhase
-from gpu_node.shell.app import Daemon
+from gpu_node.core.state import Departure
 from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
+from gpu_node.shell.machine import MachineOrder, machine_daemons, serve_machine
 from gpu_node.shell.owner import check_coordinator, load_limits, written_settings
 from gpu_node.shell.state import StatePaths, authority_digest, load_coordinator
 from gpu_node.shell.viewer import run_viewer
@@ -84,6 +83,14 @@ Limit = Annotated[
         help="A limit of the owner's, over those in node.toml; repeatable: docs/node.md.",
     ),
 ]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="A device that gets a node: a GPU's index or UUID, or cpu; repeatable. Else all GPUs.",
+    ),
+]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
@@ -112,6 +119,7 @@ def join(  # noqa: PLR0913 - each is an option
     passphrase_file: PassphraseFile = None,
     *,
     limit: Limit = None,
+    device: Devices = None,
     live: Live = False,
     only: Annotated[bool, typer.Option("--only", help="Exit once joined.")] = False,
 ) -> None:
@@ -122,6 +130,7 @@ def join(  # noqa: PLR0913 - each is an option
         worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
+        devices=",".join(device) if device else None,
     )
     token = _token(token_file)
     with StatePaths(settings.state_dir) as paths:
@@ -132,11 +141,11 @@ def join(  # noqa: PLR0913 - each is an option
             _serve(settings, paths, token, limits=limits, is_live=live)
             return
         configure_logs(settings.log_level)
-        daemon = Daemon(
-            settings, paths, token=token, passphrase=_passphrase(settings), limits=limits
-        )
-        coordinator = asyncio.run(daemon.join())
-        typer.echo(f"{daemon.session.node} joined {coordinator.address}")
+        order = MachineOrder(settings, limits, token, _passphrase(settings))
+        with machine_daemons(paths, order) as daemons:
+            for daemon in daemons:
+                coordinator = asyncio.run(daemon.join())
+                typer.echo(f"{daemon.session.node} joined {coordinator.address}")
 
 
 @app.command()
@@ -148,6 +157,7 @@ def run(  # noqa: PLR0913 - each is an option
     passphrase_file: PassphraseFile = None,
     *,
     limit: Limit = None,
+    device: Devices = None,
     live: Live = False,
 ) -> None:
     """Serve the coordinator until SIGTERM, which drains; a second one stops at once."""
@@ -157,6 +167,7 @@ def run(  # noqa: PLR0913 - each is an option
         worker_python=worker_python,
         congestion_control=congestion_control,
         passphrase_file=passphrase_file,
+        devices=",".join(device) if device else None,
     )
     with StatePaths(settings.state_dir) as paths:
         if (coordinator := load_coordinator(paths)) is None:
@@ -225,47 +236,24 @@ def _serve(
     limits: OwnerLimits,
     is_live: bool,
 ) -> None:
-    """Run the daemon until it leaves, beside what shows it on the terminal where that is wanted."""
+    """Run the machine's daemons until they leave, beside what shows them on the terminal where that
+    is wanted.
+    """
     log_file = paths.log if is_live else None
     configure_logs(settings.log_level, log_file)
-    daemon = Daemon(
-        settings,
-        paths,
-        token=token,
-        passphrase=_passphrase(settings),
-        log_file=log_file,
-        limits=limits,
-    )
-    keep_bulk_memory()
-    daemon.reporter.write()
-    with run_viewer(paths.root) if is_live else contextlib.nullcontext():
-        leave = asyncio.run(_serve_signals(daemon))
-    if leave.departure is Departure.DRAINED:
-        return
-    typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
-    is_rejected = leave.departure is Departure.REJECTED
-    raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_rejected else STOPPED_STATUS)
-
-
-async def _serve_signals(daemon: Daemon) -> Leave:
-    loop = asyncio.get_running_loop()
-    serving = loop.create_task(daemon.run())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        name = signal.Signals(number).name
-        loop.add_signal_handler(number, _on_signal, daemon, serving, name)
-    try:
-        return await serving
-    except asyncio.CancelledError:
-        return Leave(Departure.DRAINED, "stopped before it had begun")
-
-
-def _on_signal(daemon: Daemon, serving: "asyncio.Task[Leave]", name: str) -> None:
-    if daemon.session.link.phase is LinkPhase.DOWN:
-        serving.cancel()
-    elif daemon.session.drain:
-        daemon.stop(f"a second {name}")
-    else:
-        daemon.drain(name)
+    order = MachineOrder(settings, limits, token, _passphrase(settings), log_file)
+    with machine_daemons(paths, order) as daemons:
+        keep_bulk_memory()
+        for daemon in daemons:
+            daemon.reporter.write()
+        with run_viewer(paths.root) if is_live else contextlib.nullcontext():
+            leaves = asyncio.run(serve_machine(daemons))
+    left = [leave for leave in leaves if leave.departure is not Departure.DRAINED]
+    for leave in left:
+        typer.echo(f"hypergpu-node: {leave.departure.value}: {leave.reason}", err=True)
+    if left:
+        is_rejected = left[0].departure is Departure.REJECTED
+        raise typer.Exit(Reason.TOKEN_INVALID.exit_code if is_rejected else STOPPED_STATUS)
 
 
 def settings_of(**flags: Any) -> NodeSettings:

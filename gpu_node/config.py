@@ -32,6 +32,10 @@ class NodeSettings(BaseSettings):
     """Python module that runs as the worker. Another one serves tests and simulated attackers."""
     sandbox: Literal["auto", "bwrap", "landlock", "off"] = "auto"
     """Sandbox of the worker. ``auto``: bubblewrap where it starts, else landlock, else none."""
+    devices: str | None = None
+    """Devices with commas, each of which gets a node: a GPU's index or UUID, or ``cpu``. None: all
+    CUDA devices that the owner allows, and the processor where there is none.
+    """
     worker_threads: int = Field(default=0, ge=0)
     """Threads of the worker; 0: its default, one."""
     worker_memory_bytes: int = Field(default=0, ge=0)

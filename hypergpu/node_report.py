@@ -7,6 +7,9 @@ import msgspec
 
 REPORT_FILE = "report.json"
 """Its name in the node's folder."""
+DEVICE_FOLDER = "device-{}"
+"""In a machine's folder, that of another device's node, by the device's number."""
+DEVICE_FOLDERS = DEVICE_FOLDER.format("*")
 REPORT_EVERY_MS = 5_000
 """A daemon writes it at least so often, also when nothing has changed."""
 
@@ -149,6 +152,8 @@ class NodeReport(
     """Path of the log; None: it goes to the daemon's standard error."""
     page: str | None = None
     """Address of this node on the page; None: it is not known."""
+    others: "tuple[NodeReport, ...]" = ()
+    """Nodes of the machine's other devices, which one process runs. Only readers add them."""
 
 
 def judge_report(report: NodeReport, now_ms: int, *, is_alive: bool) -> NodeReport:

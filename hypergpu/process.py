@@ -48,6 +48,7 @@ def configure_logs(
     structlog.configure(
         processors=[
             *([] if limiter is None else [limiter]),
+            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *tracebacks,

@@ -1,15 +1,21 @@
 """Which node works for which job, when several jobs share one coordinator.
 
 Each job first gets the number of nodes that it needs to start: jobs that have nodes come first,
-then the order of creation decides. What is left is dealt out evenly. A job that cannot start yet
-gets none. A node that is paused is withdrawn from its job and lent to none.
+then the order of creation decides. What is left is dealt out evenly, up to what each job takes at
+most. A job that cannot start yet gets none. A job gets only nodes that offer its workload and meet
+its requirements, and of those the ones that fewest others can use. A node that is paused is
+withdrawn from its job and lent to none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
 
 import msgspec
 
+from coordinator.core.node_fit import NodeFeatures, unmet_reason
 from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.requirements import Requirement
 from hypergpu.units import several
 
 
@@ -23,6 +29,10 @@ class JobDemand(msgspec.Struct, frozen=True):
     workload_version: int
     members: frozenset[NodeId]
     """Nodes that work for it now and are not about to leave it."""
+    nodes_max: int = 0
+    """Nodes that it gets at most; 0: no limit."""
+    requirements: tuple[Requirement, ...] = ()
+    """Every node of it meets all of them."""
 
 
 class NodeOffer(msgspec.Struct, frozen=True):
@@ -33,6 +43,7 @@ class NodeOffer(msgspec.Struct, frozen=True):
     workloads: Mapping[str, int]
     pause_reason: str = ""
     """Why it takes no work though it is connected; empty: it takes some."""
+    features: NodeFeatures = {}
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -77,13 +88,14 @@ def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -
     """
     if withdrawn := _withdraw(offers):
         return withdrawn
-    offers = [offer for offer in offers if not offer.pause_reason]
+    offers = sorted(
+        (offer for offer in offers if not offer.pause_reason), key=lambda offer: offer.node
+    )
     demands = sorted(demands, key=lambda demand: not demand.members)
-    active = {demand.job_id for demand in demands}
-    free = [offer for offer in sorted(offers, key=_by_node) if offer.job_id not in active]
-    shares = _shares(demands, offers)
-    lent, missing = _lend(demands, free, shares)
-    return (*lent, *_recall(demands, offers, shares, missing))
+    deal = _Deal(demands, offers)
+    deal.give_least()
+    deal.give_rest()
+    return (*_lend(demands, offers, deal), *_recall(demands, offers, deal))
 
 
 def _withdraw(offers: Sequence[NodeOffer]) -> tuple[Withdraw, ...]:
@@ -94,80 +106,97 @@ def _withdraw(offers: Sequence[NodeOffer]) -> tuple[Withdraw, ...]:
     )
 
 
-def _by_node(offer: NodeOffer) -> str:
-    return offer.node
+def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
+    """Why a node can never work for a job as both are now; empty: it can."""
+    if offer.workloads.get(demand.workload) != demand.workload_version:
+        return f"it does not offer {demand.workload} {demand.workload_version}"
+    return unmet_reason(demand.requirements, offer.features)
 
 
-def _can_train(demand: JobDemand, offer: NodeOffer) -> bool:
-    return offer.workloads.get(demand.workload) == demand.workload_version
+class _Deal:
+    """Places of nodes, as far as they are dealt out."""
+
+    def __init__(self, demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> None:
+        self._demands = demands
+        able = {
+            demand.job_id: [offer for offer in offers if not unfit_reason(demand, offer)]
+            for demand in demands
+        }
+        users = Counter(offer.node for found in able.values() for offer in found)
+        active = {demand.job_id for demand in demands}
+        self._able = {
+            demand.job_id: sorted(
+                able[demand.job_id], key=partial(_preference, demand, active, users)
+            )
+            for demand in demands
+        }
+        self._left = {job_id: iter(found) for job_id, found in self._able.items()}
+        connected = {offer.node for offer in offers}
+        # A member that is away for a moment still counts: it may be back before it is given up.
+        self.shares = {demand.job_id: len(demand.members - connected) for demand in demands}
+        self.places: dict[NodeId, JobId] = {}
+
+    def give_least(self) -> None:
+        """Give each job what it needs to start, or nothing."""
+        for demand in self._demands:
+            job_id = demand.job_id
+            needed = demand.nodes_min - self.shares[job_id]
+            if needed > sum(offer.node not in self.places for offer in self._able[job_id]):
+                del self._left[job_id]
+                continue
+            for _ in range(needed):
+                self._give_one(job_id)
+
+    def give_rest(self) -> None:
+        """Give what is left to the jobs that start, evenly."""
+        most = {demand.job_id: demand.nodes_max for demand in self._demands}
+        taking = list(self._left)
+        while taking:
+            job_id = min(taking, key=lambda one: self.shares[one])
+            is_full = bool(most[job_id]) and self.shares[job_id] >= most[job_id]
+            if is_full or not self._give_one(job_id):
+                taking.remove(job_id)
+
+    def _give_one(self, job_id: JobId) -> bool:
+        """Give a job the next of its nodes that is not given yet; tells whether there was one."""
+        for offer in self._left[job_id]:
+            if offer.node not in self.places:
+                self.places[offer.node] = job_id
+                self.shares[job_id] += 1
+                return True
+        return False
 
 
-def _shares(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> dict[JobId, int]:
-    """How many nodes each job is due: its minimum in order of creation, then the rest evenly."""
-    connected = {offer.node for offer in offers}
-    # A member that is away for a moment still counts: it may be back before it is given up.
-    away = {demand.job_id: len(demand.members - connected) for demand in demands}
-    useful = {
-        demand.job_id: away[demand.job_id] + sum(_can_train(demand, offer) for offer in offers)
-        for demand in demands
-    }
-    left = len(offers) + sum(away.values())
-    shares: dict[JobId, int] = {}
-    for demand in demands:
-        least = min(demand.nodes_min, useful[demand.job_id])
-        shares[demand.job_id] = least if demand.nodes_min <= left else 0
-        left -= shares[demand.job_id]
-    while left > 0:
-        open_jobs = [
-            demand.job_id for demand in demands if 0 < shares[demand.job_id] < useful[demand.job_id]
-        ]
-        if not open_jobs:
-            break
-        shares[min(open_jobs, key=lambda job_id: shares[job_id])] += 1
-        left -= 1
-    return shares
+def _preference(
+    demand: JobDemand, active: Set[JobId], users: Mapping[NodeId, int], offer: NodeOffer
+) -> tuple[int, int]:
+    """Nodes that few jobs can use first; of those the job's own, then free ones."""
+    if offer.node in demand.members:
+        return users[offer.node], 0
+    return users[offer.node], 1 if offer.job_id not in active else 2
 
 
-def _lend(
-    demands: Sequence[JobDemand], free: Iterable[NodeOffer], shares: Mapping[JobId, int]
-) -> tuple[list[Lend], dict[JobId, int]]:
-    """Give free nodes to the jobs furthest below their share; also how many each still misses."""
-    missing = {demand.job_id: shares[demand.job_id] - len(demand.members) for demand in demands}
-    moves: list[Lend] = []
-    for offer in free:
-        able = [
-            demand for demand in demands if _can_train(demand, offer) and missing[demand.job_id] > 0
-        ]
-        if not able:
-            continue
-        neediest = max(able, key=lambda demand: missing[demand.job_id])
-        job_id = neediest.job_id
-        due = f"free, and {job_id} is due {several(shares[job_id], 'node')}"
-        moves.append(Lend(offer.node, job_id, due))
-        missing[job_id] -= 1
-    return moves, missing
+def _lend(demands: Sequence[JobDemand], offers: Sequence[NodeOffer], deal: _Deal) -> Iterator[Lend]:
+    """Give free nodes to the jobs that they are dealt to."""
+    active = {demand.job_id for demand in demands}
+    for offer in offers:
+        job_id = deal.places.get(offer.node)
+        if job_id is not None and offer.job_id not in active:
+            due = f"free, and {job_id} is due {several(deal.shares[job_id], 'node')}"
+            yield Lend(offer.node, job_id, due)
 
 
 def _recall(
-    demands: Sequence[JobDemand],
-    offers: Sequence[NodeOffer],
-    shares: Mapping[JobId, int],
-    missing: Mapping[JobId, int],
-) -> list[Recall]:
-    """Ask jobs above their share for the nodes that others still miss."""
-    wanted = sum(count for count in missing.values() if count > 0)
-    by_id = {offer.node: offer for offer in offers}
-    moves: list[Recall] = []
+    demands: Sequence[JobDemand], offers: Sequence[NodeOffer], deal: _Deal
+) -> Iterator[Recall]:
+    """Ask jobs for the nodes that are dealt to others, and that do not fit any more."""
     for demand in demands:
-        surplus = len(demand.members) - shares[demand.job_id]
-        movable = sorted(node for node in demand.members if node in by_id)
-        for node in movable[: max(0, min(surplus, wanted))]:
-            needy = [
-                other.job_id
-                for other in demands
-                if missing[other.job_id] > 0 and _can_train(other, by_id[node])
-            ]
-            if needy:
-                moves.append(Recall(node, demand.job_id, f"{needy[0]} is due a share of the nodes"))
-                wanted -= 1
-    return moves
+        for offer in offers:
+            if offer.node not in demand.members:
+                continue
+            place = deal.places.get(offer.node)
+            if place not in (None, demand.job_id):
+                reason = f"{place} is due a share of the nodes"
+                yield Recall(offer.node, demand.job_id, reason)
+            elif reason := unmet_reason(demand.requirements, offer.features):
+                yield Recall(offer.node, demand.job_id, reason)

@@ -4,6 +4,7 @@ reports is bounded and clamped here.
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -20,9 +21,11 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
+from coordinator.core.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.phases import WorkPhase
 from hypergpu.statements import Lease
 from hypergpu.streams import SMALLEST_BYTES
@@ -57,6 +60,29 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The owner's limits by their names on the wire; those that are not set are left out."""
     sandbox: str = ""
     """Sandbox of the node's worker, for people."""
+    labels: Mapping[str, str] = {}
+    """Labels that its owner gave it."""
+    processors: int = 0
+    machine_memory_bytes: int = 0
+    """Memory of the machine; 0: it tells none, and no processors."""
+
+    def features(self, software: str) -> NodeFeatures:
+        """What jobs may require: properties, and labels, none of which hides a property."""
+        cap = self.caps.get("worker_memory_bytes", 0)
+        is_gpu = self.device not in ("", "cpu")
+        gpu_bytes = min(self.memory_bytes, cap or self.memory_bytes) if is_gpu else 0
+        found: dict[str, str | int] = {
+            **self.labels,
+            "device": self.device,
+            "gpu": gpu_bytes,
+            "worker": self.worker,
+            "software": software,
+        }
+        if self.processors:
+            found["cores"] = self.processors
+        if whole := self.machine_memory_bytes:
+            found["memory"] = min(whole, cap or whole)
+        return found
 
 
 class NodeProgress(msgspec.Struct, frozen=True):
@@ -112,6 +138,9 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         sandbox="".join(
             each for each in message.sandbox[:_SANDBOX_LENGTH_MAX] if each.isprintable()
         ),
+        labels=_labels_value(message),
+        processors=message.processors,
+        machine_memory_bytes=message.machine_memory_bytes,
     )
 
 
@@ -129,7 +158,19 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         name=capabilities.name,
         caps=node_pb2.Caps(**capabilities.caps),
         sandbox=capabilities.sandbox,
+        labels=capabilities.labels,
+        processors=capabilities.processors,
+        machine_memory_bytes=capabilities.machine_memory_bytes,
     )
+
+
+def _labels_value(message: node_pb2.Capabilities) -> dict[str, str]:
+    """The labels of a node, without those that are none."""
+    found: dict[str, str] = {}
+    for name, value in list(message.labels.items())[:LABELS_MOST]:
+        with suppress(RequirementError):
+            found.update([parse_label(f"{name}={value}")])
+    return found
 
 
 def progress_value(message: node_pb2.Progress) -> NodeProgress:

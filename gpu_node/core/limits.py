@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.units import Bytes, Milliseconds
 
 BITS_PER_S_MIN = 256_000
@@ -59,13 +60,15 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the worker with all that it starts."""
     threads: int = 0
     gpu: str = ""
-    """Index or UUID as nvidia-smi has it; ``none``: the worker sees no GPU."""
+    """Indices or UUIDs as nvidia-smi has them, with commas; ``none``: workers see no GPU."""
     upload_bits_per_s: int = 0
     download_bits_per_s: int = 0
     hours: tuple[HourSpan, ...] = ()
     only_when_idle: bool = False
     power_w: int = 0
     """Power limit above which the GPU must not be set."""
+    labels: dict[str, str] = {}
+    """What the owner calls the node by, for jobs that require it."""
 
     def allow_workload(self, name: str, kinds: Mapping[str, str]) -> bool:
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
@@ -179,7 +182,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmgt]?)b", re.IGNORECASE)
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([kmg]?)bit/s", re.IGNORECASE)
 _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-_GPU = re.compile(r"\d{1,3}|GPU-[0-9a-f-]{4,40}|none")
+_GPU = re.compile(r"\d{1,3}|GPU-[0-9a-f-]{4,40}")
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -212,9 +215,12 @@ def _count(value: object) -> int:
 
 
 def _gpu(value: object) -> str:
-    if isinstance(value, bool) or not _GPU.fullmatch(str(value)):
-        raise ValueError('a GPU\'s index or UUID as nvidia-smi -L lists them, or "none"')
-    return str(value)
+    words = value if isinstance(value, list) else str(value).split(",")
+    names = [str(word).strip() for word in words]
+    is_bool = any(isinstance(each, bool) for each in (value, *words))
+    if is_bool or ((names != ["none"] and not all(map(_GPU.fullmatch, names))) or not names):
+        raise ValueError('GPUs\' indices or UUIDs as nvidia-smi -L lists them, or "none"')
+    return ",".join(names)
 
 
 def _hours(value: object) -> tuple[HourSpan, ...]:
@@ -233,6 +239,20 @@ def _truth(value: object) -> bool:
     return value in (True, "true")
 
 
+def _labels(value: object) -> dict[str, str]:
+    """Labels from a table, or from words ``NAME=VALUE``."""
+    if isinstance(value, dict):
+        value = [f"{name}={each}" for name, each in value.items()] or ""
+    words = _words(value)
+    try:
+        found = dict(parse_label(word) for word in words)
+    except RequirementError as wrong:
+        raise ValueError(f"a table of labels, and {wrong}: {wrong.fix}") from wrong
+    if len(found) > LABELS_MOST:
+        raise ValueError(f"at most {LABELS_MOST} labels")
+    return found
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "coordinators": ("coordinators", _words),
     "workloads": ("workloads", _words),
@@ -245,4 +265,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "hours": ("hours", _hours),
     "only_when_idle": ("only_when_idle", _truth),
     "power": ("power_w", _count),
+    "labels": ("labels", _labels),
 }

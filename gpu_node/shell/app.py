@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import structlog
 
 from gpu_node.config import NodeSettings
@@ -240,6 +241,9 @@ class Daemon:
         capabilities = msgspec.structs.replace(capabilities, workloads=allowed)
         message = capabilities_message(capabilities, self._name, caps)
         message.sandbox = self._sandbox.text
+        message.labels.update(self._limits.labels)
+        message.processors = psutil.cpu_count() or 1
+        message.machine_memory_bytes = psutil.virtual_memory().total
         return message
 
     async def _learn_capabilities(self) -> WorkerCapabilities:
@@ -459,7 +463,7 @@ def _worker_sandbox(
     readable = [paths.inputs, datasets, *python.folders]
     if slowness := os.environ.get(SLOWNESS_FILE):
         readable.append(Path(slowness).parent)
-    hidden = [paths.root, place_beside(paths.root)]
+    hidden = [paths.machine, place_beside(paths.machine)]
     if settings.passphrase_file is not None:
         hidden.append(settings.passphrase_file.expanduser().absolute())
     writable = (paths.scratch, paths.open_folder)

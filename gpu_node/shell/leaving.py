@@ -16,7 +16,7 @@ from gpu_node.config import NodeSettings
 from gpu_node.shell.state import StatePaths, remove_entry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import place_beside
-from hypergpu.node_report import NodeReport
+from hypergpu.node_report import DEVICE_FOLDERS, NodeReport
 
 _KEPT_NAMES = frozenset({"identity.key", "ledger", "lock", "name", "node.toml", "nonce"})
 _LOOK_UP_S = 0.2
@@ -56,10 +56,15 @@ def _send_drain(paths: StatePaths) -> None:
 
 
 def forget_coordinator(paths: StatePaths) -> None:
-    """Remove certificate, work and caches from a folder whose lock is held."""
-    for entry in paths.root.iterdir():
-        if entry.name not in _KEPT_NAMES and not entry.name.startswith("node.log"):
-            remove_entry(entry)
+    """Remove certificate, work and caches from a folder whose lock is held, and from those of the
+    machine's other devices in it.
+    """
+    devices = sorted(paths.root.glob(DEVICE_FOLDERS))
+    for folder in (paths.root, *devices):
+        for entry in folder.iterdir():
+            is_kept = entry.name in _KEPT_NAMES or entry.name.startswith("node.log")
+            if not is_kept and entry not in devices:
+                remove_entry(entry)
 
 
 def forget_node(paths: StatePaths) -> None:

@@ -124,6 +124,14 @@ def gpu_figures(figure: str, gpu: str, subject: str = "gpu") -> list[str]:
     return [line.strip() for line in asked.stdout.splitlines() if asked.returncode == 0]
 
 
+def found_gpus() -> list[str]:
+    """This machine's CUDA devices, of those that CUDA_VISIBLE_DEVICES names where it is set."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [word.strip() for word in visible.split(",") if word.strip()]
+    return gpu_figures("index", "")
+
+
 def check_coordinator(limits: OwnerLimits, address: str, authority: str) -> None:
     """Check that the owner allows a coordinator, before anything is sent to it.
 

@@ -30,9 +30,10 @@ from hypergpu.streams import unix_ms, write_durably
 class StatePaths:
     """The state folder. Holding it open is holding its lock: two daemons never share one."""
 
-    def __init__(self, root: Path) -> None:
-        root = root.absolute()  # The worker runs in a folder of its own.
-        self.root = root
+    def __init__(self, root: Path, *, machine: Path | None = None) -> None:
+        self.root = root = root.absolute()  # The worker runs in a folder of its own.
+        self.machine = (machine or root).absolute()
+        """The folder of the machine's first node, around those of its other devices' nodes."""
         self.identity = root / "identity.key"
         self.tls_key = root / "tls.key"
         self.certificate = root / "tls.crt"

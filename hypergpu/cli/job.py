@@ -154,6 +154,8 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     if detail.job.phase not in ENDED:
         for line in _lacking_lines(coordinator, str(detail.spec.get("workload", ""))):
             say(line)
+    for unfit in detail.unfit:
+        say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
     say()
     say_table(*participants_table(detail), empty="no round is open")
 

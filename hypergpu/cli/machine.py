@@ -123,7 +123,7 @@ def up(  # noqa: PLR0913 - each is an option
     raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes))
 
 
-def join(
+def join(  # noqa: PLR0913 - each is an option
     token: Annotated[
         str | None,
         typer.Argument(
@@ -149,6 +149,24 @@ def join(
             " good in node.toml in its folder: docs/node.md. Repeatable.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="NAME=VALUE",
+            help="A label that jobs may require, such as region=eu; repeatable. For good in"
+            " node.toml.",
+        ),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="A device that gets a node of its own: a GPU's index or UUID, or cpu; repeatable."
+            " Else all CUDA devices.",
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Log to stderr in place of the live view.")
     ] = False,
@@ -161,7 +179,8 @@ def join(
     settings = resolve_settings({"state_dir": str(state_dir) if state_dir else None})
     folder = Path(settings["state_dir"].value).expanduser()
     is_live = not plain and is_rich() and is_rich(sys.stderr)
-    become_node(token, NodeWish(folder, worker, name, tuple(limit or ()), is_live))
+    limits = (*(limit or ()), *([f"labels={','.join(label)}"] if label else []))
+    become_node(token, NodeWish(folder, worker, name, limits, tuple(device or ()), is_live))
 
 
 def status(

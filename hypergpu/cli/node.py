@@ -124,6 +124,8 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  health      {node.health_reason or 'in no planned round yet'}",
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
+        f"  machine     {machine_text(node)}",
+        f"  labels      {', '.join(map('='.join, node.labels.items())) or 'none'}",
         f"  limits      {limits_text(node.caps) or 'none'}",
         f"  sandbox     {node.sandbox or '-'}",
         f"  job         {node.job or '-'}",
@@ -132,6 +134,13 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  congestion  {node.reading.congestion_control or '-'}",
         f"  least RTT   {milliseconds(least_us) if least_us else '-'}",
     ]
+
+
+def machine_text(node: "NodeView") -> str:
+    """Processors and memory of a node's machine, in words."""
+    if not node.processors:
+        return "-"
+    return f"{several(node.processors, 'core')}, {size(node.machine_memory_bytes)} of memory"
 
 
 def limits_text(caps: Mapping[str, int]) -> str:

@@ -17,6 +17,7 @@ from hypergpu.client.settings import (
 )
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import place_beside
+from hypergpu.node_report import DEVICE_FOLDERS
 
 COORDINATORS_KEY = Path("identity/coordinator.key")
 NODES_KEY = Path("identity.key")
@@ -59,11 +60,11 @@ def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) ->
 
 
 def _nodes_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
-    """A node's key and receipts, where there is one to be paid."""
-    if not any((folder / RECEIPTS).glob("*/newest.json")):
-        return (), ""
-    why = "its receipts may be unpaid: hypergpu ledger claim"
-    return (folder / NODES_KEY, folder / RECEIPTS), why
+    """Keys and receipts of a machine's nodes, where there is one to be paid."""
+    nodes = [folder, *folder.glob(DEVICE_FOLDERS)]
+    owed = [node for node in nodes if any((node / RECEIPTS).glob("*/newest.json"))]
+    kept = tuple(node / name for node in owed for name in (NODES_KEY, RECEIPTS))
+    return kept, "its receipts may be unpaid: hypergpu ledger claim" if owed else ""
 
 
 def _coordinators_keys(folder: Path) -> tuple[tuple[Path, ...], str]:

@@ -2,14 +2,22 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.node_report import ALIVE, REPORT_FILE, SILENT, NodeReport, judge_report
+from hypergpu.node_report import (
+    ALIVE,
+    DEVICE_FOLDERS,
+    REPORT_FILE,
+    SILENT,
+    NodeReport,
+    judge_report,
+)
 from hypergpu.streams import unix_ms
-from hypergpu.terminal.node_view import Onlooker, plain_lines, report_rows, screen
+from hypergpu.terminal.node_view import Onlooker, Row, plain_lines, report_rows, screen
 from hypergpu.terminal.output import say, say_json, span
 
 _REPORT_BYTES_MAX = 1 << 20
@@ -17,6 +25,20 @@ _REFRESH_S = 0.25
 
 
 def read_report(folder: Path) -> NodeReport:
+    """The newest report of the node in a folder, judged now, with those of its machine's other
+    devices.
+
+    Raises:
+        HyperGPUError: As `_read_one`.
+    """
+    report = _read_one(folder)
+    found = [_read_one(path.parent) for path in folder.glob(f"{DEVICE_FOLDERS}/{REPORT_FILE}")]
+    others = [each for each in found if each.process_id == report.process_id]
+    others.sort(key=lambda each: (len(each.state_dir), each.state_dir))
+    return msgspec.structs.replace(report, others=tuple(others))
+
+
+def _read_one(folder: Path) -> NodeReport:
     """The newest report of the node in a folder, judged now.
 
     Raises:
@@ -70,7 +92,7 @@ def show_once(folder: Path, *, as_json: bool) -> None:
     if as_json:
         say_json(report)
     else:
-        for line in plain_lines(report_rows(report, _onlooker(report))):
+        for line in plain_lines(_rows(report)):
             say(line)
     _check_running(report)
 
@@ -89,8 +111,7 @@ def watch(folder: Path) -> None:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            rows = report_rows(report, _onlooker(report))
-            live.update(screen(rows, console.width), refresh=True)
+            live.update(screen(_rows(report), console.width), refresh=True)
             if report.state not in ALIVE | {SILENT}:
                 break
             time.sleep(_REFRESH_S)
@@ -98,6 +119,11 @@ def watch(folder: Path) -> None:
     has_left = was_running and report.state != "died"
     if not has_left and not _is_own(report):
         _check_running(report)
+
+
+def _rows(report: NodeReport) -> Iterator[Row]:
+    for each in (report, *report.others):
+        yield from report_rows(each, _onlooker(each))
 
 
 def _is_own(report: NodeReport) -> bool:

@@ -359,6 +359,7 @@ class NodeWish(NamedTuple):
     name: str = ""
     limits: tuple[str, ...] = ()
     """``KEY=VALUE`` each."""
+    devices: tuple[str, ...] = ()
     is_live: bool = False
     """Shown on this terminal; its logs go to a file."""
 
@@ -383,6 +384,7 @@ def become_node(word: str | None, wish: NodeWish) -> NoReturn:
     if wish.worker:
         shared += ["--worker", wish.worker]
     shared += [word for limit in wish.limits for word in ("--limit", limit)]
+    shared += [word for device in wish.devices for word in ("--device", device)]
     if wish.is_live:
         shared.append("--live")
     if wish.name:

@@ -114,6 +114,10 @@ class NodeView(msgspec.Struct, frozen=True):
     """Limits that its owner set; those that are not set are left out."""
     sandbox: str = ""
     """Sandbox of its worker: ``bwrap``, ``landlock``, or ``unsandboxed`` with reason and fix."""
+    labels: dict[str, str] = {}
+    """Labels that its owner gave it."""
+    processors: int = 0
+    machine_memory_bytes: int = 0
 
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
@@ -158,6 +162,16 @@ class JobDetail(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/j
     spec: dict[str, object]
     participants: list[ParticipantView]
     model_bytes: int
+    unfit: list["UnfitNodeView"] = []
+    """Connected nodes that do not meet what the job requires of its nodes."""
+
+
+class UnfitNodeView(msgspec.Struct, frozen=True):
+    """A node that a job cannot have."""
+
+    id: str
+    name: str
+    reason: str
 
 
 class JobEvent(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/event/1"):
@@ -245,6 +259,7 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
         spec=msgspec.json.decode(found.spec_json or "{}", type=dict[str, object]),
         participants=[participant_view(each) for each in found.participants],
         model_bytes=found.model.blob.size_bytes,
+        unfit=[UnfitNodeView(each.node_id, each.name, each.reason) for each in found.unfit],
     )
 
 
@@ -263,6 +278,9 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         workloads={each.name: each.version for each in able.workloads},
         caps={field.name: value for field, value in able.caps.ListFields()},
         sandbox=able.sandbox,
+        labels=dict(able.labels),
+        processors=able.processors,
+        machine_memory_bytes=able.machine_memory_bytes,
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=node.health or None,

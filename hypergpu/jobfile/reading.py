@@ -111,7 +111,9 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines, *, data_path: s
         stated["path"] = data_path
     spec, problems = read_spec(with_defaults, lines)
     known = {problem.key for problem in problems}
-    found = [*_unused_problems(tree, strategy), *spec_problems(spec)]
+    # Of a table with a wrong element of a list no spec is left to judge.
+    is_read = bool(spec.workload) or not with_defaults["workload"]
+    found = [*_unused_problems(tree, strategy), *(spec_problems(spec) if is_read else ())]
     for problem in found:
         if problem.key not in known:
             problems.append(msgspec.structs.replace(problem, where=lines.of(problem.key)))

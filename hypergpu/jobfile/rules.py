@@ -13,14 +13,21 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from hypergpu.jobfile.requirements import (
+    REQUIREMENTS_MOST,
+    RequirementError,
+    parse_requirement,
+)
 from hypergpu.jobfile.spec import (
     CHOICES,
     LIMITS,
+    MOMENTUM_MOST_OVERLAPPED,
     NAME_LENGTH_MOST,
     SPARSE_CODECS,
     Aware,
     Inner,
     JobSpec,
+    Outer,
     Scalar,
 )
 from hypergpu.jobfile.toml import (
@@ -93,10 +100,6 @@ def unused_aware(strategy: str) -> Problem:
     return Problem("aware", what, 'set strategy = "aware" on top, or remove [aware]')
 
 
-_MOMENTUM_MOST = 0.5
-"""Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
-
-
 def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     """Settings beside which rounds that overlap diverge, or take far more samples: sparse codecs,
     whose errors staleness multiplies (docs/decisions/0016-overlap.md), and much outer momentum.
@@ -111,9 +114,12 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
         if codec in SPARSE_CODECS:
             what = f'rounds that overlap are dense, and this is "{codec}"'
             yield Problem(key, what, f'set it to "int4", {without}')
-    if spec.outer.momentum > _MOMENTUM_MOST:
-        what = f"rounds that overlap bear at most {_MOMENTUM_MOST}, not {spec.outer.momentum}"
-        yield Problem("outer.momentum", what, f"set it to at most {_MOMENTUM_MOST}, {without}")
+    rate, momentum, most = spec.outer.learning_rate, spec.outer.momentum, MOMENTUM_MOST_OVERLAPPED
+    if momentum is None and rate is not None:
+        momentum = Outer().momentum
+    if momentum is not None and momentum > most:
+        what = f"rounds that overlap bear at most {most}, not {momentum}"
+        yield Problem("outer.momentum", what, f"set it to at most {most}, {without}")
 
 
 _ONLY_WITH: Mapping[str, str] = {
@@ -122,6 +128,23 @@ _ONLY_WITH: Mapping[str, str] = {
     "epsilon": "adamw",
     "momentum": "sgd",
 }
+
+
+def node_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield settings of ``[nodes]`` that no node could meet, or that are no requirements."""
+    most, least = spec.nodes.max, spec.training.nodes
+    if 0 < most < least:
+        what = f"at most {several(most, 'node')}, and training.nodes waits for {least}"
+        yield Problem("nodes.max", what, f"set it to at least {least}, or lower training.nodes")
+    if len(spec.nodes.labels) > REQUIREMENTS_MOST:
+        what = f"there are {len(spec.nodes.labels)} requirements"
+        yield Problem("nodes.labels", what, f"keep at most {REQUIREMENTS_MOST}")
+        return
+    for text in spec.nodes.labels:
+        try:
+            parse_requirement(text)
+        except RequirementError as wrong:
+            yield Problem("nodes.labels", str(wrong), wrong.fix)
 
 
 def optimizer_problems(spec: JobSpec) -> Iterator[Problem]:
@@ -166,7 +189,8 @@ def covering(spec: JobSpec, nodes: int) -> JobSpec:
         spec: Of the job.
         nodes: That could take work as it begins.
     """
-    stated = spec.training.nodes
+    stated, most = spec.training.nodes, spec.nodes.max
+    nodes = min(nodes, most) if most else nodes
     if not spec.pay.unit_price or spec.pay.escrow or spec.strategy == "aware" or nodes <= stated:
         return spec
     most = spec.pay.most_for(spec.stated_samples // stated * nodes)
@@ -247,6 +271,7 @@ def spec_problems(spec: JobSpec) -> tuple[Problem, ...]:
         *_range_problems(spec),
         *_choice_problems(spec),
         *strategy_problems(spec),
+        *node_problems(spec),
         *optimizer_problems(spec),
         *overlap_problems(spec),
         *_pair_problems(spec),

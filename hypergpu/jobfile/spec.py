@@ -3,9 +3,12 @@ number.
 """
 
 from collections.abc import Mapping
+from types import NoneType
+from typing import get_args, get_origin
 
 import msgspec
 
+from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.units import Samples
 
@@ -27,6 +30,20 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     nodes: int = 1
     """The job starts when this many nodes have joined."""
+
+
+class NodeSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes that may work for the job; `TrainingSettings.nodes` is the least number of them."""
+
+    max: int = 0
+    """Nodes that it gets at most; 0: no limit."""
+    labels: tuple[str, ...] = ()
+    """Requirements that a node has to meet, all of them: see `hypergpu.jobfile.requirements`."""
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """``labels`` of a spec that was checked, parsed."""
+        return tuple(parse_requirement(text) for text in self.labels)
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +94,19 @@ class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     learning_rate: float = 0.7
     momentum: float = 0.9
+
+
+MOMENTUM_MOST_OVERLAPPED = 0.5
+"""Most outer momentum beside overlapping rounds: stale updates with more of it diverge."""
+
+
+class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a job states of its outer optimizer. Where it states neither, each round's step is
+    chosen (`coordinator.core.round.outer_step`); where it states one, the other is `Outer`'s.
+    """
+
+    learning_rate: float | None = None
+    momentum: float | None = None
 
 
 class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,9 +213,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str | int | float | bool] = {}
     """The workload's own settings, validated by the workload."""
     training: TrainingSettings = TrainingSettings()
+    nodes: NodeSelection = NodeSelection()
     model: ModelSettings = ModelSettings()
     inner: Inner = Inner()
-    outer: Outer = Outer()
+    outer: OuterSettings = OuterSettings()
     codec: CodecChoice = CodecChoice()
     round: RoundRule = RoundRule()
     data: Data = Data()
@@ -234,6 +265,7 @@ SETTABLE = (
 
 
 Scalar = str | int | float | bool
+KeyType = type[Scalar] | type[tuple[str, ...]]
 
 
 def _sections() -> dict[str, type[msgspec.Struct]]:
@@ -244,11 +276,19 @@ def _sections() -> dict[str, type[msgspec.Struct]]:
     }
 
 
+def _type_of(field: msgspec.structs.FieldInfo) -> KeyType:
+    """The type of a key; one that may be left out without a default is a union with None."""
+    if get_origin(field.type) is tuple:
+        return tuple
+    kinds: list[KeyType] = [each for each in get_args(field.type) if each is not NoneType]
+    return (kinds or [field.type])[0]
+
+
 SECTIONS: Mapping[str, type[msgspec.Struct]] = _sections()
 """Table name to its struct."""
 
-KEYS: Mapping[str, type[Scalar]] = {
-    f"{table}.{field.name}": field.type
+KEYS: Mapping[str, KeyType] = {
+    f"{table}.{field.name}": _type_of(field)
     for table, struct in SECTIONS.items()
     for field in msgspec.structs.fields(struct)
 }
@@ -300,6 +340,7 @@ LIMITS: Mapping[str, NumberRange] = {
     "training.batch_size": NumberRange(1, 65_536),
     "training.seed": NumberRange(0, SEED_MOST),
     "training.nodes": NumberRange(1, 10_000),
+    "nodes.max": NumberRange(0, 10_000),
     "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
     "inner.weight_decay": NumberRange(0, 10),
     "inner.warmup_steps": NumberRange(0, 1_000_000_000),

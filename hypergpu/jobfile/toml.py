@@ -154,6 +154,7 @@ _NICKNAMES = {
     "warmup": "warmup_steps",
     "deadline_s": "deadline",
     "timeout": "deadline",
+    "min": "nodes",
     "eval_every": "every",
 }
 """Names that other systems use."""

@@ -118,6 +118,7 @@ class GetJobResponse(google.protobuf.message.Message):
     SPEC_JSON_FIELD_NUMBER: builtins.int
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    UNFIT_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     @property
     def job(self) -> global___JobSummary: ...
@@ -125,6 +126,10 @@ class GetJobResponse(google.protobuf.message.Message):
     def participants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ParticipantSummary]: ...
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.ModelRef: ...
+    @property
+    def unfit(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnfitNode]:
+        """Connected nodes that do not meet what the job requires of its nodes."""
+
     def __init__(
         self,
         *,
@@ -132,11 +137,34 @@ class GetJobResponse(google.protobuf.message.Message):
         spec_json: builtins.str = ...,
         participants: collections.abc.Iterable[global___ParticipantSummary] | None = ...,
         model: hypergpu.v1.tensor_pb2.ModelRef | None = ...,
+        unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "participants", b"participants", "spec_json", b"spec_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "participants", b"participants", "spec_json", b"spec_json", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
+
+@typing.final
+class UnfitNode(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    name: builtins.str
+    """What its owner calls it."""
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+        name: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "node_id", b"node_id", "reason", b"reason"]) -> None: ...
+
+global___UnfitNode = UnfitNode
 
 @typing.final
 class ListJobsRequest(google.protobuf.message.Message):

@@ -87,6 +87,22 @@ global___Version = Version
 class Capabilities(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     DEVICE_FIELD_NUMBER: builtins.int
     DEVICE_NAME_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
@@ -95,6 +111,9 @@ class Capabilities(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     CAPS_FIELD_NUMBER: builtins.int
     SANDBOX_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    PROCESSORS_FIELD_NUMBER: builtins.int
+    MACHINE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -105,10 +124,17 @@ class Capabilities(google.protobuf.message.Message):
     """What its owner calls the machine, for people; nothing relies on it."""
     sandbox: builtins.str
     """Sandbox of its worker, for people: "bwrap", "landlock", or "unsandboxed" with the reason and the fix."""
+    processors: builtins.int
+    """Of the machine: its processors and its memory."""
+    machine_memory_bytes: builtins.int
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
     def caps(self) -> global___Caps: ...
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels that its owner gave it, by name. Jobs may require them; nothing checks them."""
+
     def __init__(
         self,
         *,
@@ -120,9 +146,12 @@ class Capabilities(google.protobuf.message.Message):
         name: builtins.str = ...,
         caps: global___Caps | None = ...,
         sandbox: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        processors: builtins.int = ...,
+        machine_memory_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "memory_bytes", b"memory_bytes", "name", b"name", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "labels", b"labels", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 

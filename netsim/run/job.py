@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from coordinator.core.job.events import Event, RoundPlanned
 from hypergpu.client import Coordinator
 from hypergpu.client.history import RoundPoint, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
@@ -28,7 +29,7 @@ from netsim.network.programs import ask_links, read_verdict
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import COORDINATOR, NodeDescription, WorldDescription
 from netsim.run.choices import RunOrder, required_job
-from netsim.run.report import NOTHING_TRAINED, RunReport
+from netsim.run.report import NOTHING_TRAINED, BatchChange, RunReport
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import TransferSizes, described_world
 
@@ -231,7 +232,8 @@ def run_virtually(world: WorldDescription) -> RunReport:
     """
     spec = required_job(world)
     whole = replace(world, job=_without_target(spec))
-    outcome = Simulation(described_world(whole, job_sizes(spec))).run()
+    simulation = Simulation(described_world(whole, job_sizes(spec)))
+    outcome = simulation.run()
     spans_ms = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
     return RunReport(
@@ -244,6 +246,9 @@ def run_virtually(world: WorldDescription) -> RunReport:
         metric=None,
         verdict=_BROKEN if broken else ALWAYS_VALID,
         journal=",".join(outcome.journals.values()),
+        batches=tuple(
+            change for each in simulation.journals.values() for change in _batch_changes(spec, each)
+        ),
         strategy=spec.strategy,
         target=spec.evaluation.target,
         note=NOTHING_TRAINED,
@@ -253,6 +258,19 @@ def run_virtually(world: WorldDescription) -> RunReport:
 def _without_target(spec: JobSpec) -> JobSpec:
     """Return the job without its target, which the made-up metric would reach."""
     return replace(spec, evaluation=replace(spec.evaluation, target=0.0))
+
+
+def _batch_changes(spec: JobSpec, journal: Sequence[Event]) -> Iterator[BatchChange]:
+    """Batches that plans gave nodes, where they are others than before; at first the stated one."""
+    stated, newest = spec.training.batch_size, dict[str, int]()
+    for event in journal:
+        if not isinstance(event, RoundPlanned):
+            continue
+        for node, part in event.plan.nodes.items():
+            batch = part.batch(stated)
+            if batch != newest.get(node, stated):
+                yield BatchChange(node, event.plan.round + 1, batch, part.reason)
+            newest[node] = batch
 
 
 def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:

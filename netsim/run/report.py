@@ -31,6 +31,17 @@ class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of everything that decides the run except this machine and the program versions."""
 
 
+class BatchChange(msgspec.Struct, frozen=True):
+    """A batch that a plan gave a node, other than the one before."""
+
+    node: str
+    round: int
+    """Counts from 1."""
+    batch_size: int
+    reason: str
+    """Reason of the node's whole part of the round."""
+
+
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """A job in a world."""
 
@@ -51,6 +62,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     target: float = 0.0
     """0: none was set."""
     evaluations: tuple[EvaluationPoint, ...] = ()
+    batches: tuple["BatchChange", ...] = ()
+    """Batches of nodes that plans changed, in virtual time."""
     to_target: Reached | None = None
     """None: the target was not reached, or there is none."""
     note: str = ""
@@ -76,6 +89,8 @@ def summary_lines(report: RunReport) -> list[str]:
     """Return the report as lines for people."""
     lines = ["", f"world      {report.world}, seed {report.seed}, over {report.backend}"]
     lines += _round_lines(report)
+    for each in report.batches:
+        lines.append(f"batch      round {each.round}, {each.node}: {each.reason}")
     if report.metric is not None:
         lines.append(f"metric     {report.metric:.4f} on held-out data")
     lines += _target_lines(report)

@@ -352,7 +352,7 @@ class CoordinatorActor:
         self._is_allocating = False
         able = {job.spec.workload: _WORKLOAD_VERSION for job in self.jobs.values()}
         offers = [
-            NodeOffer(node, self._lent.get(node), able)
+            NodeOffer(node, self._lent.get(node), able, features=actor.device.features)
             for node, actor in self._nodes.items()
             if actor.is_connected
         ]
@@ -383,8 +383,15 @@ class CoordinatorActor:
             for node, member in job.members.items()
             if member.is_present and not member.is_leaving
         )
-        needed = nodes_needed(job)
-        return JobDemand(job.job_id, needed, job.spec.workload, _WORKLOAD_VERSION, members)
+        return JobDemand(
+            job_id=job.job_id,
+            nodes_min=nodes_needed(job),
+            workload=job.spec.workload,
+            workload_version=_WORKLOAD_VERSION,
+            members=members,
+            nodes_max=job.spec.nodes.max,
+            requirements=job.spec.nodes.requirements,
+        )
 
     def resumed_if_paused(self) -> None:
         """Play the user who resumes a job that paused itself."""

@@ -14,12 +14,13 @@ from coordinator.core.measure.reading import (
     TransferDirection,
     TransferTime,
 )
+from coordinator.core.node_fit import NodeFeatures
 from gpu_node.core import events, state
 from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeCommand, NodeSession, TrainingStart
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import Assignment, Lease, Prefetch
+from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda
@@ -75,6 +76,15 @@ class NodeFaults(msgspec.Struct, frozen=True):
     """Whether the node heartbeats and takes work, and never ends any."""
 
 
+class VirtualDevice(msgspec.Struct, frozen=True):
+    """The machine of a node."""
+
+    features: NodeFeatures = {}
+    """What jobs may require of it."""
+    batch_max: int = 0
+    """Larger batches end its worker: they do not fit into memory; 0: all do."""
+
+
 class NodeActor:
     """One node. A connection is a number; what belongs to an older one is lost on the way."""
 
@@ -95,6 +105,7 @@ class NodeActor:
         self.starting_ms = 0
         """How long its worker takes to start once it is back."""
         self.faults = NodeFaults()
+        self.device = VirtualDevice()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
         self._agenda = agenda
@@ -315,7 +326,11 @@ class NodeActor:
         whole_ms = Milliseconds(round(full_steps * self.step_ms) + TRAIN_MS + self.model_ms)
         compute_ms = whole_ms - self._taken_ahead_ms(assignment, start)
         if self._dice.random() < self.faults.worker_death:
-            self._later(compute_ms // 2, lambda: self._end_worker(lease))
+            self._later(compute_ms // 2, lambda: self._end_worker(lease, "killed"))
+            return
+        if 0 < self.device.batch_max < assignment.task.batch_size:
+            reason = f"{OUT_OF_MEMORY}: a batch of {assignment.task.batch_size} does not fit"
+            self._later(TRAIN_MS, lambda: self._end_worker(lease, reason))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)
         name = msgspec.json.encode((assignment.slot, repr(start), assignment.task, self.faults.lie))
@@ -349,10 +364,10 @@ class NodeActor:
             self._say(lambda: self._upstream.observe(self.node, took))
             self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 
-    def _end_worker(self, lease: Lease) -> None:
+    def _end_worker(self, lease: Lease, reason: str) -> None:
         if self._training == lease:
             self._training = None
-            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason="killed"))
+            self.apply(events.WorkerDied(at_ms=self._agenda.now_ms, reason=reason))
 
     def _abort_training(self, lease: Lease) -> None:
         if self._training == lease:

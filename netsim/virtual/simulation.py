@@ -33,7 +33,7 @@ from netsim.network.world import (
 )
 from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
 from netsim.virtual.invariants import step_violations, violations
-from netsim.virtual.node_actor import NodeActor, NodeFaults
+from netsim.virtual.node_actor import NodeActor, NodeFaults, VirtualDevice
 from netsim.virtual.node_link import CoordinatorLine, NodeLink, NodeMeasurements
 from netsim.virtual.sharing import Agenda, Callback
 from netsim.virtual.worlds import SimulatedWorld, drawn_description
@@ -221,6 +221,11 @@ class Simulation:
             rejected={job_id: job.tally.updates_rejected for job_id, job in jobs.items()},
         )
 
+    @property
+    def journals(self) -> dict[JobId, list[events.Event]]:
+        """Every job's journal so far."""
+        return self._coordinator.journals
+
     def _node(self, described: NodeDescription) -> NodeActor:
         key = partial(self._description.key, entity=described.name)
         course = LinkCourse(described.shape, key=key("link"))
@@ -231,6 +236,7 @@ class Simulation:
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
         node.faults = NodeFaults(worker_death=self._world.faults.worker_death)
+        node.device = VirtualDevice(described.features, described.batch_max)
         node.starting_ms = self._world.faults.starting_ms
         return node
 

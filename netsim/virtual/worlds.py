@@ -17,7 +17,7 @@ from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
     JobSpec,
-    Outer,
+    OuterSettings,
     Pay,
     RoundRule,
     TrainingSettings,
@@ -206,7 +206,7 @@ def _overlapping(spec: JobSpec) -> JobSpec:
     """The job with rounds that overlap."""
     aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
     eager = replace(spec.round, overlap="eager")
-    return replace(spec, round=eager, outer=Outer(momentum=0.5), aware=aware)
+    return replace(spec, round=eager, outer=OuterSettings(momentum=0.5), aware=aware)
 
 
 def _pay(training: TrainingSettings) -> Pay:

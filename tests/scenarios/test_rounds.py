@@ -16,7 +16,7 @@ from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId
-from hypergpu.jobfile.spec import JobSpec, Outer
+from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.statements import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
@@ -371,7 +371,7 @@ def test_outstanding_work_outlives_events_that_come_after_the_one_that_caused_it
 def eager(spec: JobSpec) -> JobSpec:
     aware = replace(spec.aware, sparsest="int4") if spec.strategy == "aware" else spec.aware
     overlapping = replace(spec.round, overlap="eager")
-    return replace(spec, round=overlapping, outer=Outer(momentum=0.5), aware=aware)
+    return replace(spec, round=overlapping, outer=OuterSettings(momentum=0.5), aware=aware)
 
 
 EAGER = eager(SPEC)

@@ -10,7 +10,7 @@ from coordinator.core.measure.reading import StepTime, TransferDirection, Transf
 from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import Aware, JobSpec, Outer, TrainingSettings
+from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
@@ -120,7 +120,7 @@ def test_a_slow_node_holds_nobody_up_where_every_step_is_exchanged() -> None:
 
 OVERLAPPING_STATED = JobSpec(
     workload="digits-softmax",
-    outer=Outer(momentum=0.5),
+    outer=OuterSettings(momentum=0.5),
     training=TrainingSettings(rounds=20, inner_steps=20, batch_size=8, nodes=6),
 )
 BOTH = pytest.mark.parametrize("strategy", ["diloco", "aware"])

@@ -1,8 +1,12 @@
 """Pure decisions of the coordinator: phases against events, nodes dealt to jobs, deltas."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
+
+import pytest
+from msgspec.structs import replace
 
 from coordinator.core.allocation import (
     JobDemand,
@@ -24,6 +28,7 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.jobfile.requirements import parse_requirement
 from hypergpu.statements import BlobRef, Delta
 from hypergpu.units import Bytes
 from hypergpu.wire.messages import blob_value, model_message
@@ -141,6 +146,68 @@ def test_a_started_job_is_not_starved_by_one_that_needs_more_to_start() -> None:
     demands = [demand("early", nodes_min=3), demand("late", "a", "b")]
     moves = plan_allocation(demands, offers("c", late="ab"))
     assert {move.job_id for move in moves} == {"late"}
+
+
+def wanting(name: str, *members: str, requires: str, nodes_max: int = 0) -> JobDemand:
+    requirements = (parse_requirement(requires),) if requires else ()
+    return replace(demand(name, *members), requirements=requirements, nodes_max=nodes_max)
+
+
+def machines(**held: str) -> list[NodeOffer]:
+    """Nodes as job="letters", free ones as free="letters"; those in capitals have a GPU."""
+    return [
+        NodeOffer(
+            NodeId(letter),
+            None if job == "free" else JobId(job),
+            WORKLOADS,
+            features={"gpu": 8 * 10**9 if letter.isupper() else 0},
+        )
+        for job, letters in held.items()
+        for letter in letters
+    ]
+
+
+def loans(demands: Sequence[JobDemand], offered: Sequence[NodeOffer]) -> dict[str, str]:
+    moves = plan_allocation(demands, offered)
+    return {move.node: move.job_id for move in moves if isinstance(move, Lend)}
+
+
+def test_a_node_that_does_not_fit_is_not_lent() -> None:
+    assert loans([wanting("one", requires="gpu >= 8GB")], machines(free="Ab")) == {"A": "one"}
+
+
+def test_a_job_gets_no_more_nodes_than_it_takes() -> None:
+    demands = [wanting("one", requires="", nodes_max=1), demand("two")]
+    assert sorted(loans(demands, machines(free="abcd")).values()) == ["one", "two", "two", "two"]
+
+
+@pytest.mark.parametrize("first", ["any", "picky"])
+def test_a_node_that_only_one_job_can_use_goes_to_others_last(first: str) -> None:
+    demands = [demand("any"), wanting("picky", requires="gpu >= 8GB")]
+    demands.sort(key=lambda each: each.job_id != first)
+    assert loans(demands, machines(free="Abc")) == {"A": "picky", "b": "any", "c": "any"}
+
+
+def test_a_job_swaps_its_node_for_a_free_one_that_the_other_job_cannot_use() -> None:
+    demands = [demand("any", "A"), wanting("picky", requires="gpu >= 8GB")]
+    moves = plan_allocation(demands, machines(any="A", free="b"))
+    due = "free, and any is due 1 node"
+    assert moves == (
+        Lend(NodeId("b"), JobId("any"), due),
+        Recall(NodeId("A"), JobId("any"), "picky is due a share of the nodes"),
+    )
+    after = [demand("any", "b"), wanting("picky", "A", requires="gpu >= 8GB")]
+    assert plan_allocation(after, machines(any="b", picky="A")) == ()
+
+
+def test_a_member_that_fits_no_more_is_recalled_with_the_reason() -> None:
+    (move,) = plan_allocation([wanting("one", "a", requires="gpu >= 8GB")], machines(one="a"))
+    assert move == Recall(NodeId("a"), JobId("one"), "its gpu is none, and gpu >= 8GB is required")
+
+
+def test_a_job_whose_nodes_are_not_there_leaves_the_others_theirs() -> None:
+    demands = [replace(wanting("big", requires="gpu > 1GB"), nodes_min=2), demand("small")]
+    assert loans(demands, machines(free="Abc")) == {"A": "small", "b": "small", "c": "small"}
 
 
 MODEL_BYTES = Bytes(1000)

@@ -6,7 +6,7 @@ from coordinator.core.job.events import Record
 from coordinator.core.job.state import InitialWeights, Model, TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
-from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.statements import Assignment, BlobRef
 from hypergpu.units import Milliseconds
 
@@ -89,8 +89,9 @@ class Aggregate(msgspec.Struct, frozen=True):
     spec: JobSpec
     down: str
     """Codec of the delta."""
-    is_sparse: bool
-    """Whether the outer step is plain SGD, as sparse codecs need it."""
+    outer: Outer
+    """The outer step to take."""
+    outer_reason: str
     trust: TrustMemory
     weighing: Weighing | None
     """Weighing of these updates, where they were folded before; None: they are to be weighed."""

@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.job.standing import Standing
-from coordinator.core.plan.decision import NodePlan, PlanMemory
+from coordinator.core.plan.decision import NodePlan, NodeResult, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
@@ -392,6 +392,10 @@ class Job(msgspec.Struct, frozen=True):
     """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
     """Memory of the newest plan that a round was opened with; the next one is made from it."""
+    void_results: dict[NodeId, NodeResult] = {}
+    """Results of the newest attempt at the round that is to be planned, in which every device ran
+    out of memory; empty: there was none.
+    """
     patience_ms: Milliseconds | None = None
     """How long its rounds may still wait for nodes on trial; None: no round has closed yet."""
     tally: Tally = Tally()

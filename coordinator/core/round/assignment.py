@@ -190,13 +190,14 @@ def plan_request(job: Job) -> PlanRequest:
         samples_done=job.tally.samples,
         samples_total=job.spec.stated_samples,
         previous=job.plan_memory,
-        results=_results(job.closed),
+        results=job.void_results or node_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
         prefetched={node: prefetch.inner_steps for node, prefetch in due.items() if prefetch},
     )
 
 
-def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
+def node_results(round_: Round | None) -> dict[NodeId, NodeResult]:
+    """What became of a round's participants, for the plan after it."""
     if round_ is None:
         return {}
     return {

@@ -5,7 +5,6 @@ Also the commands still to be performed for a job: with them a restarted coordin
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -20,7 +19,6 @@ from coordinator.core.job.commands import (
     ReleaseNode,
 )
 from coordinator.core.job.state import (
-    AcceptedUpdate,
     Job,
     Model,
     Participant,
@@ -38,11 +36,13 @@ from coordinator.core.round.assignment import (
     deadline,
     deal_shards,
     due_prefetch,
+    node_results,
     nodes_needed,
     plan_request,
     replace_participants,
     return_samples,
 )
+from coordinator.core.round.outer_step import outer_step
 from coordinator.core.round.waiting import (
     assigned_shards,
     members_on_trial,
@@ -52,6 +52,7 @@ from coordinator.core.round.waiting import (
     resting_members,
     standings_after,
 )
+from coordinator.core.round.weights import Weights, update_weights
 from coordinator.core.token_share import cap_tokens
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
@@ -83,7 +84,8 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
     nodes = {node: plan.nodes[node] for node in available if node in plan.nodes}
     if not nodes or len(available) < nodes_needed(job) or job.lost_model:
         return open_round(job)
-    return _begin_round(replace(job, plan_memory=plan.memory), replace(plan, nodes=nodes))
+    job = replace(job, plan_memory=plan.memory, void_results={})
+    return _begin_round(job, replace(plan, nodes=nodes))
 
 
 def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
@@ -221,54 +223,6 @@ def _total_samples(job: Job, number: int, participants: int) -> Samples:
     return Samples(job.tally.samples + (training.rounds - number) * per_round)
 
 
-_CLAMP = 2.0
-"""Steps count as between half and twice the mean: a handful of Adam's first steps, scaled up as
-FedNova would, made jobs diverge.
-"""
-_SCALE_MOST = 1.25
-_WEIGHT_ONE = 1_000_000
-
-
-class Weights(NamedTuple):
-    """The outer step's pseudo-gradient is ``scale * weighted mean``."""
-
-    weights: dict[NodeId, int]
-    scale: float
-
-
-def update_weights(works: Mapping[NodeId, AcceptedUpdate], sharding: str) -> Weights:
-    """Weigh updates by samples, or by inner steps where labels are skewed.
-
-    Where any node may train on any sample an update counts by its samples, whatever its batches.
-    Where labels are skewed it counts by its steps, and is first divided by them, so that the model
-    does not drift to where most steps were taken; the mean is scaled back (FedNova,
-    arXiv:2007.07481), within limits.
-
-    Args:
-        works: For each update that is folded, with at least one sample and one step.
-        sharding: ``iid`` or ``dirichlet``, as the job says.
-
-    Returns:
-        Weights of at least 1, and a factor in [1, 1.25] for the weighted mean.
-    """
-    if not works or sharding == "iid":
-        return Weights({node: int(work.samples) for node, work in works.items()}, 1.0)
-    all_steps = sum(work.inner_steps for work in works.values())
-    mean_steps = all_steps / len(works)
-    steps = {
-        node: min(_CLAMP * mean_steps, max(mean_steps / _CLAMP, work.inner_steps))
-        for node, work in works.items()
-    }
-    # D = (sum p a) * sum p Delta / a = (sum p a) (sum p / a) * mean of Delta weighted with p / a.
-    shares = {node: work.inner_steps / all_steps for node, work in works.items()}
-    effective = sum(shares[node] * steps[node] for node in shares)
-    scale = effective * sum(shares[node] / steps[node] for node in shares)
-    weights = {
-        node: max(1, round(_WEIGHT_ONE * shares[node] * mean_steps / steps[node])) for node in works
-    }
-    return Weights(weights, min(_SCALE_MOST, max(1.0, scale)))
-
-
 def close_if_due(step: JobStep) -> JobStep:
     """Close the round if its rule says so; otherwise leave it open.
 
@@ -281,7 +235,7 @@ def close_if_due(step: JobStep) -> JobStep:
         return step
     received, pending, on_trial, handed_back = (round_.counts.get(work, 0) for work in _CLOSING)
     if not received and not (pending or on_trial) and handed_back:
-        after = JobStep(_pause_stalled(job))
+        after = _retry_or_pause(job, round_)
     elif not received:
         after = _set_timer(job, next_timer_ms(job))
     elif not pending:
@@ -343,6 +297,12 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     weights, scale = _weights(job, round_)
     is_newest = job.model is not None and base.blob.digest == job.model.blob.digest
     makers = _makers(job) if is_newest else None
+    outer = outer_step(
+        round_.spec,
+        round_number=round_.number,
+        participants=len(round_.participants),
+        is_sparse=round_.is_sparse,
+    )
     return Aggregate(
         round=round_.number,
         base=base,
@@ -354,7 +314,8 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         makers=_folded_updates(makers, {}) if makers is not None else (),
         spec=round_.spec,
         down=round_.down,
-        is_sparse=round_.is_sparse,
+        outer=outer.step,
+        outer_reason=outer.reason,
         scale=scale,
         duplicates=round_.duplicates,
     )
@@ -391,6 +352,25 @@ def _weights(job: Job, round_: Round) -> Weights:
     trust = round_.spec.trust
     share = trust.token_share if trust.rule == "robust" else 1.0
     return found._replace(weights=cap_tokens(shared, tokens, share))
+
+
+def _retry_or_pause(job: Job, round_: Round) -> JobStep:
+    """Have a round planned again in which nobody is left, where smaller batches may help; else
+    pause the job.
+    """
+    stated = round_.spec.training.batch_size
+    can_shrink = any(
+        participant.is_out_of_memory and participant.plan.batch(stated) > 1
+        for participant in round_.participants.values()
+    )
+    if round_.spec.strategy != "aware" or not can_shrink:
+        return JobStep(_pause_stalled(job))
+    streams = list(job.streams)
+    for shard in round_.orphans:
+        return_samples(streams, shard.partition, shard.ranges)
+    return open_round(
+        replace(job, streams=tuple(streams), round=None, void_results=node_results(round_))
+    )
 
 
 def _pause_stalled(job: Job) -> Job:

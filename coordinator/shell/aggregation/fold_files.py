@@ -31,9 +31,6 @@ from hypergpu.units import Bytes, are, several
 Reuse = Callable[[Path, int], bool]
 """Puts a file of exactly that size at that path, to be written over; False when it has none."""
 
-PLAIN_STEP = Outer(learning_rate=1.0, momentum=0.0)
-"""The outer step of sparse updates: their decaying residual is a momentum already."""
-
 
 class StoredBlob(msgspec.Struct, frozen=True):
     """A file and the digest that its bytes should have."""
@@ -62,7 +59,7 @@ class FoldRequest(msgspec.Struct, frozen=True, kw_only=True):
     down: str
     """Codec of the delta; with fp32 there is none."""
     outer: Outer
-    """Nesterov SGD's learning rate and momentum, or `PLAIN_STEP`."""
+    """Nesterov SGD's learning rate and momentum, or a plain step."""
     scale: float = 1.0
     """Multiplies the mean pseudo-gradient, not the statistics (FedNova's factor)."""
     base_model: StoredBlob

@@ -45,6 +45,7 @@ from coordinator.shell.journal.database import disk_full_error
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes, Readings
 from coordinator.shell.runtime.services import (
@@ -53,7 +54,6 @@ from coordinator.shell.runtime.services import (
     Commits,
     HeavyWork,
     NewJobTerms,
-    NodeAllocator,
     Pins,
     Services,
     UpdateOffers,

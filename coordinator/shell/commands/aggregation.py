@@ -14,7 +14,6 @@ from coordinator.core.job.state import Model, Weighing, extend_chain
 from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
-    PLAIN_STEP,
     BaseDamagedError,
     DivergedError,
     FoldRequest,
@@ -100,6 +99,7 @@ async def _weigh_and_fold(
     if weighed.weighing.rollback and command.fallback is not None:
         return _earlier_model(command, command.fallback, weighed)
     counted = counted_updates(command, weighed)
+    log.info("an outer step", job_id=runtime.job.job_id, reason=command.outer_reason)
     aggregated = await _fold_until_done(services, runtime, counted)
     event = replace(
         aggregated.event,
@@ -206,7 +206,7 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
     request = FoldRequest(
         layout=layout,
         down=command.down,
-        outer=PLAIN_STEP if command.is_sparse else command.spec.outer,
+        outer=command.outer,
         scale=command.scale,
         base_model=_stored_base(services, command.base.blob),
         outer_state=_stored_base(services, outer_state) if outer_state else None,

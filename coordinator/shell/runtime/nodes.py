@@ -111,6 +111,8 @@ class ControlStream:
         self.node = node
         self.capabilities = capabilities
         self.software = software
+        self.features = capabilities.features(software)
+        """What jobs may require of the node."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
 
     def send(self, message: node_pb2.ControlResponse) -> None:

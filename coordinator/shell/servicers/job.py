@@ -44,6 +44,8 @@ from hypergpu.wire.messages import blob_message, blob_value, model_message
 
 _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
+_UNFIT_MAX = 50
+"""Nodes that do not fit a job, of which each is told with its reason."""
 
 
 async def watch_job(
@@ -206,10 +208,22 @@ class JobServicer:
             job=self._summary(runtime),
             spec_json=spec_json(job.next_spec or job.spec),
             participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
+            unfit=self._unfit_nodes(runtime, caller.own_nodes),
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
         return answer
+
+    def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:
+        if runtime.job.phase in ENDED:
+            return []
+        reasons = self._services.allocator.unmet_reasons(runtime).items()
+        names = self._services.nodes
+        return [
+            job_pb2.UnfitNode(node_id=node, name=names.name_of(node), reason=reason)
+            for node, reason in reasons
+            if own is None or node in own
+        ][:_UNFIT_MAX]
 
     async def list_jobs(
         self, request: job_pb2.ListJobsRequest, caller: Caller

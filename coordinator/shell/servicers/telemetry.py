@@ -45,7 +45,7 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
         return "starting", "its worker is starting"
     runtime = services.allocator.runtime_of(node)
     if runtime is None:
-        return "idle", "no job can use it now"
+        return "idle", services.allocator.idle_reason(node)
     member = runtime.job.members.get(node)
     if member is not None and member.ban:
         return "idle", f"{member.ban}; take it back: hypergpu node readmit"

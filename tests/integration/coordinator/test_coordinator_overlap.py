@@ -13,7 +13,7 @@ from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
     JobSpec,
-    Outer,
+    OuterSettings,
     RoundRule,
     TrainingSettings,
 )
@@ -27,7 +27,7 @@ SPEC = JobSpec(
     training=TrainingSettings(rounds=ROUNDS, inner_steps=12, nodes=2),
     codec=CodecChoice(up="int8"),
     round=RoundRule(overlap="eager"),
-    outer=Outer(momentum=0.5),
+    outer=OuterSettings(momentum=0.5),
     evaluation=Evaluation(every=100),
 )
 SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "40"}

@@ -329,10 +329,11 @@ def test_a_second_coordinator_is_refused_and_sigterm_ends_the_first_while_it_tra
     small_cluster.wait_for(job_id, is_round(recorded.fields["round"] + 1), recorded.sequence)
 
 
+@pytest.mark.parametrize("nodes", [2, 1], ids=["one of two", "the only one"])
 def test_a_device_short_of_memory_trains_with_smaller_batches_and_more_steps(
-    tmp_path: Path,
+    tmp_path: Path, nodes: int
 ) -> None:
-    training = TrainingSettings(rounds=4, inner_steps=4, nodes=2, batch_size=65_536)
+    training = TrainingSettings(rounds=4, inner_steps=4, nodes=nodes, batch_size=65_536)
     spec = with_strategy(JobSpec(workload="digits-softmax", training=training), "aware")
     # The process itself takes about 65 MiB, the job's batch some 40 more.
     small = {
@@ -340,10 +341,11 @@ def test_a_device_short_of_memory_trains_with_smaller_batches_and_more_steps(
         "HYPERGPU_NODE_WORKER_THREADS": "1",
     }
     with Cluster(tmp_path) as cluster:
-        cluster.add_nodes(1)
+        cluster.add_nodes(nodes - 1)
         cluster.add_nodes(1, settings=small)
         events = list(cluster.events(cluster.submit(spec)))
 
+    assert "JobPaused" not in {event.kind for event in events}
     back = next(event.fields for event in events if event.kind == "ShardHandedBack")
     assert back["reason"].startswith("out of memory")
     plans = [event.fields["plan"]["nodes"] for event in events if event.kind == "RoundPlanned"]

@@ -53,6 +53,9 @@ def make_places(home: Path) -> tuple[Path, Path]:
         node / "tls.key",
         node / "blobs/one",
         node / "ledger/job/newest.json",
+        node / "device-2/identity.key",
+        node / "device-2/tls.key",
+        node / "device-2/ledger/job/newest.json",
         node.with_name("node.passphrase"),
         node.with_name("node.worker") / "bin/python",
         coordinator / "identity/coordinator.key",
@@ -82,6 +85,8 @@ def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
     assert files_in(tmp_path) == {
         "data/hypergpu/node/identity.key",
         "data/hypergpu/node/ledger/job/newest.json",
+        "data/hypergpu/node/device-2/identity.key",
+        "data/hypergpu/node/device-2/ledger/job/newest.json",
         "data/hypergpu/node.passphrase",
         "data/hypergpu/coordinator/identity/coordinator.key",
         "data/hypergpu/coordinator.passphrase",

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
@@ -16,7 +17,16 @@ from hypergpu.jobfile.reading import (
     spec_json,
     with_parameters,
 )
-from hypergpu.jobfile.spec import ALIASES, CHOICES, KEYS, LIMITS, SECTIONS, SETTABLE, JobSpec
+from hypergpu.jobfile.spec import (
+    ALIASES,
+    CHOICES,
+    KEYS,
+    LIMITS,
+    SECTIONS,
+    SETTABLE,
+    JobSpec,
+    OuterSettings,
+)
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.workloads.entry import BUILT_IN, Option
 
@@ -375,8 +385,9 @@ def test_changes_reach_the_spec_and_nothing_else_moves() -> None:
 @pytest.mark.parametrize("key", SETTABLE)
 def test_every_settable_key_can_be_set_to_what_it_is(key: str) -> None:
     table, _, name = key.partition(".")
-    value = getattr(getattr(SPEC, table), name)
-    assert with_parameters(SPEC, {key: str(value)}) == SPEC
+    stated = msgspec.structs.replace(SPEC, outer=OuterSettings(0.7, 0.9))
+    value = getattr(getattr(stated, table), name)
+    assert with_parameters(stated, {key: str(value)}) == stated
 
 
 @pytest.mark.parametrize(
@@ -409,7 +420,7 @@ REFERENCE = (ROOT / "docs/jobs.md").read_text("utf-8")
 EXAMPLES = sorted(
     [*(ROOT / "examples").glob("*.toml"), *(ROOT / "examples/finetune").glob("*.toml")]
 )
-TYPE_NAMES = {int: "whole number", float: "number", str: "text"}
+TYPE_NAMES = {int: "whole number", float: "number", str: "text", tuple: "list of texts"}
 
 
 def rows() -> dict[str, list[str]]:
@@ -435,7 +446,8 @@ def test_reference_has_each_key_with_type_default_and_range(key: str) -> None:
     table, _, bare = key.partition(".")
     assert name == f"`{key}` *" if key in SETTABLE else f"`{key}`"
     assert kind == TYPE_NAMES[KEYS[key]]
-    assert default == f"`{json.dumps(getattr(SECTIONS[table](), bare))}`"
+    stated = getattr(SECTIONS[table](), bare)
+    assert default == ("chosen" if stated is None else f"`{json.dumps(stated)}`")
     assert limits == range_of(key)
     assert meaning
 

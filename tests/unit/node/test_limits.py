@@ -88,7 +88,7 @@ def test_without_a_file_and_flags_nothing_is_limited(tmp_path: Path) -> None:
         ("hours = []", "must be spans of local time"),
         ('only_when_idle = "yes"', "it must be true or false"),
         ("workloads = [1]", "it must be a list of names"),
-        ('gpu = "first"', "it must be a GPU's index or UUID"),
+        ('gpu = "first"', "it must be GPUs' indices or UUIDs"),
         ("disk = ", "node.toml: "),
     ],
 )

@@ -14,7 +14,7 @@ from coordinator.core.plan.node_work import balanced_span_us, own_batch
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
-from coordinator.core.round.lifecycle import update_weights
+from coordinator.core.round.weights import update_weights
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

@@ -53,6 +53,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
+from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update, update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Milliseconds, Samples
@@ -232,7 +233,8 @@ def closed_round(services: Services) -> Aggregate:
         updates=(term,),
         spec=SPEC,
         down=SPEC.codec.down,
-        is_sparse=False,
+        outer=Outer(),
+        outer_reason="",
         trust=TrustMemory(),
         weighing=whole_weighing(TrustMemory()),
         manifest=None,

@@ -20,7 +20,7 @@ from coordinator.shell.commands.weighing import WeighedRound, weigh_round
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.ids import JobId, NodeId, Slot
-from hypergpu.jobfile.spec import Trust
+from hypergpu.jobfile.spec import Outer, Trust
 from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
@@ -66,7 +66,8 @@ class WeighedJob:
             updates=self.updates(vectors, codec),
             spec=SPEC,
             down="fp32",
-            is_sparse=False,
+            outer=Outer(),
+            outer_reason="",
             trust=TrustMemory(rounds=4),
             weighing=None,
             manifest=None,

@@ -23,13 +23,13 @@ from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
 from coordinator.shell.runtime.services import (
     Commits,
     HeavyWork,
     NewJobTerms,
-    NodeAllocator,
     Pins,
     Services,
     UpdateOffers,

@@ -1,25 +1,29 @@
-"""Rounds to an accuracy on the digits, for the codecs and outer rules that belong together.
+"""Rounds to an accuracy on the digits, for the codecs and outer rules that belong together, and
+the loss of few nodes after few rounds under the outer step that is chosen for them.
 
 The task takes int4 ten rounds. One that takes it five is over before the smaller coordinates were
 ever said, and costs sparse updates more than twice the rounds.
 """
 
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from sklearn.datasets import load_digits
 
+from coordinator.core.round.outer_step import PLAIN_STEP, outer_step
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
-    PLAIN_STEP,
     FoldRequest,
     StoredBlob,
     StoredUpdate,
 )
 from hypergpu.crypto import digest_of
-from hypergpu.jobfile.spec import Outer
+from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
 
@@ -52,6 +56,13 @@ class Digits(NamedTuple):
         """Accuracy on the held-out samples."""
         guesses = (self.features[1437:] @ weight).argmax(axis=1)
         return float((guesses == self.labels[1437:]).mean())
+
+    def loss(self, weight: Float32s) -> float:
+        """Mean cross-entropy of the held-out samples."""
+        logits = np.einsum("bf,fc->bc", self.features[1437:], weight)
+        logits -= logits.max(axis=1, keepdims=True)
+        right = logits[np.arange(logits.shape[0]), self.labels[1437:]]
+        return float((np.log(np.exp(logits).sum(axis=1)) - right).mean())
 
     def gradient(self, weight: Float32s, batch: npt.NDArray[np.int64]) -> Float32s:
         """Gradient of softmax's cross-entropy."""
@@ -86,28 +97,31 @@ class AdamNode:
         return start - weight
 
 
+Chosen = Callable[[int], Outer]
+"""The outer step of a round by how many came before it."""
+
+
 class Compressor(NamedTuple):
     """Codecs of both ways, and the outer rule that goes with them."""
 
     up: str
     down: str
-    outer: Outer
+    outer: Chosen
 
 
-def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
-    """Rounds of the product's codec and fold until the held-out accuracy is reached."""
+def models(folder: Path, codec: Compressor, seed: int, nodes_count: int) -> Iterator[Float32s]:
+    """The model after each round of the product's codec and fold."""
     digits = Digits.load()
     path = folder / "model"
     path.write_bytes(np.zeros(LAYOUT.parameters_count, np.float32).tobytes())
     base = StoredBlob(path, digest_of(path.read_bytes()))
     state: StoredBlob | None = None
-    nodes = [AdamNode(digits) for _ in range(NODES)]
+    nodes = [AdamNode(digits) for _ in range(nodes_count)]
     for round in range(1, ROUNDS_MAX + 1):
         start = np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
         updates: list[StoredUpdate] = []
         for slot, node in enumerate(nodes):
-            generator = np.random.default_rng((seed, round, slot))
-            said = node.pseudo_gradient(start, generator).reshape(-1)
+            said = node.pseudo_gradient(start, batches_of(seed, round, slot)).reshape(-1)
             encoded = encode_update(LAYOUT, codec.up, Flat(said, *NOTHING), node.residual)
             node.residual = encoded.residual
             update = folder / f"update-{slot}"
@@ -117,7 +131,7 @@ def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
         request = FoldRequest(
             layout=LAYOUT,
             down=codec.down,
-            outer=codec.outer,
+            outer=codec.outer(round - 1),
             base_model=base,
             outer_state=state,
             updates=tuple(updates),
@@ -127,14 +141,25 @@ def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
         base = StoredBlob(result.model.path, result.model.digest)
         kept = result.outer_state
         state = None if kept is None else StoredBlob(kept.path, kept.digest)
-        weight = np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
+        yield np.fromfile(base.path, np.float32).reshape(FEATURES, CLASSES)
+
+
+def batches_of(seed: int, round: int, slot: int) -> np.random.Generator:
+    """What a node's batches of a round are drawn from."""
+    return np.random.default_rng((seed, round, slot))
+
+
+def rounds_to_target(folder: Path, codec: Compressor, seed: int) -> int:
+    """Rounds until the held-out accuracy is reached."""
+    digits = Digits.load()
+    for round, weight in enumerate(models(folder, codec, seed, NODES), 1):
         if digits.accuracy(weight) >= TARGET:
             return round
     return ROUNDS_MAX + 1
 
 
-DENSE = Compressor("int4", "int4", Outer())
-SPARSE = Compressor("topk64", "topk64", PLAIN_STEP)
+DENSE = Compressor("int4", "int4", lambda _: Outer())
+SPARSE = Compressor("topk64", "topk64", lambda _: PLAIN_STEP)
 
 
 def test_sparse_updates_need_at_most_half_again_the_rounds_of_int4(tmp_path: Path) -> None:
@@ -142,3 +167,50 @@ def test_sparse_updates_need_at_most_half_again_the_rounds_of_int4(tmp_path: Pat
     sparse = sum(rounds_to_target(tmp_path, SPARSE, seed) for seed in range(3))
     assert dense < 3 * ROUNDS_MAX / 2
     assert sparse <= 1.5 * dense
+
+
+def chosen_for(participants: int) -> Chosen:
+    """The outer steps of a job that states none."""
+
+    def choose(number: int) -> Outer:
+        choice = outer_step(
+            JobSpec("digits-cnn"),
+            round_number=number,
+            participants=participants,
+            is_sparse=False,
+        )
+        return choice.step
+
+    return choose
+
+
+def losses(folder: Path, outer: Chosen, *, nodes: int, rounds: int) -> float:
+    """Sum of held-out losses over three seeds."""
+    digits, codec = Digits.load(), Compressor("int4", "int4", outer)
+    ends = (next(islice(models(folder, codec, seed, nodes), rounds - 1, None)) for seed in SEEDS)
+    return sum(digits.loss(end) for end in ends)
+
+
+def plain_losses(rounds: int) -> float:
+    """The same of Adam alone, without rounds, on one node's samples."""
+    digits, total = Digits.load(), 0.0
+    for seed in SEEDS:
+        node, weight = AdamNode(digits), np.zeros((FEATURES, CLASSES), np.float32)
+        for round in range(1, rounds + 1):
+            weight = weight - node.pseudo_gradient(weight, batches_of(seed, round, 0))
+        total += digits.loss(weight)
+    return total
+
+
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("rounds", [3, 10])
+def test_one_node_ends_as_well_as_its_inner_optimizer_alone(tmp_path: Path, rounds: int) -> None:
+    chosen = losses(tmp_path, chosen_for(1), nodes=1, rounds=rounds)
+    assert chosen <= 1.02 * plain_losses(rounds)
+
+
+def test_few_nodes_gain_by_the_chosen_steps_in_ten_rounds(tmp_path: Path) -> None:
+    chosen = losses(tmp_path, chosen_for(2), nodes=2, rounds=10)
+    assert chosen <= losses(tmp_path, lambda _: PLAIN_STEP, nodes=2, rounds=10)

@@ -1,0 +1,50 @@
+"""Whether a node meets a job's requirements, and why it does not. Rests on what nodes say."""
+
+from collections.abc import Mapping, Sequence
+
+from hypergpu.jobfile.requirements import PROPERTIES, SIZE, Requirement, number_in
+
+NodeFeatures = Mapping[str, str | int]
+"""Properties of a node and its owner's labels, by name; sizes in bytes."""
+
+
+def unmet_reason(requirements: Sequence[Requirement], features: NodeFeatures) -> str:
+    """The first requirement that a node does not meet, in words; empty: it meets all."""
+    for each in requirements:
+        if each.name not in features:
+            told = "property" if each.name in PROPERTIES else "label"
+            return f"it tells no {told} {each.name}, and {each.text} is required"
+        value = features[each.name]
+        if not _holds(each, value):
+            found = _value_text(each.name, value)
+            return f"its {each.name} is {found}, and {each.text} is required"
+    return ""
+
+
+def _holds(requirement: Requirement, value: str | int) -> bool:
+    wanted = requirement.value
+    if isinstance(wanted, str):
+        is_equal = str(value).lower() == wanted.lower()
+        return is_equal if requirement.operator == "=" else not is_equal
+    given = number_in(value) if isinstance(value, str) else value
+    if given is None:
+        return False
+    match requirement.operator:
+        case "=":
+            return given == wanted
+        case "!=":
+            return given != wanted
+        case ">=":
+            return given >= wanted
+        case "<=":
+            return given <= wanted
+        case ">":
+            return given > wanted
+        case _:
+            return given < wanted
+
+
+def _value_text(name: str, value: str | int) -> str:
+    if PROPERTIES.get(name) != SIZE or isinstance(value, str):
+        return str(value)
+    return f"{value / 10**9:.3g} GB" if value else "none"

@@ -1,0 +1,59 @@
+"""Devices in virtual time whose memory or speed does not bear the job's batch."""
+
+from coordinator.core.job.events import JobPaused, RoundPlanned
+from coordinator.core.job.state import Phase
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.rules import with_strategy
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from netsim.link import COORDINATOR_LINK, Shape
+from netsim.network.world import NodeDescription, WorldDescription
+from netsim.run.job import run_virtually
+from netsim.run.report import summary_lines
+from netsim.virtual.simulation import Simulation
+from netsim.virtual.worlds import TransferSizes, described_world
+
+
+def world(*nodes: tuple[str, int, float]) -> WorldDescription:
+    """Nodes next door by name, largest batch and time of an inner step."""
+    training = TrainingSettings(rounds=6, inner_steps=4, batch_size=64, nodes=len(nodes))
+    return WorldDescription(
+        name="batches",
+        seed=1,
+        job=with_strategy(JobSpec(workload="digits-softmax", training=training), "aware"),
+        coordinator=COORDINATOR_LINK,
+        nodes=tuple(
+            NodeDescription(
+                name=name,
+                group=name,
+                shape=Shape(link=COORDINATOR_LINK),
+                step_floor_ms=step_ms,
+                batch_max=batch_max,
+            )
+            for name, batch_max, step_ms in nodes
+        ),
+    )
+
+
+def test_memory_and_speed_change_batches_and_the_report_tells_why() -> None:
+    unequal = world(("desktop", 0, 300), ("laptop", 32, 300), ("old-card", 0, 6000))
+    report = run_virtually(unequal)
+    assert report.phase == "finished"
+    reasons = {(each.node, each.batch_size): each.reason for each in report.batches}
+    assert "batch 32 of 64: a larger one ran out of memory" in reasons["laptop", 32]
+    assert "batch 8 of 64: a full one takes" in reasons["old-card", 8]
+    assert {node for node, _ in reasons} == {"laptop", "old-card"}
+    told = "\n".join(summary_lines(report))
+    assert "batch      round 2, laptop: " in told
+
+
+def test_a_job_whose_every_device_is_too_small_finds_the_batch_by_itself() -> None:
+    small = world(("one", 8, 300), ("other", 16, 300))
+    simulation = Simulation(described_world(small, TransferSizes()))
+    outcome = simulation.run()
+    (journal,) = simulation.journals.values()
+    assert outcome.violations == ()
+    assert [*outcome.phases.values()] == [Phase.FINISHED]
+    assert not any(isinstance(event, JobPaused) for event in journal)
+    plans = [event.plan for event in journal if isinstance(event, RoundPlanned)]
+    batches = [plan.nodes[NodeId("one")].batch(64) for plan in plans if "one" in plan.nodes]
+    assert batches[:4] == [64, 32, 16, 8]

@@ -1,0 +1,46 @@
+"""Devices of a machine: which get a node, and what each may take."""
+
+import pytest
+
+from gpu_node.core.devices import chosen_devices, device_limits
+from gpu_node.core.limits import OwnerLimits, owner_limits
+
+FREE = OwnerLimits()
+TWO = ("0", "1")
+
+
+def test_every_gpu_gets_a_node_and_a_lone_device_stays_as_it_was() -> None:
+    assert chosen_devices("", FREE, TWO) == TWO
+    assert chosen_devices("", FREE, ("0",)) == chosen_devices("", FREE, ()) == ()
+
+
+def test_the_owner_and_the_operator_choose() -> None:
+    assert chosen_devices("", OwnerLimits(gpu="0,2"), ("0", "1", "2")) == ("0", "2")
+    assert chosen_devices("", OwnerLimits(gpu="none"), TWO) == ()
+    assert chosen_devices("cpu,cpu", FREE, TWO) == ("cpu", "cpu")
+    assert chosen_devices("1", FREE, TWO) == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("stated", "gpu", "what"),
+    [
+        ("cuda:0", "", "is no device"),
+        ("0,0", "", "given twice"),
+        ("1", "0", "the limit gpu allows 0, and not 1"),
+        ("0", "none", "the limit gpu allows none, and not 0"),
+        (",".join(["cpu"] * 65), "", "there are 65 devices"),
+    ],
+)
+def test_what_is_no_device_or_not_allowed_is_refused(stated: str, gpu: str, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        chosen_devices(stated, OwnerLimits(gpu=gpu), TWO)
+
+
+def test_devices_share_the_machines_limits() -> None:
+    given = {"disk": "30GB", "memory": "9GB", "threads": 4, "upload": "6Mbit/s", "gpu": [0, 1, 2]}
+    limits = owner_limits(given, "node.toml")
+    assert limits.gpu == "0,1,2"
+    each = device_limits(limits, "2", 3)
+    assert (each.gpu, each.disk_bytes, each.memory_bytes) == ("2", 10 * 10**9, 3 * 10**9)
+    assert (each.threads, each.upload_bits_per_s, each.download_bits_per_s) == (1, 2_000_000, 0)
+    assert device_limits(FREE, "cpu", 2) == OwnerLimits(gpu="none")
