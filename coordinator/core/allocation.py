@@ -23,6 +23,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     workload_version: int
     members: frozenset[NodeId]
     """Nodes that work for it now and are not about to leave it."""
+    data_name: str = ""
+    """The data set that a node must have of its own; empty: none."""
 
 
 class NodeOffer(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     workloads: Mapping[str, int]
     pause_reason: str = ""
     """Why it takes no work though it is connected; empty: it takes some."""
+    data_names: frozenset[str] = frozenset()
+    """Data sets that its owner has named a folder for."""
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -99,7 +103,8 @@ def _by_node(offer: NodeOffer) -> str:
 
 
 def _can_train(demand: JobDemand, offer: NodeOffer) -> bool:
-    return offer.workloads.get(demand.workload) == demand.workload_version
+    has_data = not demand.data_name or demand.data_name in offer.data_names
+    return has_data and offer.workloads.get(demand.workload) == demand.workload_version
 
 
 def _shares(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> dict[JobId, int]:

@@ -22,7 +22,7 @@ from coordinator.core.measure.reading import (
 )
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.phases import WorkPhase
 from hypergpu.statements import Lease
 from hypergpu.streams import SMALLEST_BYTES
@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The owner's limits by their names on the wire; those that are not set are left out."""
     sandbox: str = ""
     """Sandbox of the node's worker, for people."""
+    data_names: frozenset[str] = frozenset()
+    """Data sets that its owner has named a folder for."""
 
 
 class NodeProgress(msgspec.Struct, frozen=True):
@@ -112,6 +114,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         sandbox="".join(
             each for each in message.sandbox[:_SANDBOX_LENGTH_MAX] if each.isprintable()
         ),
+        data_names=frozenset(filter(is_data_name, message.data_names)),
     )
 
 
@@ -129,6 +132,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         name=capabilities.name,
         caps=node_pb2.Caps(**capabilities.caps),
         sandbox=capabilities.sandbox,
+        data_names=sorted(capabilities.data_names),
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.ids import is_data_name
 from hypergpu.units import Bytes, Milliseconds
 
 BITS_PER_S_MIN = 256_000
@@ -66,6 +67,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     only_when_idle: bool = False
     power_w: int = 0
     """Power limit above which the GPU must not be set."""
+    data: dict[str, str] = {}
+    """Folders of the data sets that jobs may train on where they are."""
 
     def allow_workload(self, name: str, kinds: Mapping[str, str]) -> bool:
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
@@ -233,6 +236,13 @@ def _truth(value: object) -> bool:
     return value in (True, "true")
 
 
+def _folders(value: object) -> dict[str, str]:
+    found = value if isinstance(value, dict) else {"": ""}
+    if not all(is_data_name(name) and str(at).startswith("/") for name, at in found.items()):
+        raise ValueError('a table of names and whole paths, such as chest-xrays = "/srv/xrays"')
+    return {str(name): str(folder) for name, folder in found.items()}
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "coordinators": ("coordinators", _words),
     "workloads": ("workloads", _words),
@@ -245,4 +255,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "hours": ("hours", _hours),
     "only_when_idle": ("only_when_idle", _truth),
     "power": ("power_w", _count),
+    "data": ("data", _folders),
 }

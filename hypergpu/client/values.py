@@ -114,6 +114,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """Limits that its owner set; those that are not set are left out."""
     sandbox: str = ""
     """Sandbox of its worker: ``bwrap``, ``landlock``, or ``unsandboxed`` with reason and fix."""
+    data_names: tuple[str, ...] = ()
+    """Data sets of its own that jobs may train on there."""
 
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
@@ -263,6 +265,7 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         workloads={each.name: each.version for each in able.workloads},
         caps={field.name: value for field, value in able.caps.ListFields()},
         sandbox=able.sandbox,
+        data_names=tuple(able.data_names),
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=node.health or None,

@@ -124,7 +124,10 @@ class CoordinatorActor:
             round=lease.round,
             lease=lease.number,
             update=AcceptedUpdate(
-                BlobRef(update.digest, update.size_bytes), Samples(0), update.inner_steps
+                BlobRef(update.digest, update.size_bytes),
+                Samples(0),
+                update.inner_steps,
+                data_samples=update.data_samples,
             ),
         )
 
@@ -351,8 +354,9 @@ class CoordinatorActor:
     def _allocate(self) -> None:
         self._is_allocating = False
         able = {job.spec.workload: _WORKLOAD_VERSION for job in self.jobs.values()}
+        named = frozenset(job.spec.data.name for job in self.jobs.values())
         offers = [
-            NodeOffer(node, self._lent.get(node), able)
+            NodeOffer(node, self._lent.get(node), able, data_names=named)
             for node, actor in self._nodes.items()
             if actor.is_connected
         ]
@@ -383,8 +387,14 @@ class CoordinatorActor:
             for node, member in job.members.items()
             if member.is_present and not member.is_leaving
         )
-        needed = nodes_needed(job)
-        return JobDemand(job.job_id, needed, job.spec.workload, _WORKLOAD_VERSION, members)
+        return JobDemand(
+            job_id=job.job_id,
+            nodes_min=nodes_needed(job),
+            workload=job.spec.workload,
+            workload_version=_WORKLOAD_VERSION,
+            members=members,
+            data_name=job.spec.data.name,
+        )
 
     def resumed_if_paused(self) -> None:
         """Play the user who resumes a job that paused itself."""

@@ -131,6 +131,7 @@ class NodeAllocator:
                     for node, member in runtime.job.members.items()
                     if member.is_present and not member.is_leaving
                 ),
+                data_name=runtime.job.spec.data.name,
             )
             for runtime in self._open_runtimes()
             if runtime.job.phase in _USES_NODES and not runtime.is_recovering
@@ -148,6 +149,7 @@ class NodeAllocator:
                 places.get(node),
                 session.capabilities.workloads,
                 self._nodes.pause_reason(node),
+                session.capabilities.data_names,
             )
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
