@@ -24,8 +24,8 @@ class NodeSettings(BaseSettings):
     """Name shown with the node's id. Empty: its earlier name, or the machine's."""
     worker: Literal["auto", "torch", "numpy", "null"] = "auto"
     """Kind of worker. ``auto``: torch where it is installed, else numpy."""
-    worker_python: str = ""
-    """Python that runs the worker, by its path. Empty: the daemon's own. ``auto``: that one where
+    worker_python: str | None = None
+    """Python that runs the worker, by its path. None: the daemon's own. ``auto``: that one where
     it has torch, else one of an environment beside the state folder, which is made with torch.
     """
     worker_module: str = "gpu_node.shell.worker"

@@ -152,6 +152,11 @@ class Reason(Enum):
     OWNER_HOURS = 7105, "FAILED_PRECONDITION", "it works again by itself at its hours"
     OWNER_BUSY = 7106, "FAILED_PRECONDITION", "it works again by itself once the machine is idle"
     OWNER_POWER = 7107, "FAILED_PRECONDITION", "lower it there: sudo nvidia-smi -pl WATTS"
+    OWNER_DATA = (
+        7108,
+        "FAILED_PRECONDITION",
+        "its owner names a folder under [data] in limits.toml there, and mends what is said of it",
+    )
     # 8xxx: the chain
     CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"
     CHAIN_WRONG = 8002, "FAILED_PRECONDITION", "name an RPC of the chain that is meant"

@@ -1,5 +1,6 @@
 """Identifiers that processes exchange: strings and numbers, each with one meaning."""
 
+import re
 from typing import NewType
 
 JobId = NewType("JobId", str)
@@ -25,3 +26,11 @@ Keccak = NewType("Keccak", str)
 
 JobKey = NewType("JobKey", str)
 """A job's name in receipts and on chain, 64 lower-case hex digits: it holds the job's owner."""
+
+DATA_NAME_FORM = "1 to 63 lower-case letters, digits, '-' and '_', the first no '-' or '_'"
+_DATA_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def is_data_name(text: str) -> bool:
+    """Whether a text may name a data set that stays on nodes."""
+    return _DATA_NAME.fullmatch(text) is not None

@@ -243,6 +243,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     layout: Digest
     manifest: BlobRef | None = None
     """The user's files; None for the workload's own data."""
+    data_name: str = ""
+    """The data set of the node's own that its owner must have named a folder for; empty: none."""
     prefetched: Prefetch | None = None
     """The first steps of the shard; without the end state of the round before they are steps like
     all others.

@@ -33,6 +33,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Nodes that it gets at most; 0: no limit."""
     requirements: tuple[Requirement, ...] = ()
     """Every node of it meets all of them."""
+    data_name: str = ""
+    """The data set that a node must have of its own; empty: none."""
 
 
 class NodeOffer(msgspec.Struct, frozen=True):
@@ -44,6 +46,8 @@ class NodeOffer(msgspec.Struct, frozen=True):
     pause_reason: str = ""
     """Why it takes no work though it is connected; empty: it takes some."""
     features: NodeFeatures = {}
+    data_names: frozenset[str] = frozenset()
+    """Data sets that its owner has named a folder for."""
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -110,6 +114,8 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     """Why a node can never work for a job as both are now; empty: it can."""
     if offer.workloads.get(demand.workload) != demand.workload_version:
         return f"it does not offer {demand.workload} {demand.workload_version}"
+    if demand.data_name and demand.data_name not in offer.data_names:
+        return f"its owner has named no folder for {demand.data_name}"
     return unmet_reason(demand.requirements, offer.features)
 
 

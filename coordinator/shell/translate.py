@@ -24,7 +24,7 @@ from coordinator.core.measure.reading import (
 from coordinator.core.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.phases import WorkPhase
 from hypergpu.statements import Lease
@@ -65,6 +65,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     processors: int = 0
     machine_memory_bytes: int = 0
     """Memory of the machine; 0: it tells none, and no processors."""
+    data_names: frozenset[str] = frozenset()
+    """Data sets that its owner has named a folder for."""
 
     def features(self, software: str) -> NodeFeatures:
         """What jobs may require: properties, and labels, none of which hides a property."""
@@ -141,6 +143,7 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         labels=_labels_value(message),
         processors=message.processors,
         machine_memory_bytes=message.machine_memory_bytes,
+        data_names=frozenset(filter(is_data_name, message.data_names)),
     )
 
 
@@ -161,6 +164,7 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         labels=capabilities.labels,
         processors=capabilities.processors,
         machine_memory_bytes=capabilities.machine_memory_bytes,
+        data_names=sorted(capabilities.data_names),
     )
 
 

@@ -22,6 +22,8 @@ class TrainedUpdate(msgspec.Struct, frozen=True):
     loss_last: float | None = None
     encode_ms: Milliseconds = Milliseconds(0)
     """Compressing the update, and making it and the end state durable."""
+    data_samples: Samples = Samples(0)
+    """Samples in the node's own folder; 0: it trained on the job's data."""
 
 
 class Timer(Enum):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.ids import is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.units import Bytes, Milliseconds
 
@@ -69,6 +70,8 @@ class OwnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Power limit above which the GPU must not be set."""
     labels: dict[str, str] = {}
     """What the owner calls the node by, for jobs that require it."""
+    data: dict[str, str] = {}
+    """Folders of the data sets that jobs may train on where they are."""
 
     def allow_workload(self, name: str, kinds: Mapping[str, str]) -> bool:
         """Whether a workload of a kind that ``kinds`` gives may be trained."""
@@ -253,6 +256,13 @@ def _labels(value: object) -> dict[str, str]:
     return found
 
 
+def _folders(value: object) -> dict[str, str]:
+    found = value if isinstance(value, dict) else {"": ""}
+    if not all(is_data_name(name) and str(at).startswith("/") for name, at in found.items()):
+        raise ValueError('a table of names and whole paths, such as chest-xrays = "/srv/xrays"')
+    return {str(name): str(folder) for name, folder in found.items()}
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "coordinators": ("coordinators", _words),
     "workloads": ("workloads", _words),
@@ -266,4 +276,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "only_when_idle": ("only_when_idle", _truth),
     "power": ("power_w", _count),
     "labels": ("labels", _labels),
+    "data": ("data", _folders),
 }

@@ -54,10 +54,12 @@ from gpu_node.shell.state import (
     save_capabilities,
     save_memory,
 )
-from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
+from gpu_node.shell.step_log import log_step
+from gpu_node.shell.supervision import WorkerLaunch, WorkerSupervisor, worker_caps
 from gpu_node.shell.transfers import TransferTasks, Uploader
 from gpu_node.shell.worker.protocol import SLOWNESS_FILE, TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase, place_beside
 from hypergpu.privacy import public_environment
 from hypergpu.statements import Assignment
@@ -69,7 +71,6 @@ from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()
 
-_ROUTINE = (events.TimerFired, events.InputsFetched, events.TrainingProgressed, events.WorkerReady)
 _TRANSIENT = frozenset(
     {Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.RATE_LIMITED, Reason.CALL_BROKEN}
 )
@@ -109,12 +110,11 @@ class Daemon:
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths)
         self._sandbox = _worker_sandbox(paths, settings, self._limits, python)
-        variables = public_environment() | _worker_variables(settings, self._limits)
         self._worker = WorkerSupervisor(
-            self._sandbox.command(python.command(settings.worker_module)),
-            self._sandbox.environment(variables),
+            *self._launch(self._sandbox),
             report=self._event_queue.put,
             report_progress=lambda progress: self._stream.send(progress_message(progress)),
+            launch_of=self._launch_of,
         )
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
@@ -138,6 +138,17 @@ class Daemon:
             reconnect_cap_ms=Milliseconds(settings.reconnect_cap_ms),
             stall_timeouts=timeouts,
         )
+
+    def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
+        """How a worker is started in a sandbox."""
+        command = self._python.command(self._settings.worker_module)
+        variables = public_environment() | _worker_variables(self._settings, self._limits)
+        return WorkerLaunch(sandbox.command(command), sandbox.environment(variables))
+
+    def _launch_of(self, job_id: JobId) -> WorkerLaunch | None:
+        """How the worker of a job that trains on a folder of this machine's is started."""
+        folder = self._gate.data_folder(job_id)
+        return None if folder is None else self._launch(self._sandbox.with_readable(folder))
 
     @property
     def session(self) -> NodeSession:
@@ -244,6 +255,7 @@ class Daemon:
         message.labels.update(self._limits.labels)
         message.processors = psutil.cpu_count() or 1
         message.machine_memory_bytes = psutil.virtual_memory().total
+        message.data_names.extend(sorted(self._limits.data))
         return message
 
     async def _learn_capabilities(self) -> WorkerCapabilities:
@@ -279,7 +291,7 @@ class Daemon:
         step = transition(before, event)
         self._session, todo = step
         self.reporter.advance(before, event, step)
-        _log_step(event, todo)
+        log_step(event, todo)
         self._note_phase(event, todo)
         if self._session.memory != before.memory:
             await asyncio.to_thread(save_memory, self._paths, self._session.memory)
@@ -368,11 +380,15 @@ class Daemon:
         await asyncio.to_thread(self._stage.open_job, job_id)
         await asyncio.to_thread(self._paths.delete_unfinished, job_id, command.kept_rounds)
         dataset = await asyncio.to_thread(self._stage.dataset, inputs.dataset)
+        own = self._gate.data_folder(job_id)
+        if bool(assignment.task.data_name) != (own is not None):
+            raise AssertionError("the gate lets no work through whose data it has not seen")
         request = TrainShard(
             assignment=assignment,
             start=command.start,
             model_path=str(await asyncio.to_thread(self._stage.model, inputs.model)),
             data_dir="" if dataset is None else str(dataset),
+            node_dir="" if own is None else str(own),
             state_dir=str(self._paths.job(job_id)),
             update_path=str(self._paths.update(job_id, round_number)),
         )
@@ -479,24 +495,3 @@ def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:
     return ProbeIntervals(
         round_trip_s=settings.probe_interval_ms / 1000, train_s=train_s, idle_train_s=train_s * 6
     )
-
-
-def _log_step(event: events.NodeEvent, todo: tuple[state.NodeCommand, ...]) -> None:
-    """Log an event, and the work given up because of it."""
-    write = log.debug if isinstance(event, _ROUTINE) else log.info
-    write(type(event).__name__, **_log_fields(event))
-    for command in todo:
-        if isinstance(command, state.HandBack | state.Leave):
-            log.info(type(command).__name__, **_log_fields(command))
-
-
-def _log_fields(subject: events.NodeEvent | state.NodeCommand) -> dict[str, object]:
-    fields: dict[str, object] = {}
-    source: Any = subject.assignment if isinstance(subject, events.ShardAssigned) else subject
-    if (lease := getattr(source, "lease", None)) is not None:
-        fields |= {"job_id": lease.job_id, "round": lease.round, "lease": lease.number}
-    if isinstance(subject, events.TrainingFinished):
-        fields |= {"loss": subject.update.loss_last, "compute_ms": subject.update.compute_ms}
-    if reason := getattr(source, "reason", ""):
-        fields["reason"] = reason
-    return fields

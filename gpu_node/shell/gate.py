@@ -12,7 +12,10 @@ from gpu_node.core.limits import (
     refusal_of_memory,
 )
 from gpu_node.shell.cache import BlobCache
+from gpu_node.shell.own_data import checked_folder
 from gpu_node.shell.state import StatePaths
+from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
 from hypergpu.statements import Assignment
 from hypergpu.units import Bytes
 
@@ -35,6 +38,11 @@ class OwnerGate:
         self._cache = cache
         self.workload_kinds: Mapping[str, str] = {}
         """Kinds of the worker's workloads."""
+        self._checked: tuple[JobId, Path] | None = None
+
+    def data_folder(self, job_id: JobId) -> Path | None:
+        """The owner's folder that the job trains on, once its work was let through; else None."""
+        return self._checked[1] if self._checked and self._checked[0] == job_id else None
 
     def refusal(self, assignment: Assignment) -> Refusal | None:
         """Why the owner does not let the node do this work; None: it may."""
@@ -43,7 +51,20 @@ class OwnerGate:
             allowed = ", ".join(self._limits.workloads)
             return Refusal("OWNER_WORKLOAD", f"{task.workload} is none of its workloads: {allowed}")
         memory = refusal_of_memory(self._limits, task.model.size_bytes)
-        return memory or self._refusal_of_disk(assignment)
+        return memory or self._refusal_of_disk(assignment) or self._refusal_of_data(assignment)
+
+    def _refusal_of_data(self, assignment: Assignment) -> Refusal | None:
+        """Why a data set cannot be trained on. It is looked at when its job is taken up."""
+        job_id, name = assignment.lease.job_id, assignment.task.data_name
+        if name and self.data_folder(job_id) is not None:
+            return None
+        self._checked = None
+        try:
+            if name:
+                self._checked = (job_id, checked_folder(self._limits.data, name))
+        except HyperGPUError as refused:
+            return Refusal(refused.reason.name, refused.detail)
+        return None
 
     def kept_bytes(self) -> int:
         """Bytes on disk of all that the node keeps and its worker writes."""

@@ -21,6 +21,7 @@ from gpu_node.core.limits import (
     owner_limits,
     refusal_of_work,
 )
+from gpu_node.shell.own_data import check_places
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements import OUT_OF_MEMORY
 from hypergpu.streams import monotonic_ms
@@ -60,6 +61,7 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
     except LimitValueError as wrong:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, str(wrong), fix=_FIX) from wrong
     _check_gpu(limits)
+    check_places(limits.data, folder)
     return limits
 
 

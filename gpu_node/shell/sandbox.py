@@ -68,6 +68,11 @@ class Sandbox(NamedTuple):
     """For people: its name, or ``unsandboxed`` with the reason and the fix."""
     folders: WorkerFolders
 
+    def with_readable(self, folder: Path) -> "Sandbox":
+        """The same one, in which a further folder can be read."""
+        readable = (*self.folders.readable, folder)
+        return self._replace(folders=self.folders._replace(readable=readable))
+
     def command(self, command: Sequence[str]) -> tuple[str, ...]:
         """A worker's command line, in the sandbox."""
         if self.kind is not SandboxKind.BWRAP:

@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -37,6 +38,13 @@ def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict
     return {name: str(cap) for name, cap in caps.items() if cap}
 
 
+class WorkerLaunch(NamedTuple):
+    """How a worker is started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
 class WorkerProcess:
     """One worker. After a death the next `ensure_started` spawns another.
 
@@ -55,8 +63,8 @@ class WorkerProcess:
         on_reply: Callable[[protocol.Reply], None],
         on_death: Callable[[str], None],
     ) -> None:
-        self._command = command
-        self._environment = dict(environment)
+        self.launch = WorkerLaunch(command, environment)
+        """How the next one is started."""
         self._on_reply = on_reply
         self._on_death = on_death
         self._process: Process | None = None
@@ -103,11 +111,11 @@ class WorkerProcess:
     async def _spawn(self) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *self.launch.command,
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE,
-                env=self._environment,
+                env=dict(self.launch.environment),
                 limit=_LOG_LINE_BYTES,
             )
         except OSError as broken:
@@ -115,7 +123,7 @@ class WorkerProcess:
             return
         self._process, self.death_reason = process, ""
         self._watching = asyncio.create_task(self._watch(process), name="worker")
-        log.info("a worker was started", pid=process.pid, command=self._command[-1])
+        log.info("a worker was started", pid=process.pid, command=self.launch.command[-1])
 
     async def _watch(self, process: Process) -> None:
         logging = asyncio.create_task(self._log(process))
@@ -192,6 +200,7 @@ class WorkerSupervisor:
         report: Called with each event.
         report_progress: Called with progress that the coordinator should know, at most once a
             second.
+        launch_of: Says how a job's worker is started; None: like any other.
     """
 
     def __init__(
@@ -201,10 +210,13 @@ class WorkerSupervisor:
         *,
         report: Callable[[events.NodeEvent], None],
         report_progress: Callable[[protocol.ShardProgress], None] = lambda _: None,
+        launch_of: Callable[[JobId], WorkerLaunch | None] = lambda _: None,
     ) -> None:
         self._process = WorkerProcess(
             command, environment, on_reply=self._take_reply, on_death=self._note_death
         )
+        self._launch = WorkerLaunch(command, environment)
+        self._launch_of = launch_of
         self._report = report
         self._report_progress = report_progress
         self._capabilities: asyncio.Future[protocol.WorkerCapabilities] | None = None
@@ -250,13 +262,16 @@ class WorkerSupervisor:
     async def begin_job(self, job_id: JobId) -> None:
         """End a worker that has worked for another job: what it saw, no other job is to see.
 
-        That is no death for the session, unless it waits for the end of a shard.
+        That is no death for the session, unless it waits for the end of a shard. So ends one that
+        does not see a folder that this job's shards are of.
         """
-        if self._job_id not in {None, job_id} and self._process.process_id is not None:
+        launch = self._launch_of(job_id) or self._launch
+        is_other = self._job_id not in {None, job_id} or launch != self._process.launch
+        if is_other and self._process.process_id is not None:
             self._is_stopping = self._lease is None
             await self._process.stop()
             self._is_stopping = False
-        self._job_id = job_id
+        self._job_id, self._process.launch = job_id, launch
 
     async def train(self, request: protocol.TrainShard) -> None:
         """Train a shard; its end is reported."""

@@ -128,6 +128,7 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  labels      {', '.join(map('='.join, node.labels.items())) or 'none'}",
         f"  limits      {limits_text(node.caps) or 'none'}",
         f"  sandbox     {node.sandbox or '-'}",
+        f"  own data    {', '.join(node.data_names) or '-'}",
         f"  job         {node.job or '-'}",
         f"  updates     {node.updates_accepted} accepted, {node.updates_rejected} rejected",
         f"  seen        {span(node.last_seen_ms_ago / 1000)} ago",

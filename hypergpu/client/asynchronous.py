@@ -338,7 +338,9 @@ class AsyncCoordinator:
             report: Called with the step, the bytes that are done and the bytes there are.
         """
         spec = msgspec.convert((await self.job(job_id)).spec, JobSpec)
-        order = ExportOrder(job_id, folder, which, may_overwrite, spec.workload, spec.options)
+        order = ExportOrder(
+            job_id, folder, which, may_overwrite, spec.workload, spec.options, spec.data.name
+        )
         return await fetch_model(self._calls, order, report)
 
     async def ledger(self, job_id: str) -> JobLedger:

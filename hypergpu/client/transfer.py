@@ -27,7 +27,7 @@ from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
 from hypergpu.wire.credentials import TLS_NAME
-from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD
+from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
 
 _PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5
@@ -232,6 +232,8 @@ class ExportOrder(msgspec.Struct, frozen=True):
     may_overwrite: bool
     workload: str
     options: Mapping[str, object]
+    node_data: str = ""
+    """Data set that stayed on its nodes; empty: none."""
 
     @property
     def part(self) -> Path:
@@ -402,6 +404,6 @@ def _write_safetensors(header: ModelHeader, order: ExportOrder, target: Path) ->
         CARD_FIELD: digest_of(header.card.encode("utf-8")),
         WORKLOAD_FIELD: order.workload,
         OPTIONS_FIELD: msgspec.json.encode(order.options).decode(),
-    }
+    } | ({NODE_DATA_FIELD: order.node_data} if order.node_data else {})
     tensors = unpack(header.layout, flat)
     fill_durably(target, lambda path: save_file(tensors, path, metadata))

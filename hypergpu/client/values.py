@@ -118,6 +118,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """Labels that its owner gave it."""
     processors: int = 0
     machine_memory_bytes: int = 0
+    data_names: tuple[str, ...] = ()
+    """Data sets of its own that jobs may train on there."""
 
 
 class NodeLevelsView(msgspec.Struct, frozen=True):
@@ -281,6 +283,7 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         labels=dict(able.labels),
         processors=able.processors,
         machine_memory_bytes=able.machine_memory_bytes,
+        data_names=tuple(able.data_names),
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=node.health or None,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from hypergpu.ids import DATA_NAME_FORM, is_data_name
 from hypergpu.jobfile.requirements import (
     REQUIREMENTS_MOST,
     RequirementError,
@@ -244,12 +245,35 @@ def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
 
 
 def _data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
+    if spec.data.stays_on_nodes:
+        yield from _node_data_problems(entry, spec)
+        return
+    if spec.data.name:
+        what = 'it does nothing where source is "shared"'
+        yield Problem("data.name", what, 'set source = "node", or remove name')
     if spec.data.path and entry.takes_data == "never":
         what = f"{entry.name} trains on {entry.dataset} only"
         yield Problem("data.path", what, "remove path, or choose a workload that takes data")
     if not spec.data.path and entry.takes_data == "required":
         what = f"{entry.name} needs data of yours"
         yield Problem("data.path", what, 'add path = "FOLDER" in [data]')
+
+
+def _node_data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
+    """Yield problems of a job whose training samples stay on nodes."""
+    if not entry.takes_node_data:
+        what = f"{entry.name} cannot train on data that stay on nodes"
+        yield Problem("data.source", what, 'choose another workload, or source = "shared"')
+    if not is_data_name(spec.data.name):
+        what = f'"{short_text(spec.data.name)}" is no name of a data set' if spec.data.name else ""
+        what = what or "owners of nodes must know what is asked of them"
+        yield Problem("data.name", what, f'write name = "chest-xrays" or alike: {DATA_NAME_FORM}')
+    if not spec.data.path:
+        what = "there are no held-out samples to judge the model and the nodes' updates by"
+        yield Problem("data.path", what, 'add path = "FOLDER" in [data], with held-out samples')
+    if spec.data.sharding != "iid":
+        what = "each node trains on its own samples: there is nothing to divide"
+        yield Problem("data.sharding", what, "remove it")
 
 
 def checked_spec(spec: JobSpec) -> JobSpec:

@@ -145,6 +145,17 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     """A folder on the user's machine whose files are uploaded; empty for the workload's own data.
     """
+    source: str = "shared"
+    """``shared``: any node may train on any sample; ``node``: each on a folder of its own alone,
+    and ``path`` holds held-out samples.
+    """
+    name: str = ""
+    """Name of the data set, by which nodes' owners name their folders; only for ``node``."""
+
+    @property
+    def stays_on_nodes(self) -> bool:
+        """Whether training samples never leave the nodes that have them."""
+        return self.source == "node"
 
 
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -377,6 +388,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "codec.down": CODECS,
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
+    "data.source": ("shared", "node"),
     "aware.sparsest": ("int4", *SPARSE_CODECS),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),

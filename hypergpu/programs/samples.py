@@ -5,7 +5,7 @@ Nothing is loaded whole: writers append, readers map the files into memory.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from hypergpu.programs.container import FIELDS_MOST, Field
 
 INDEX_PATH = "data/fields.json"
 PARTS = ("train", "held_out")
+"""Where training samples stay on nodes there is no ``train``."""
 Batch = Mapping[str, NDArray[Any]]
 """Arrays by field; the first dimension counts samples."""
 NUMPY_DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -127,7 +128,16 @@ class StoredSamples:
         return tuple(array[indices] for array in self._arrays)
 
 
-def read_samples(folder: Path) -> tuple[tuple[Field, ...], StoredSamples, StoredSamples]:
+class JobFiles(NamedTuple):
+    """The samples of a job's data folder."""
+
+    fields: tuple[Field, ...]
+    train: StoredSamples | None
+    """None: they stay on the nodes that have them."""
+    held_out: StoredSamples
+
+
+def read_samples(folder: Path) -> JobFiles:
     """Fields, training samples and held-out samples of a job's data folder.
 
     Raises:
@@ -138,12 +148,14 @@ def read_samples(folder: Path) -> tuple[tuple[Field, ...], StoredSamples, Stored
         index = msgspec.json.decode(content, type=SampleIndex)
     except (OSError, msgspec.DecodeError, RecursionError, UnicodeError) as broken:
         raise SamplesError(f"{INDEX_PATH} cannot be read: {broken}") from broken
-    if set(index.counts) != set(PARTS) or not 0 < len(index.fields) <= FIELDS_MOST:
+    if not {"held_out"} <= set(index.counts) <= set(PARTS) or not (
+        0 < len(index.fields) <= FIELDS_MOST
+    ):
         raise SamplesError(f"{INDEX_PATH} must count samples of {' and '.join(PARTS)}")
     if not all(0 < count <= _SAMPLES_MOST for count in index.counts.values()):
         raise SamplesError(f"{INDEX_PATH}: each part has at least one sample")
-    train, held_out = (StoredSamples(folder, part, index) for part in PARTS)
-    return index.fields, train, held_out
+    found = {part: StoredSamples(folder, part, index) for part in index.counts}
+    return JobFiles(index.fields, found.get("train"), found["held_out"])
 
 
 def _map_file(path: Path, field: Field, count: int) -> NDArray[Any]:

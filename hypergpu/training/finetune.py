@@ -85,7 +85,8 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as job, progress_bars() as report:
         link_base(folder, Path(job))
-        write_rows(Path(job), "train", settings["data"])
+        if not spec.data.stays_on_nodes:
+            write_rows(Path(job), "train", settings["data"])
         if settings.get("held_out") is not None:
             write_rows(Path(job), HELD_OUT, settings["held_out"])
         job_id = coordinator.submit(spec, beside=Path(job), report=report)

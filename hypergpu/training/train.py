@@ -16,9 +16,10 @@ from hypergpu.jobfile.reading import parse_job_table
 from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
 from hypergpu.jobfile.toml import KeyLines
 from hypergpu.programs.container import Field, ProgramError
+from hypergpu.programs.sample_files import FORMS
 from hypergpu.programs.samples import SamplesError, SampleWriter
 from hypergpu.terminal.output import progress_bars
-from hypergpu.training.datasets import FORMS, DataSource, only_held_out, without_held_out
+from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
 from hypergpu.training.run import Run, StateNames
 
 if TYPE_CHECKING:
@@ -30,10 +31,13 @@ class TrainArguments(TypedDict, total=False):
 
     data: Required[Any]
     """A dictionary or tuple of arrays, a torch or Hugging Face dataset, a DataFrame, an ``.npz`` or
-    ``.parquet`` file, or a folder of such files. A loss gets its batch in the same form.
+    ``.parquet`` file, or a folder of such files. A loss gets its batch in the same form. Or
+    ``"node:NAME"``: each node's own data set of that name, which stays there.
     """
     held_out: Any
-    """Samples that the model is judged by; without them each tenth of the data."""
+    """Samples that the model is judged by; without them each tenth of the data, but none of data
+    that stay on nodes.
+    """
     coordinator: Coordinator
     """An open connection; else the one that environment, settings file or `hypergpu up` name."""
     name: str
@@ -56,6 +60,7 @@ class TrainArguments(TypedDict, total=False):
 
 _OWN = {"coordinator", "data", "held_out", "settings", "steps"}
 _EVALUATED_AT_ONCE = 256
+_NODE_DATA = "node:"
 _KEYS = {
     "name": "name",
     "strategy": "strategy",
@@ -93,7 +98,8 @@ def train(
     spec = job_spec(settings)
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
-        samples = JobSamples(settings["data"], settings.get("held_out"))
+        data = None if spec.data.stays_on_nodes else settings["data"]
+        samples = JobSamples(data, settings.get("held_out"))
         write_job(Path(folder), model, loss, samples, spec.training.batch_size)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
@@ -108,22 +114,23 @@ def connect_until_exit() -> Coordinator:
 
 
 class JobSamples:
-    """A user's training and held-out data."""
+    """A user's training and held-out data; the former are None where they stay on nodes."""
 
     def __init__(self, train: Any, held_out: Any) -> None:
-        self._train = DataSource(train, "data")
+        self._train = None if train is None else DataSource(train, "data")
         self._held_out = None if held_out is None else DataSource(held_out, "held_out")
-        self.is_tuple = self._train.is_tuple
+        given = self._train or self._held_out
+        self.is_tuple = given is not None and given.is_tuple
 
     def write(self, folder: Path) -> tuple[Field, ...]:
         """Write both parts into a job's folder and return their fields."""
-        writer = SampleWriter(folder)
-        if self._held_out is None:
-            writer.write_part("train", without_held_out(self._train.batches()))
-            fields = writer.write_part("held_out", only_held_out(self._train.batches()))
-        else:
-            writer.write_part("train", self._train.batches())
-            fields = writer.write_part("held_out", self._held_out.batches())
+        writer, train, held_out = SampleWriter(folder), self._train, self._held_out
+        kept = held_out.batches() if held_out is not None else iter(())
+        if train is not None:
+            rows = train.batches()
+            writer.write_part("train", rows if held_out is not None else without_held_out(rows))
+            kept = kept if held_out is not None else only_held_out(train.batches())
+        fields = writer.write_part("held_out", kept)
         writer.close()
         return fields
 
@@ -160,6 +167,11 @@ def job_spec(given: TrainArguments, workload: str = "program") -> JobSpec:
     if "data" not in given:
         raise HyperGPUError(Reason.SPEC_INVALID, "there are no data", fix=f"data= takes {FORMS}")
     tree: dict[str, Any] = {"workload": workload, "data": {"path": "."}}
+    if isinstance(data := given["data"], str) and data.startswith(_NODE_DATA):
+        if given.get("held_out") is None:
+            detail = f"{data} stays on nodes, and there is nothing to judge the model by"
+            raise HyperGPUError(Reason.SPEC_INVALID, detail, fix="give held_out=")
+        tree["data"] |= {"source": "node", "name": data.removeprefix(_NODE_DATA)}
     named: dict[str, Any] = dict(given)
     if steps := given.get("steps"):
         if "rounds" in given:

@@ -114,6 +114,7 @@ class Capabilities(google.protobuf.message.Message):
     LABELS_FIELD_NUMBER: builtins.int
     PROCESSORS_FIELD_NUMBER: builtins.int
     MACHINE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    DATA_NAMES_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -135,6 +136,10 @@ class Capabilities(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Labels that its owner gave it, by name. Jobs may require them; nothing checks them."""
 
+    @property
+    def data_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Data sets that its owner has named a folder for: the names that jobs may ask for, never a path."""
+
     def __init__(
         self,
         *,
@@ -149,9 +154,10 @@ class Capabilities(google.protobuf.message.Message):
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         processors: builtins.int = ...,
         machine_memory_bytes: builtins.int = ...,
+        data_names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "device", b"device", "device_name", b"device_name", "labels", b"labels", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 
@@ -757,6 +763,7 @@ class Assignment(google.protobuf.message.Message):
     PREFETCHED_FIELD_NUMBER: builtins.int
     PREFETCH_FIELD_NUMBER: builtins.int
     MODEL_TICKET_FIELD_NUMBER: builtins.int
+    DATA_NAME_FIELD_NUMBER: builtins.int
     slot: builtins.int
     reason: builtins.str
     """Why this node got this work, for people."""
@@ -770,6 +777,8 @@ class Assignment(google.protobuf.message.Message):
     """How long a finished update waits before it is sent, so that uploads do not all begin at once."""
     connections: builtins.int
     """Connections to move the model and the update over; 0 is one."""
+    data_name: builtins.str
+    """Data set of the node's own that the shard's positions are of; empty: the job's data are everybody's."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -827,9 +836,10 @@ class Assignment(google.protobuf.message.Message):
         prefetched: global___Prefetch | None = ...,
         prefetch: global___Prefetch | None = ...,
         model_ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+        data_name: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "shard", b"shard", "terms", b"terms", "training", b"training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connections", b"connections", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connections", b"connections", "data_name", b"data_name", "deadline_in_ms", b"deadline_in_ms", "last_accepted", b"last_accepted", "lease", b"lease", "manifest", b"manifest", "model", b"model", "model_ticket", b"model_ticket", "prefetch", b"prefetch", "prefetched", b"prefetched", "reason", b"reason", "shard", b"shard", "slot", b"slot", "terms", b"terms", "training", b"training", "upload_after_ms", b"upload_after_ms", "workload", b"workload", "workload_options", b"workload_options", "workload_version", b"workload_version"]) -> None: ...
 
 global___Assignment = Assignment
 
@@ -1217,11 +1227,14 @@ class TrainingReport(google.protobuf.message.Message):
     LOSS_FIRST_FIELD_NUMBER: builtins.int
     LOSS_LAST_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
+    DATA_SAMPLES_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     samples: builtins.int
     compute_ms: builtins.int
     loss_first: builtins.float
     loss_last: builtins.float
+    data_samples: builtins.int
+    """How many samples the node's own data set has, and all that is told of it; 0: the data are everybody's."""
     @property
     def phases(self) -> global___PhaseDurations: ...
     def __init__(
@@ -1233,9 +1246,10 @@ class TrainingReport(google.protobuf.message.Message):
         loss_first: builtins.float = ...,
         loss_last: builtins.float = ...,
         phases: global___PhaseDurations | None = ...,
+        data_samples: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["phases", b"phases"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "phases", b"phases", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "data_samples", b"data_samples", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "phases", b"phases", "samples", b"samples"]) -> None: ...
 
 global___TrainingReport = TrainingReport
 

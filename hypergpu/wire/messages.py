@@ -283,6 +283,7 @@ def assignment_message(assignment: Assignment) -> node_pb2.Assignment:
         upload_after_ms=assignment.upload_after_ms,
         connections=assignment.connections,
         terms=terms_message(assignment.terms, assignment.epoch),
+        data_name=task.data_name,
     )
     if task.manifest is not None:
         message.manifest.CopyFrom(blob_message(task.manifest))
@@ -365,6 +366,7 @@ def _task_value(message: node_pb2.Assignment) -> Task:
         model=blob_value(message.model.blob),
         layout=digest_value(message.model.layout),
         manifest=blob_value(message.manifest) if message.HasField("manifest") else None,
+        data_name=message.data_name,
         prefetched=_prefetch_value(message.prefetched) if message.HasField("prefetched") else None,
     )
 

@@ -17,6 +17,8 @@ Options = Mapping[str, Value]
 WORKLOAD_FIELD = "hypergpu.workload"
 OPTIONS_FIELD = "hypergpu.options"
 """Metadata of an exported model: its workload's name, and the options as JSON."""
+NODE_DATA_FIELD = "hypergpu.node_data"
+"""The data set that it was trained on, where that stayed on nodes."""
 
 
 class OptionError(ValueError):
@@ -62,6 +64,8 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...] = ()
     takes_data: str = "never"
     """Whether a user's folder replaces the dataset: ``never``, ``optional`` or ``required``."""
+    takes_node_data: bool = False
+    """Whether its samples may stay on the nodes that have them: see `NodeDataWorkload`."""
     needs: tuple[str, ...] = ()
     """Python modules beyond those of its kind: a node that lacks one does not offer the workload.
     """
@@ -203,6 +207,7 @@ _TEXT = (
         meaning="A byte-level GPT on your folder of text, or on Python's own source",
         builder="hypergpu.workloads.networks.models:gpt",
         takes_data="optional",
+        takes_node_data=True,
         options=(
             Option("width", 128, "Size of an embedding", 8, 8192),
             Option("layers", 4, "Transformer layers", 1, 128),
@@ -243,6 +248,7 @@ _IMAGES = (
         meaning="ResNet-18 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_resnet18",
         takes_data="required",
+        takes_node_data=True,
         options=(_CLASSES, _IMAGE_SIZE, _AUGMENT),
     ),
     WorkloadEntry(
@@ -251,6 +257,7 @@ _IMAGES = (
         meaning="VGG-11 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_vgg11",
         takes_data="required",
+        takes_node_data=True,
         options=(_CLASSES, _IMAGE_SIZE, _AUGMENT),
     ),
 )
@@ -279,6 +286,7 @@ _PROGRAM = (
         meaning="A model of your own, by hypergpu.train(...) in Python",
         builder="hypergpu.workloads.networks.program:program",
         takes_data="required",
+        takes_node_data=True,
     ),
 )
 
@@ -306,6 +314,7 @@ _ADAPTERS = (
         meaning="A LoRA adapter of a causal language model, on your text or chats",
         builder="hypergpu.workloads.finetuning.causal:causal_lm",
         takes_data="required",
+        takes_node_data=True,
         needs=_HF_MODULES,
         install="hypergpu[hf]",
         options=(
@@ -329,6 +338,7 @@ _CLASSIFIERS = (
         meaning="A LoRA adapter and a head that judge your texts",
         builder="hypergpu.workloads.finetuning.classifiers:text_classifier",
         takes_data="required",
+        takes_node_data=True,
         needs=_HF_MODULES,
         install="hypergpu[hf]",
         options=(
@@ -343,6 +353,7 @@ _CLASSIFIERS = (
         meaning="A LoRA adapter and a head that judge your images, one sub-folder a class",
         builder="hypergpu.workloads.finetuning.classifiers:image_classifier",
         takes_data="required",
+        takes_node_data=True,
         needs=(*_HF_MODULES, "torchvision"),
         install="hypergpu[hf]",
         options=(

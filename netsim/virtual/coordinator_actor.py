@@ -124,7 +124,10 @@ class CoordinatorActor:
             round=lease.round,
             lease=lease.number,
             update=AcceptedUpdate(
-                BlobRef(update.digest, update.size_bytes), Samples(0), update.inner_steps
+                BlobRef(update.digest, update.size_bytes),
+                Samples(0),
+                update.inner_steps,
+                data_samples=update.data_samples,
             ),
         )
 
@@ -351,8 +354,15 @@ class CoordinatorActor:
     def _allocate(self) -> None:
         self._is_allocating = False
         able = {job.spec.workload: _WORKLOAD_VERSION for job in self.jobs.values()}
+        named = frozenset(job.spec.data.name for job in self.jobs.values())
         offers = [
-            NodeOffer(node, self._lent.get(node), able, features=actor.device.features)
+            NodeOffer(
+                node,
+                self._lent.get(node),
+                able,
+                features=actor.device.features,
+                data_names=named,
+            )
             for node, actor in self._nodes.items()
             if actor.is_connected
         ]
@@ -391,6 +401,7 @@ class CoordinatorActor:
             members=members,
             nodes_max=job.spec.nodes.max,
             requirements=job.spec.nodes.requirements,
+            data_name=job.spec.data.name,
         )
 
     def resumed_if_paused(self) -> None:

@@ -33,6 +33,7 @@ def _break_upload(job: Job) -> Iterator[str]:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
     yield from _prefetch_violations(job)
+    yield from _own_data_violations(job)
     yield from _stall_violations(job)
     yield from _end_violations(job)
     if job.phase not in ENDED:
@@ -69,6 +70,17 @@ def _prefetch_violations(job: Job) -> Iterator[str]:
         first, ranges = participant.prefetched, participant.shard.ranges
         if first is not None and first.ranges != ranges[: len(first.ranges)]:
             yield f"{node} prefetched samples that its shard does not begin with"
+
+
+def _own_data_violations(job: Job) -> Iterator[str]:
+    """Data that stay on nodes: nobody has a position of another's partition."""
+    if job.round is None or not job.spec.data.stays_on_nodes:
+        return
+    for node, participant in job.round.participants.items():
+        if participant.shard.partition != job.members[node].slot:
+            yield f"{node} was assigned samples of slot {participant.shard.partition}"
+    if job.round.duplicates:
+        yield "samples that stay on a node cannot be another's, too"
 
 
 def _stall_violations(job: Job) -> Iterator[str]:
@@ -116,9 +128,9 @@ def _open_shards(job: Job) -> Iterator[Shard]:
             if participant.is_open:
                 yield participant.shard
         yield from job.round.orphans
-    for member in job.members.values():
+    for node, member in job.members.items():
         if member.prefetch is not None:
-            yield Shard(member.slot % len(job.streams), member.prefetch.ranges)
+            yield Shard(job.partition_of(node), member.prefetch.ranges)
 
 
 def _broken_step(before: Job, after: Job) -> Iterator[str]:

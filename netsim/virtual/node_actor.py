@@ -337,7 +337,10 @@ class NodeActor:
         digest = Digest(blake3(name).hexdigest())
         samples = Samples(sum(range_.count for range_ in assignment.task.ranges))
         size_bytes = self.sizes.update_bytes(assignment.task.codec)
-        update = TrainedUpdate(digest, size_bytes, assignment.task.inner_steps, samples)
+        # Unequal ones, of which some are less than a round's samples.
+        own = Samples(40 * (1 + assignment.slot % 7) if assignment.task.data_name else 0)
+        steps = assignment.task.inner_steps
+        update = TrainedUpdate(digest, size_bytes, steps, samples, data_samples=own)
         self._later(
             starting_ms + compute_ms, lambda: self._finish_training(assignment, update, whole_ms)
         )

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from coordinator.core.job import events
 from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Weighing, WorkState
+from coordinator.core.job.state import AcceptedUpdate, Job, Weighing, WorkState
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
+from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.statements import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
@@ -32,13 +32,14 @@ NODES = tuple(NodeId(f"node-{number}") for number in range(5))
 FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
 
 specs = st.builds(
-    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay: JobSpec(
+    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay, data: JobSpec(
         workload="digits-softmax",
         strategy=strategy,
         training=TrainingSettings(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum, overlap=overlap),
         evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
         pay=pay,
+        data=data,
     ),
     st.sampled_from(["diloco", "aware"]),
     st.integers(1, 4),
@@ -53,6 +54,7 @@ specs = st.builds(
             Pay(unit_price=90, rounds_per_epoch=2, escrow=10**6),
         ]
     ),
+    st.sampled_from([Data(), Data(source="node", name="wards", path="held-out")]),
 )
 choices = st.lists(
     st.tuples(
@@ -95,7 +97,7 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
             at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
         ),
         lambda: events.UpdateReceived(
-            at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
+            at_ms=now, node=node, round=round_, lease=lease, update=_counted(f"{node}-{round_}")
         ),
         lambda: events.UpdateReceived(
             at_ms=now, node=node, round=round_, lease=lease - 1, update=update("stale")
@@ -122,6 +124,11 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
     ]
     # Nothing else happens to a job that plans, so plans come often.
     return makers[choice]() if choice < len(makers) else _plan_event(job, node, at_ms)
+
+
+def _counted(name: str) -> AcceptedUpdate:
+    """An update whose sender says that it has five samples of its own."""
+    return replace(update(name), data_samples=Samples(5))
 
 
 def _plan_event(job: Job, skipped: NodeId, at_ms: int) -> Event:

@@ -87,6 +87,8 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     """The node's signature of the contribution."""
     phases: PhaseDurations | None = None
     """The sender's report, with the upload until it was in; None: there is none."""
+    data_samples: Samples = Samples(0)
+    """How many samples of its own the sender says it has; 0: the job's data are everybody's."""
 
 
 class WorkState(Enum):
@@ -404,6 +406,11 @@ class Job(msgspec.Struct, frozen=True):
     """By which the next round draws its duplicates; empty: it has none."""
     is_over: bool = False
     """`JobEnded` is journalled: no round will be measured any more."""
+
+    def partition_of(self, node: NodeId) -> int:
+        """Number of a member's partition: where data stay on nodes, one that nobody else has."""
+        slot = self.members[node].slot
+        return slot if self.spec.data.stays_on_nodes else slot % len(self.streams)
 
     @property
     def active_phase(self) -> Phase:

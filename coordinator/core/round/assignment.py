@@ -26,6 +26,7 @@ from coordinator.core.job.state import (
     initial_of,
 )
 from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
+from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
@@ -111,7 +112,7 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         if _is_of_use(prefetch, plan.round, plan.nodes.get(node), stated):
             prefetched[node] = prefetch
         else:
-            return_samples(streams, member.slot % len(streams), prefetch.ranges)
+            return_samples(streams, job.partition_of(node), prefetch.ranges)
     shards = {}
     places = _partitions(job, plan, streams, prefetched)
     for node, part in plan.nodes.items():
@@ -125,7 +126,7 @@ def deal_shards(job: Job, plan: RoundPlan, total_samples: Samples) -> ShardDeal:
         if not part.prefetch_steps:
             continue
         slot, number = members[node].slot, plan.round + 1
-        place = slot % len(streams)
+        place = job.partition_of(node)
         samples = Samples(part.prefetch_steps * part.batch(stated))
         ranges, streams[place] = take_samples(streams[place], samples)
         seed = seed_for(job.spec.training.seed, "prefetch", slot, number)
@@ -138,9 +139,12 @@ def _partitions(
     job: Job, plan: RoundPlan, streams: list[Stream], prefetched: Mapping[NodeId, Prefetch]
 ) -> dict[NodeId, int]:
     """The partition of each node: its own, or one that was left behind by nodes that have no part
-    in the round; those who take one over are others from round to round.
+    in the round; those who take one over are others from round to round. Where data stay on nodes
+    there is nothing to take over.
     """
-    places = {node: job.members[node].slot % len(streams) for node in plan.nodes}
+    places = {node: job.partition_of(node) for node in plan.nodes}
+    if job.spec.data.stays_on_nodes:
+        return places
     served = set(places.values())
     left = [n for n, stream in enumerate(streams) if stream.returned and n not in served]
     free = [node for node in places if node not in prefetched]
@@ -283,13 +287,15 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         global_samples=round_.base_samples,
         total_samples=round_.total_samples,
         partition=shard.partition,
-        partitions=len(job.streams),
+        # Of nodes' own data there are as many as members, whose number must not change a task.
+        partitions=1 if spec.data.stays_on_nodes else len(job.streams),
         skew_alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
         data_seed=seed,
         ranges=shard.ranges,
         model=job.newest_model.blob,
         layout=job.layout,
         manifest=job.manifest,
+        data_name=spec.data.name,
         prefetched=participant.prefetched,
     )
 
@@ -333,12 +339,24 @@ def reassign_orphans(job: Job) -> JobStep:
         own = before is not None and before.shard in orphans
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
         member, plan = job.members[node], _inherited_plan(round_, shard)
+        if job.spec.data.stays_on_nodes and not own:
+            plan = own_pass(job, node, plan)
+            job, shard = _swap_shard(job, node, shard, plan)
         taken = Participant(member.slot, lease, shard, plan, job.at_ms)
         started[node] = replace(taken, work=_first_work(round_, member))
         lease += 1
     round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)
     return JobStep(job, tuple(assignment(job, node) for node in started))
+
+
+def _swap_shard(job: Job, node: NodeId, left: Shard, plan: NodePlan) -> tuple[Job, Shard]:
+    """Put a shard back into its stream, and take one of the node's own samples in its place."""
+    streams, place = list(job.streams), job.partition_of(node)
+    return_samples(streams, left.partition, left.ranges)
+    samples = Samples(plan.inner_steps * plan.batch(job.spec.training.batch_size))
+    ranges, streams[place] = take_samples(streams[place], samples)
+    return replace(job, streams=tuple(streams)), Shard(place, ranges)
 
 
 def _first_work(round_: Round, member: Member) -> WorkState:

@@ -26,7 +26,6 @@ from coordinator.core.job.state import (
     Participant,
     Phase,
     Round,
-    Stream,
     WorkState,
 )
 from coordinator.core.round.assignment import (
@@ -43,6 +42,7 @@ from coordinator.core.round.assignment import (
     vacate_shard,
 )
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
+from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
 from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -53,7 +53,7 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     """Give the node its slot, and work if there is some."""
     before = job.members.get(event.node) or Member(Slot(len(job.members)))
     member = replace(before, is_present=True, is_leaving=False, token=event.token)
-    job = replace(job, members={**job.members, event.node: member})
+    job = with_own_streams(replace(job, members={**job.members, event.node: member}))
     if job.phase is Phase.WAITING:
         return open_round(job)
     step = reassign_orphans(job)
@@ -133,6 +133,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         job,
         round=replace_participants(round_, {event.node: participant}),
         members={**job.members, event.node: member},
+        streams=counted_streams(job, event.node, update.data_samples),
         tally=tally,
     )
     return close_if_due(_release_if_leaving(job, event.node))
@@ -277,13 +278,12 @@ def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
     """Take the first model over, or the first model made again after its bytes were lost."""
     if job.lost_model:
         return _restore_model(job, event.model)
-    streams = tuple(Stream(size) for size in event.partition_sizes)
     job = replace(
         job,
         model=event.model,
         layout=event.layout,
         workload_version=event.workload_version,
-        streams=streams,
+        streams=first_streams(job, event.partition_sizes),
     )
     if job.phase is Phase.PAUSED:
         return JobStep(replace(job, resume_to=Phase.WAITING))

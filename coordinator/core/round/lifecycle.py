@@ -43,6 +43,7 @@ from coordinator.core.round.assignment import (
     return_samples,
 )
 from coordinator.core.round.outer_step import outer_step
+from coordinator.core.round.own_data import one_pass_at_most
 from coordinator.core.round.waiting import (
     assigned_shards,
     members_on_trial,
@@ -90,6 +91,7 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
 
 def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     """Give every node of the plan its shard under a fresh lease, if the round is funded."""
+    plan = one_pass_at_most(job, plan)
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
@@ -146,7 +148,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
 def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
     """Who gets the shard of whom. A job whose weights nothing learns compares no updates either."""
     trust = job.spec.trust
-    if trust.rule != "robust" or trust.duplicates != "secret":
+    if trust.rule != "robust" or trust.duplicates != "secret" or job.spec.data.stays_on_nodes:
         return {}
     stated = job.spec.training.batch_size
     workers = [

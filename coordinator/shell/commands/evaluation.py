@@ -238,6 +238,7 @@ async def _make_model(services: Services, command: InitialiseModel) -> tuple[Ini
         options=spec.options,
         seed=spec.training.seed,
         data_dir=await data_dir(services, command.manifest),
+        is_held_out=spec.data.stays_on_nodes,
         weights_path=await _weights_path(services, weights),
         weights_layout=weights.layout if weights is not None else Digest(""),
         sharding=spec.data.sharding,
@@ -309,6 +310,7 @@ async def _evaluate_model(
         workload=command.spec.workload,
         options=command.spec.options,
         data_dir=await data_dir(services, command.manifest),
+        is_held_out=command.spec.data.stays_on_nodes,
         model_path=str(path),
         layout_digest=runtime.layout.digest,
     )

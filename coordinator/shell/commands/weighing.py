@@ -134,6 +134,7 @@ async def _measure_gradient(
                 workload=spec.workload,
                 options=spec.options,
                 data_dir=await data_dir(services, runtime.job.manifest),
+                is_held_out=spec.data.stays_on_nodes,
                 model_path=str(path),
                 layout_digest=runtime.required_layout.digest,
                 samples_most=_SAMPLES_MOST,

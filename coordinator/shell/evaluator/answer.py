@@ -29,7 +29,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, LayoutError
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.entry import OptionError, Options, WorkloadEntry
+from hypergpu.workloads.entry import OptionError, WorkloadEntry
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -37,6 +37,7 @@ from hypergpu.workloads.workload import (
     all_finite,
     build_for_job,
     find,
+    held_out_dataset,
 )
 
 
@@ -73,18 +74,16 @@ class Evaluator:
             return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=detail)
 
     def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
-        key = (entry.name, tuple(sorted(request.options.items())), request.data_dir)
+        data = (request.data_dir, request.is_held_out)
+        key = (entry.name, tuple(sorted(request.options.items())), data)
         if self._model is None or self._key != key:
             self._model = None  # frees the last job's data before the next takes memory
-            self._model = _open_workload(entry, request.options, request.data_dir)
+            self._model = _open_workload(entry, request)
             self._key = key
         return self._model
 
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
-    alpha = request.alpha if request.sharding == "dirichlet" else 0.0
-    sharding = Sharding(request.partitions, alpha, request.seed)
-    partitions = partition_indices(model.dataset.train.labels, sharding)
     vectors = [vector.view(np.uint8).data for vector in _first_model(model, request)]
     running = blake3()
     for vector in vectors:
@@ -96,10 +95,20 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         digest=Digest(running.hexdigest()),
         size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
         layout_json=layout_json.decode(),
-        partition_sizes=tuple(Samples(len(partition)) for partition in partitions),
+        partition_sizes=_partition_sizes(model, request),
         workload_version=entry.version,
         examples=held_out_examples(model),
     )
+
+
+def _partition_sizes(model: ModelEvaluator, request: Initialise) -> tuple[Samples, ...]:
+    """Samples of each partition; none where every node has its own, which nobody else counts."""
+    if request.is_held_out:
+        return ()
+    alpha = request.alpha if request.sharding == "dirichlet" else 0.0
+    sharding = Sharding(request.partitions, alpha, request.seed)
+    partitions = partition_indices(model.dataset.train.labels, sharding)
+    return tuple(Samples(len(partition)) for partition in partitions)
 
 
 def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
@@ -153,7 +162,7 @@ def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) ->
         )
 
 
-def _open_workload(entry: WorkloadEntry, options: Options, data_dir: str) -> ModelEvaluator:
+def _open_workload(entry: WorkloadEntry, request: Request) -> ModelEvaluator:
     """Build a workload with its data; torch is imported only for torch workloads.
 
     Raises:
@@ -161,12 +170,14 @@ def _open_workload(entry: WorkloadEntry, options: Options, data_dir: str) -> Mod
         BuilderMissingError: A Python module is not installed.
         DatasetError: The data cannot be used.
     """
-    workload = build_for_job(entry, options, data_dir)
+    data_dir = request.data_dir
+    workload = build_for_job(entry, request.options, data_dir)
+    held_out = held_out_dataset(workload, data_dir) if request.is_held_out else None
     if entry.kind != "torch":
-        return NumpyEvaluator(workload, data_dir)
+        return NumpyEvaluator(workload, data_dir, held_out)
     from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 
-    return TorchEvaluator(workload, data_dir)
+    return TorchEvaluator(workload, data_dir, held_out)
 
 
 def _write_synced(path: Path, vectors: list[memoryview]) -> None:

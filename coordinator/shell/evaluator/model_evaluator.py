@@ -79,9 +79,11 @@ class NumpyEvaluator:
 
     metric = ""
 
-    def __init__(self, workload: NumpyWorkload, data_dir: str) -> None:
+    def __init__(
+        self, workload: NumpyWorkload, data_dir: str, dataset: Dataset | None = None
+    ) -> None:
         self._workload = workload
-        self.dataset = workload.load(data_dir)
+        self.dataset = dataset or workload.load(data_dir)
         self.layout = numpy_layout(workload)
 
     def initial(self, seed: int) -> Flat:

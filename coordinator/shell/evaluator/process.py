@@ -26,6 +26,8 @@ class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     options: dict[str, str | int | float | bool] = {}
     data_dir: str = ""
     """The user's files; empty for the workload's own data."""
+    is_held_out: bool = False
+    """Whether all of these are held out: nodes train on data that stay where they are."""
 
 
 class Initialise(WorkloadRequest, frozen=True, tag=True, kw_only=True):

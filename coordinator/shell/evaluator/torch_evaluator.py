@@ -23,6 +23,7 @@ from hypergpu.workloads.networks.task import (
     named_tensors,
 )
 from hypergpu.workloads.workload import (
+    Dataset,
     Example,
     ExampleWorkload,
     LargeSamplesWorkload,
@@ -34,10 +35,12 @@ from hypergpu.workloads.workload import (
 class TorchEvaluator:
     """`ModelEvaluator` of torch workloads."""
 
-    def __init__(self, workload: TorchWorkload, data_dir: str) -> None:
+    def __init__(
+        self, workload: TorchWorkload, data_dir: str, dataset: Dataset | None = None
+    ) -> None:
         self._workload = workload
         self._model = workload.model().eval()
-        self.dataset = workload.load(data_dir)
+        self.dataset = dataset or workload.load(data_dir)
         self.layout = module_layout(self._model)
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None

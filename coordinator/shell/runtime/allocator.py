@@ -170,12 +170,18 @@ def _demand(runtime: JobRuntime) -> JobDemand:
         ),
         nodes_max=chosen.max,
         requirements=chosen.requirements,
+        data_name=job.spec.data.name,
     )
 
 
 def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> NodeOffer:
     return NodeOffer(
-        session.node, job_id, session.capabilities.workloads, pause_reason, session.features
+        session.node,
+        job_id,
+        session.capabilities.workloads,
+        pause_reason,
+        session.features,
+        session.capabilities.data_names,
     )
 
 

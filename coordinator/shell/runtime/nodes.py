@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from coordinator.core.job.state import Job
 from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
     Estimate,
@@ -255,6 +256,15 @@ class ConnectedNodes:
         """End every stream."""
         for stream in self.streams.values():
             stream.close()
+
+
+def lacks_data(job: Job, connected: ConnectedNodes, node: NodeId) -> str:
+    """Why a connected node cannot take part: the job's data set is none of its; empty: it may."""
+    name = job.spec.data.name
+    if not name or name in connected.streams[node].capabilities.data_names:
+        return ""
+    detail = f"{job.job_id} trains on {name} where it is, and this node's owner has named no folder"
+    return str(HyperGPUError(Reason.OWNER_DATA, detail))
 
 
 _PAUSE_US = 15_000_000

@@ -38,7 +38,7 @@ from coordinator.shell.servicers.job_view import (
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message
 
@@ -160,6 +160,7 @@ def model_card(job: Job, model: Model) -> str:
         f"- Codec: {spec.codec.up} up, {spec.codec.down} down",
         f"- Model digest (BLAKE3): `{model.blob.digest}`",
         *(_score_line(score) for score in scores[:1]),
+        *_data_lines(job),
         "",
         "## Use",
         "",
@@ -178,6 +179,15 @@ def model_card(job: Job, model: Model) -> str:
 
 def _score_line(score: ModelScore) -> str:
     return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
+
+
+def _data_lines(job: Job) -> list[str]:
+    """Where the training samples are, if they were never sent."""
+    if not job.spec.data.stays_on_nodes:
+        return []
+    told = sum(stream.size for stream in job.streams)
+    kept = f"Training data: `{job.spec.data.name}`, which stayed on the nodes that have it"
+    return [f"- {kept}; these say that they have {several(told, 'sample')}"]
 
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from coordinator.core.job.state import Job, Participant
 from coordinator.core.round.waiting import standing_reason
 from coordinator.shell import translate
 from coordinator.shell.journal.records import Entry
-from coordinator.shell.runtime.nodes import ConnectedNodes
+from coordinator.shell.runtime.nodes import ConnectedNodes, lacks_data
 from coordinator.shell.servicers.calls import Caller
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
@@ -66,9 +66,9 @@ def participants(
         job: The job.
         own: Only these nodes are told; None: all.
     """
-    round_ = job.round
+    round_, lacking = job.round, _without_data(connected, job)
     if round_ is None:
-        return []
+        return [each for each in lacking if own is None or NodeId(each.node_id) in own]
     ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
     taking_part = [
         _summary(connected, node, participant, standing_reason(job.members[node], participant))
@@ -78,7 +78,17 @@ def participants(
         _resting(connected, node, job.members[node].slot, why)
         for node, why in sorted(round_.resting.items())
     ]
-    return [each for each in (*taking_part, *resting) if own is None or NodeId(each.node_id) in own]
+    found = (*taking_part, *resting, *lacking)
+    return [each for each in found if own is None or NodeId(each.node_id) in own]
+
+
+def _without_data(connected: ConnectedNodes, job: Job) -> list[job_pb2.ParticipantSummary]:
+    """Nodes that have no part in the job since they lack the data set that it asks for."""
+    return [
+        _resting(connected, node, Slot(0), why)
+        for node in sorted(connected.streams)
+        if node not in job.members and (why := lacks_data(job, connected, node))
+    ]
 
 
 def _summary(

@@ -43,6 +43,8 @@ log = structlog.get_logger()
 _NOW = Milliseconds(0)  # the driver stamps events as they enter its inbox
 _KEEP_S = 0
 """Pins hold what is not journalled yet."""
+_DATA_SAMPLES_MOST = 1 << 40
+"""A larger number than any node has samples: it is the node's word."""
 _WRONG_CONTENT = frozenset(
     {Reason.UPDATE_MALFORMED, Reason.UPDATE_NOT_FINITE, Reason.DIGEST_MISMATCH}
 )
@@ -123,6 +125,7 @@ class _Offer:
                 codec=codec,
                 nonce=request.nonce,
                 signature=request.signature,
+                data_samples=Samples(min(request.report.data_samples, _DATA_SAMPLES_MOST)),
             ),
         )
 

@@ -6,12 +6,12 @@ a watcher that reads slowly costs nothing. States and phases are looked at each 
 steps of many nodes by turns.
 """
 
-from coordinator.core.job.state import Phase
+from coordinator.core.job.state import ENDED, Phase
 from coordinator.core.measure.line import loss_share
 from coordinator.core.measure.reading import Estimate
 from coordinator.core.round.assignment import node_band
 from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.nodes import KnownNodes, lacks_data
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import participant_summary
 from hypergpu.ids import NodeId
@@ -45,11 +45,21 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
         return "starting", "its worker is starting"
     runtime = services.allocator.runtime_of(node)
     if runtime is None:
-        return "idle", services.allocator.idle_reason(node)
+        return "idle", _missing_data(services, node) or services.allocator.idle_reason(node)
     member = runtime.job.members.get(node)
     if member is not None and member.ban:
         return "idle", f"{member.ban}; take it back: hypergpu node readmit"
     return "working", runtime.job.reason
+
+
+def _missing_data(services: Services, node: NodeId) -> str:
+    """The first job that the node is kept from by a data set that it lacks; empty: none."""
+    reasons = (
+        lacks_data(runtime.job, services.nodes, node)
+        for runtime in services.driver.runtimes.values()
+        if runtime.job.phase not in ENDED
+    )
+    return next(filter(None, reasons), "")
 
 
 class NewestLevels:

@@ -6,6 +6,8 @@ wrong index: nodes join late, die and take different numbers of steps.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gpu_node.shell.worker.trainer import ShardError, Trainer
 from hypergpu.dataset import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.optimizer import schedule_share
@@ -56,16 +58,10 @@ def batches_of(task: Task, trainer: Trainer) -> Batches:
     Raises:
         ShardError: The dataset cannot be divided so, or there is nothing to train on.
     """
-    sharding = Sharding(task.partitions, task.skew_alpha, task.data_seed)
-    try:
-        members = partition_indices(trainer.samples.labels, sharding)
-    except ValueError as error:
-        raise ShardError(f"the dataset cannot be divided: {error}") from error
-    if not 0 <= task.partition < len(members):
-        raise ShardError(f"partition {task.partition} of {len(members)} does not exist")
+    members = _members(task, trainer.samples.labels)
     if task.batch_size < 1 or any(run.start < 0 or run.count < 1 for run in task.ranges):
         raise ShardError("the shard has an empty batch or range")
-    indices = stream_indices(members[task.partition], task.partition, task.data_seed, task.ranges)
+    indices = stream_indices(members, task.partition, task.data_seed, task.ranges)
     if not len(indices):
         raise ShardError("the shard is empty")
     starts = range(0, len(indices), task.batch_size)
@@ -73,3 +69,17 @@ def batches_of(task: Task, trainer: Trainer) -> Batches:
     schedule = Schedule(task.learning_rate, task.schedule, warmup, task.total_samples)
     batches = [indices[start : start + task.batch_size] for start in starts]
     return Batches(batches, schedule, int(task.global_samples))
+
+
+def _members(task: Task, labels: Indices) -> Indices:
+    """Indices of the samples in the shard's partition: all where they are the node's own."""
+    if task.data_name:
+        return np.arange(len(labels))
+    sharding = Sharding(task.partitions, task.skew_alpha, task.data_seed)
+    try:
+        partitions = partition_indices(labels, sharding)
+    except ValueError as error:
+        raise ShardError(f"the dataset cannot be divided: {error}") from error
+    if not 0 <= task.partition < len(partitions):
+        raise ShardError(f"partition {task.partition} of {len(partitions)} does not exist")
+    return partitions[task.partition]

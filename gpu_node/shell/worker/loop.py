@@ -9,8 +9,10 @@ from typing import BinaryIO, NamedTuple
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.statements import OUT_OF_MEMORY, Lease
 from hypergpu.streams import FrameError, frame, read_frame
+from hypergpu.workloads.workload import DatasetError, NodeDataError
 
 WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
 
@@ -80,16 +82,36 @@ class WorkerLoop:
                 trainers.write_initial_model(request)
                 return protocol.InitialModelWritten(request.number)
             return self._train(trainers, request)
-        except ShardError as error:
+        except ShardError as failed:
+            error: Exception = failed
             failure = WorkFailure(str(error), is_fatal=False)
-        except Exception as error:  # noqa: BLE001 - a workload of another package may raise anything
+        except Exception as failed:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
-            failure = work_failure(error)
+            error, failure = failed, work_failure(failed)
         reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
             number = request.number
             return protocol.InitialModelFailed(number=number, reason=reason, is_fatal=is_fatal)
+        if request.node_dir:
+            reason = self._without_data(request, error, failure)
         return protocol.ShardFailed(lease=request.lease, reason=reason, is_fatal=is_fatal)
+
+    def _without_data(
+        self, request: protocol.TrainShard, error: Exception, failure: "WorkFailure"
+    ) -> str:
+        """The reason as it may leave the node: an error's text may quote files of the node's own
+        data, but for those that are made to leave it.
+        """
+        cause = error.__cause__ if isinstance(error, ShardError) else error
+        if isinstance(error, ShardError) and not isinstance(cause, DatasetError):
+            return failure.reason
+        if failure.reason.startswith(OUT_OF_MEMORY):
+            return OUT_OF_MEMORY
+        name, detail = request.task.data_name, str(cause)
+        if not isinstance(cause, NodeDataError):
+            self.log(f"the data set {name} cannot be used: {failure.reason}")
+            detail = "it cannot be used, and only the node's log says why"
+        return str(HyperGPUError(Reason.OWNER_DATA, f"data set {name}: {detail}"))
 
     def _train(
         self, trainers: Trainers, request: protocol.TrainShard

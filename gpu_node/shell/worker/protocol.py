@@ -31,6 +31,8 @@ class TrainShard(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The model as nodes hold it (no header, layout order); its digest was checked."""
     data_dir: str = ""
     """The folder of the user's files, checked as well; empty for the workload's own data."""
+    node_dir: str = ""
+    """The node's own folder of samples, where the job's stay on nodes; else empty."""
     state_dir: str
     """Folder of this node's end states of this job; made when missing."""
     update_path: str

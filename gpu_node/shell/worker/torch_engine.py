@@ -30,7 +30,7 @@ from hypergpu.workloads.networks.task import (
     module_layout,
     store_module,
 )
-from hypergpu.workloads.workload import Samples, build_for_job
+from hypergpu.workloads.workload import Samples, build_for_job, training_samples
 
 
 class TorchTrainer:
@@ -119,7 +119,8 @@ class TorchEngine:
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:
         """A trainer of a torch workload."""
         workload: TorchWorkload = build_for_job(entry, request.task.options, request.data_dir)
-        return TorchTrainer(workload, self._device, workload.load(request.data_dir).train)
+        samples = training_samples(workload, request.data_dir, request.node_dir)
+        return TorchTrainer(workload, self._device, samples)
 
     def initial_model(self, entry: WorkloadEntry, request: WriteInitialModel) -> Flat:
         """The first model of a job with a torch workload."""

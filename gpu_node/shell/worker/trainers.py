@@ -46,6 +46,7 @@ from hypergpu.workloads.workload import (
     entries,
     numpy_initial,
     numpy_layout,
+    training_samples,
 )
 
 if TYPE_CHECKING:
@@ -330,7 +331,8 @@ class Trainers:
             early = None  # frees its model
         task = request.task
         entry = self._entry(task.workload, task.workload_version)
-        key = json.dumps([task.workload, sorted(task.options.items()), request.data_dir])
+        folders = [request.data_dir, request.node_dir]
+        key = json.dumps([task.workload, sorted(task.options.items()), *folders])
         if self._kept is None or self._kept.key != key:
             self._kept = None  # frees the last job's model before the next takes memory
             self._kept = _KeptTrainer(key, self._make_trainer(entry, request))
@@ -407,8 +409,8 @@ class Trainers:
             workload = build(entry, request.task.options)
             if entry.kind == "null":
                 return NullShards(numpy_layout(workload), self._floor)
-            trainer = NumpyTrainer(workload, workload.load(request.data_dir).train)
-            return TrainedShards(trainer, self._floor)
+            samples = training_samples(workload, request.data_dir, request.node_dir)
+            return TrainedShards(NumpyTrainer(workload, samples), self._floor)
         except (OptionError, DatasetError, BuilderMissingError) as error:
             raise ShardError(str(error)) from error
 

@@ -39,7 +39,7 @@ from hypergpu.statements import BlobRef, Prefetch, Task
 from hypergpu.streams import fill_durably
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
-from hypergpu.units import Bytes, Milliseconds, several
+from hypergpu.units import Bytes, Milliseconds, Samples, several
 from hypergpu.workloads.workload import all_finite
 
 _GENERATIONS = 2
@@ -284,6 +284,7 @@ def train_shard(
         loss_first=_finite(losses.first),
         loss_last=_finite(losses.last),
         encode_ms=Milliseconds(round((time.monotonic() - trained_s) * 1000)),
+        data_samples=Samples(len(trainer.samples.labels) if task.data_name else 0),
     )
 
 

@@ -18,9 +18,9 @@ from hypergpu.workloads.finetuning.base_model import (
     load_config,
     load_tokenizer,
 )
-from hypergpu.workloads.finetuning.rows import read_rows
-from hypergpu.workloads.finetuning.tokens import IGNORED, RowRules, token_samples
-from hypergpu.workloads.workload import Array, Dataset, DatasetError, Example, Sums
+from hypergpu.workloads.finetuning.rows import all_rows, read_rows
+from hypergpu.workloads.finetuning.tokens import IGNORED, RowRules, TokenSamples, token_samples
+from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _TOKENS_AT_ONCE = 4096
 """Logits of so many tokens are held at once in an evaluation."""
@@ -61,6 +61,17 @@ class CausalLmWorkload:
             token_samples("train", train, self._tokenizer, self._rules),
             token_samples("held_out", held_out, self._tokenizer, self._rules),
         )
+
+    def held_out(self, data_dir: str) -> Dataset:
+        """See `NodeDataWorkload`."""
+        return Dataset(NO_SAMPLES, self._tokens("held_out", data_dir))
+
+    def node_samples(self, data_dir: str, node_dir: str) -> TokenSamples:
+        """See `NodeDataWorkload`."""
+        return self._tokens("train", node_dir)
+
+    def _tokens(self, part: str, folder: str) -> TokenSamples:
+        return token_samples(part, all_rows(Path(folder)), self._tokenizer, self._rules)
 
     def model(self) -> nn.Module:
         """The base with its adapter as it is first: it changes nothing yet."""

@@ -23,9 +23,14 @@ from hypergpu.workloads.finetuning.base_model import (
     load_config,
     load_tokenizer,
 )
-from hypergpu.workloads.finetuning.rows import DataRow, read_rows
-from hypergpu.workloads.networks.images import read_folder
-from hypergpu.workloads.workload import Array, Dataset, DatasetError, Example, Sums
+from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
+from hypergpu.workloads.networks.images import (
+    Pictures,
+    held_out_folder,
+    node_pictures,
+    read_folder,
+)
+from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _HEADS = ("classifier", "pre_classifier", "score")
 """Names of heads in transformers."""
@@ -103,6 +108,15 @@ class TextClassifier(_Classifier):
         """Rows with ``text`` and ``label``: a class's name or number."""
         train, held_out = read_rows(Path(data_dir))
         return Dataset(self._samples(train), self._samples(held_out), tuple(self.names))
+
+    def held_out(self, data_dir: str) -> Dataset:
+        """See `NodeDataWorkload`."""
+        samples = self._samples(all_rows(Path(data_dir)))
+        return Dataset(NO_SAMPLES, samples, tuple(self.names))
+
+    def node_samples(self, data_dir: str, node_dir: str) -> "LabelledTexts":
+        """See `NodeDataWorkload`."""
+        return self._samples(all_rows(Path(node_dir)))
 
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """See `_Classifier`."""
@@ -182,12 +196,29 @@ class ImageClassifier(_Classifier):
 
     def load(self, data_dir: str) -> Dataset:
         """Images below ``images/``, in sub-folders with the classes' names."""
-        side = getattr(self.config, "image_size", 224)
         found = read_folder(
-            str(Path(data_dir) / IMAGES_FOLDER),
-            classes=len(self.names),
-            image_size=side if isinstance(side, int) else 224,
+            str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
         )
+        return self._checked(found)
+
+    def held_out(self, data_dir: str) -> Dataset:
+        """See `NodeDataWorkload`."""
+        found = held_out_folder(
+            str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
+        )
+        return self._checked(found)
+
+    def node_samples(self, data_dir: str, node_dir: str) -> Pictures:
+        """See `NodeDataWorkload`."""
+        images = str(Path(data_dir) / IMAGES_FOLDER)
+        return node_pictures(images, node_dir, image_size=self._side)
+
+    @property
+    def _side(self) -> int:
+        side = getattr(self.config, "image_size", 224)
+        return side if isinstance(side, int) else 224
+
+    def _checked(self, found: Dataset) -> Dataset:
         if list(found.class_names) != self.names:
             raise DatasetError(
                 f"the sub-folders are {', '.join(found.class_names)}."

@@ -75,6 +75,15 @@ def read_rows(folder: Path) -> RowParts:
     return RowParts(rows, kept)
 
 
+def all_rows(folder: Path) -> list[DataRow]:
+    """Rows of a folder that is one part alone: held out, or a node's own.
+
+    Raises:
+        DatasetError: A file cannot be read.
+    """
+    return _rows_of(folder, _row_files(folder))
+
+
 def _row_files(folder: Path) -> list[Path]:
     found = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
     parts = {path: path.relative_to(folder).parts for path in found}

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
+from hypergpu.workloads.entry import (
+    NODE_DATA_FIELD,
+    OPTIONS_FIELD,
+    WORKLOAD_FIELD,
+    Options,
+    Value,
+)
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -21,6 +27,7 @@ from hypergpu.workloads.workload import (
     UnknownWorkloadError,
     build,
     find,
+    held_out_dataset,
 )
 
 _MODEL_NAME = "model.safetensors"
@@ -40,6 +47,8 @@ class TrainedModel(NamedTuple):
     workload: Any
     model: Any
     """A torch module in evaluation mode, or arrays by name for workloads without torch."""
+    node_data: str = ""
+    """Data set that it was trained on where its owners have it; empty: none."""
 
     def evaluate(self, data_dir: str = "") -> Sums:
         """Loss and score on the workload's held-out samples.
@@ -50,7 +59,9 @@ class TrainedModel(NamedTuple):
         Raises:
             hypergpu.workloads.workload.DatasetError: The data cannot be used.
         """
-        samples = self.workload.load(data_dir).test
+        given = self.node_data and data_dir
+        read = held_out_dataset(self.workload, data_dir) if given else self.workload.load(data_dir)
+        samples = read.test
         is_large = isinstance(self.workload, LargeSamplesWorkload)
         batch = self.workload.evaluation_batch if is_large else _BATCH
         total = Sums(0.0, 0.0, 0)
@@ -102,9 +113,9 @@ def load_export(folder: Path, data_dir: str = "") -> TrainedModel:
         )
     if entry.kind == "null":
         raise ExportError(f"workload {name} trains nothing: there is no model to load")
-    if entry.kind == "numpy":
-        return TrainedModel(name, workload, _checked_arrays(workload, arrays))
-    return TrainedModel(name, workload, _module(workload, arrays))
+    is_numpy = entry.kind == "numpy"
+    model = _checked_arrays(workload, arrays) if is_numpy else _module(workload, arrays)
+    return TrainedModel(name, workload, model, metadata.get(NODE_DATA_FIELD, ""))
 
 
 def _read(path: Path) -> tuple[Arrays, Mapping[str, str]]:
@@ -158,6 +169,9 @@ def main(folder: Path) -> None:
         sums = trained.evaluate(data_dir)
     except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
         sys.exit(f"error: {error}")
+    if trained.node_data:
+        where = "on the nodes that have them"
+        sys.stdout.write(f"trained on data that stayed {where}: {trained.node_data}\n")
     metric = find(trained.name).metric
     loss = sums.loss / sums.samples
     sys.stdout.write(

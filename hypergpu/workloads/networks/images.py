@@ -21,9 +21,18 @@ from torchvision.datasets.utils import download_and_extract_archive
 from torchvision.models import resnet18, vgg11_bn
 
 from hypergpu.dataset import permutation
+from hypergpu.units import are, several
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.workload import Array, ArraySamples, Dataset, DatasetError
+from hypergpu.workloads.workload import (
+    NO_SAMPLES,
+    Array,
+    ArraySamples,
+    Dataset,
+    DatasetError,
+    NodeDataError,
+    NodeDataReaders,
+)
 
 
 def datasets_folder() -> Path:
@@ -214,6 +223,41 @@ def read_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
     )
 
 
+def held_out_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
+    """All images below ``data_dir``, held out. Raises `DatasetError` as `read_folder`."""
+    found = _find_images(Path(data_dir), classes)
+    test = Pictures(found.paths, found.labels, image_size)
+    return Dataset(NO_SAMPLES, test, found.class_names)
+
+
+def node_pictures(data_dir: str, node_dir: str, *, image_size: int) -> Pictures:
+    """All images of a node's own folder, which may lack classes of the job's held-out images.
+
+    Raises:
+        NodeDataError: It has sub-folders that are none of these classes.
+    """
+    names, there = _sub_folders(data_dir), _sub_folders(node_dir)
+    if unknown := len(set(there) - set(names)):
+        raise NodeDataError(
+            f"{several(unknown, 'sub-folder')} {are(unknown)} none of the job's classes, which"
+            f" are {', '.join(names)}. Fix: rename or remove them"
+        )
+    found = datasets.folder.make_dataset(
+        node_dir,
+        {name: number for number, name in enumerate(names) if name in there},
+        extensions=datasets.folder.IMG_EXTENSIONS,
+        allow_empty=True,
+    )
+    labels = np.array([label for _, label in found], dtype=np.int64)
+    return Pictures([path for path, _ in found], labels, image_size)
+
+
+def _sub_folders(folder: str) -> list[str]:
+    return sorted(
+        each.name for each in os.scandir(folder) if each.is_dir() and not each.name.startswith(".")
+    )
+
+
 class _Found(NamedTuple):
     paths: list[str]
     labels: NDArray[np.int64]
@@ -351,8 +395,17 @@ def _folder(options: Options, network: str) -> Classification:
     classes, image_size = int(options["classes"]), int(options["image_size"])
     make = partial(_resnet18 if network == "resnet18" else _vgg11, classes, image_size)
     read = partial(read_folder, classes=classes, image_size=image_size)
+    node_data = NodeDataReaders(
+        partial(held_out_folder, classes=classes, image_size=image_size),
+        partial(node_pictures, image_size=image_size),
+    )
     return Classification(
-        make, read, prepare=_normalise, augment=_augmentation(options), draw=_draw
+        make,
+        read,
+        prepare=_normalise,
+        augment=_augmentation(options),
+        draw=_draw,
+        node_data=node_data,
     )
 
 

@@ -24,10 +24,12 @@ from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.task import Classification, NextByte
 from hypergpu.workloads.workload import (
     CLASSES,
+    NO_SAMPLES,
     PIXELS,
     Array,
     Dataset,
     DatasetError,
+    NodeDataReaders,
     digits,
     draw_digits,
 )
@@ -131,7 +133,7 @@ def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
     """
     folder = Path(data_dir or sysconfig.get_paths()["stdlib"])
     corpus = _corpus(folder, corpus_bytes)
-    starts = np.arange(0, len(corpus) - block_length - 1, block_length, dtype=np.int64)
+    starts = _block_starts(corpus, block_length)
     run = starts // _RUN_BYTES
     # A block that reaches into the next run would show training text to the evaluation.
     is_whole = (starts + block_length) // _RUN_BYTES == run
@@ -144,6 +146,24 @@ def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
             f" Fix: add files ending in {', '.join(sorted(_SUFFIXES))}"
         )
     return Dataset(Blocks(corpus, train, block_length), Blocks(corpus, test, block_length))
+
+
+def held_out_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
+    """All blocks of a folder's text, held out. Raises `DatasetError`: there is none."""
+    blocks = node_blocks("", data_dir, block_length=block_length, corpus_bytes=corpus_bytes)
+    if not len(blocks.labels):
+        raise DatasetError(f"{data_dir} holds no block of {block_length} bytes of text")
+    return Dataset(NO_SAMPLES, blocks)
+
+
+def node_blocks(_data_dir: str, node_dir: str, *, block_length: int, corpus_bytes: int) -> Blocks:
+    """All blocks of the text in a node's own folder, which is cut at ``corpus_bytes``, too."""
+    corpus = _corpus(Path(node_dir), corpus_bytes)
+    return Blocks(corpus, _block_starts(corpus, block_length), block_length)
+
+
+def _block_starts(corpus: NDArray[np.uint8], block_length: int) -> NDArray[np.int64]:
+    return np.arange(0, len(corpus) - block_length - 1, block_length, dtype=np.int64)
 
 
 def _corpus(folder: Path, corpus_bytes: int) -> NDArray[np.uint8]:
@@ -220,10 +240,15 @@ class Gpt(nn.Module):
 def gpt(options: Options) -> NextByte:
     """Builder of ``text-gpt``."""
     width, heads = int(options["width"]), int(options["heads"])
-    block_length = int(options["block_length"])
+    block_length, corpus_bytes = int(options["block_length"]), int(options["corpus_bytes"])
+    node_data = NodeDataReaders(
+        partial(held_out_blocks, block_length=block_length, corpus_bytes=corpus_bytes),
+        partial(node_blocks, block_length=block_length, corpus_bytes=corpus_bytes),
+    )
     return NextByte(
         partial(
             Gpt, width=width, layers=int(options["layers"]), heads=heads, block_length=block_length
         ),
-        partial(text_blocks, block_length=block_length, corpus_bytes=int(options["corpus_bytes"])),
+        partial(text_blocks, block_length=block_length, corpus_bytes=corpus_bytes),
+        node_data,
     )

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,10 +28,11 @@ from hypergpu.programs.container import (
     value_numbers,
 )
 from hypergpu.programs.operators import SIZES
+from hypergpu.programs.sample_files import FieldsError, wanted_arrays
 from hypergpu.programs.samples import SamplesError, read_samples
 from hypergpu.tensors.layout import TensorKind
 from hypergpu.workloads.entry import Options
-from hypergpu.workloads.workload import Dataset, DatasetError, Sums
+from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, NodeDataError, Sums
 
 _PLAN_BATCH = 4
 _BYTES_MOST = 1 << 38
@@ -263,7 +266,22 @@ class ProgramWorkload:
 
     def load(self, data_dir: str) -> Dataset:
         """See `Workload`."""
+        if self._train is None:
+            raise DatasetError("the job's data hold no training samples: these stay on nodes")
         return Dataset(self._train, self._held_out)
+
+    def held_out(self, data_dir: str) -> Dataset:
+        """See `NodeDataWorkload`."""
+        return Dataset(NO_SAMPLES, self._held_out)
+
+    def node_samples(self, data_dir: str, node_dir: str) -> "FieldSamples":
+        """All samples of ``.npz`` and ``.parquet`` files with the program's fields."""
+        try:
+            return FieldSamples(wanted_arrays(Path(node_dir), self._fields))
+        except FieldsError as refused:
+            raise NodeDataError(str(refused)) from refused
+        except SamplesError as broken:
+            raise DatasetError(str(broken)) from broken
 
     def model(self) -> nn.Module:
         """The model as it was given; nothing is drawn at random."""
@@ -293,6 +311,22 @@ class ProgramWorkload:
         ]
         for name, graph in (("train", self._graphs[True]), ("evaluate", self._graphs[False])):
             graph.check(name, [*tensors, *fields])
+
+
+class FieldSamples:
+    """Samples of a node's own, in memory. Implements `Samples`.
+
+    Args:
+        arrays: Values of each field, in the program's order.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self._arrays = arrays
+        self.labels: NDArray[np.int64] = np.zeros(len(arrays[0]), np.int64)
+
+    def batch(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+        """Values of each field, in the order of ``indices``."""
+        return tuple(array[indices] for array in self._arrays)
 
 
 def _read_tensors(folder: Path, program: Program) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from hypergpu.workloads.workload import (
     Array,
     Dataset,
     Example,
+    NodeDataReaders,
     Sums,
     Workload,
     labelled_images,
@@ -162,6 +163,8 @@ class Classification(NamedTuple):
     """Stored inputs as images for people, ``uint8[b, height, width]`` or ``[b, height, width, 3]``;
     None: they are no images.
     """
+    node_data: NodeDataReaders | None = None
+    """None: it cannot train on data that stay on nodes."""
 
     def load(self, data_dir: str) -> Dataset:
         """See `Workload`."""
@@ -207,6 +210,8 @@ class NextByte(NamedTuple):
 
     make: Callable[[], nn.Module]
     read: Callable[[str], Dataset]
+    node_data: NodeDataReaders | None = None
+    """None: it cannot train on data that stay on nodes."""
 
     def load(self, data_dir: str) -> Dataset:
         """See `Workload`."""

@@ -461,6 +461,7 @@ class DaemonKit:
         workload: str = "digits-softmax",
         options: str = "",
         manifest: tensor_pb2.BlobRef | None = None,
+        data_name: str = "",
     ) -> node_pb2.Assignment:
         """Give work on a model; on the kit's own, which no node can draw, unless told which."""
         message = node_pb2.Assignment(
@@ -481,6 +482,7 @@ class DaemonKit:
             ),
             model=model or self.plain(),
             terms=terms_message(terms_for(job), epoch=round_number // 2),
+            data_name=data_name,
         )
         if manifest is not None:
             message.manifest.CopyFrom(manifest)

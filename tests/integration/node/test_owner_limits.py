@@ -35,7 +35,7 @@ async def kit(tmp_path: Path) -> AsyncIterator[DaemonKit]:
         yield DaemonKit(there, tmp_path)
 
 
-async def reason_of_refusal(kit: DaemonKit, **work: tensor_pb2.BlobRef) -> str:
+async def reason_of_refusal(kit: DaemonKit, **work: tensor_pb2.BlobRef | str) -> str:
     """Why a daemon with the kit's limits hands work back, having fetched nothing."""
     async with asyncio.timeout(60), kit.daemon(kit.there.token):
         kit.assign(0, 1, **work)  # type: ignore[arg-type]
@@ -58,6 +58,23 @@ async def test_a_workload_that_the_owner_does_not_allow_is_not_offered(kit: Daem
     async with asyncio.timeout(60), kit.daemon(kit.there.token):
         greeting = await kit.service.next_said("hello")
     assert list(greeting.capabilities.workloads) == []
+
+
+async def test_a_data_set_that_the_owner_has_not_named_is_refused_before_a_byte_is_fetched(
+    kit: DaemonKit,
+) -> None:
+    kit.limits = OwnerLimits(data={"chest-xrays": str(kit.folder)})
+    reason = await reason_of_refusal(kit, data_name="wards")
+    assert reason.startswith("OWNER_DATA (7108): its owner has named no folder for the data set w")
+    assert kit.service.asked_bytes == kit.service.tickets == 0
+
+
+async def test_a_greeting_names_data_sets_and_no_folder(kit: DaemonKit) -> None:
+    kit.limits = OwnerLimits(data={"wards": "/srv/wards", "chest-xrays": "/srv/xrays"})
+    async with asyncio.timeout(60), kit.daemon(kit.there.token):
+        greeting = await kit.service.next_said("hello")
+    assert list(greeting.capabilities.data_names) == ["chest-xrays", "wards"]
+    assert "srv" not in str(greeting)
 
 
 async def test_a_model_beyond_the_owners_memory_or_disk_is_declined_before_a_byte_is_fetched(

@@ -171,3 +171,35 @@ def test_a_worker_inherits_what_libraries_need_and_no_secret() -> None:
         "DBUS_SESSION_BUS_ADDRESS": "x",
     }
     assert worker_environment({**kept, **secrets}) == kept
+
+
+READS = """
+import sys
+from gpu_node.shell.worker.confinement import confine_if_told
+confine_if_told()
+for mode in ("rb", "ab"):
+    try:
+        open(sys.argv[1], mode)
+        print(mode)
+    except OSError:
+        pass
+"""
+
+
+def test_a_sandboxed_worker_reads_a_jobs_own_folder_and_cannot_write_it(
+    sandboxes: list[Sandbox], tmp_path: Path
+) -> None:
+    own = tmp_path / "srv" / "wards"
+    own.mkdir(parents=True)
+    (own / "smith.txt").write_text("healthy")
+
+    def deeds(sandbox: Sandbox) -> list[str]:
+        command = sandbox.command((sys.executable, "-c", READS, str(own / "smith.txt")))
+        environment = sandbox.environment(os.environ)
+        ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return ran.stdout.split()
+
+    assert sandboxes
+    for sandbox in sandboxes:
+        assert deeds(sandbox) == []
+        assert deeds(sandbox.with_readable(own)) == ["rb"]

@@ -246,10 +246,44 @@ def test_unknown_word_names_the_words_there_are(text: str, expected: str) -> Non
                 " Fix: remove path, or choose a workload that takes data"
             ),
         ),
+        (
+            '[data]\nname = "wards"\n',
+            'where source is "shared". Fix: set source = "node", or remove name',
+        ),
+        (
+            '[data]\nsource = "node"\nname = "wards"\npath = "held-out"\n',
+            (
+                "digits-softmax cannot train on data that stay on nodes."
+                ' Fix: choose another workload, or source = "shared"'
+            ),
+        ),
     ],
 )
 def test_impossible_combination_says_which_and_the_way_out(text: str, expected: str) -> None:
     assert only_problem_of(HEAD + text).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        (
+            'path = "held-out"\n',
+            "owners of nodes must know what is asked of them. Fix: write name =",
+        ),
+        (
+            'name = "Ward 5"\npath = "held-out"\n',
+            '"Ward 5" is no name of a data set. Fix: write name',
+        ),
+        ('name = "wards"\n', "there are no held-out samples to judge the model and the nodes' upd"),
+        (
+            'name = "wards"\npath = "held-out"\nsharding = "dirichlet"\n',
+            "each node trains on its own samples: there is nothing to divide. Fix: remove it",
+        ),
+    ],
+)
+def test_a_job_on_nodes_own_data_says_what_it_lacks(rest: str, expected: str) -> None:
+    text = f'workload = "text-gpt"\n[data]\nsource = "node"\n{rest}'
+    assert expected in only_problem_of(text)
 
 
 def test_workload_is_required() -> None:

@@ -112,6 +112,7 @@ def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
         ("field_1", (), "int64"),
     ]
     assert held_out.batch(np.arange(2))[1].tolist() == [9, 19]
+    assert train is not None
     assert train.count == 23
     source = DataSource((X, Y), "data")
     both = join_batches(without_held_out(source.batches()))[1].tolist()

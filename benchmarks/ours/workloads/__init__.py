@@ -1,0 +1,1 @@
+"""What the benchmark of workloads measures with real processes."""

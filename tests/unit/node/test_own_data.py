@@ -1,0 +1,93 @@
+"""Folders of data that stay on a node: what the owner names, and what may be in them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpu_node.shell.own_data import checked_folder
+from gpu_node.shell.owner import load_limits
+from hypergpu.errors import HyperGPUError, Reason
+
+
+@pytest.fixture
+def wards(tmp_path: Path) -> Path:
+    """A folder with two files, one of them in a sub-folder, that nobody else can change."""
+    folder = tmp_path / "srv" / "wards"
+    (folder / "five").mkdir(parents=True)
+    for path in (folder / "smith.txt", folder / "five" / "jones.txt"):
+        path.write_text("healthy")
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+def limits_of(folder: Path, data: str) -> dict[str, str]:
+    (folder / "limits.toml").write_text(f"threads = 1\n[data]\n{data}\n")
+    return load_limits(folder, ()).data
+
+
+def test_an_owner_names_a_folder_for_each_data_set(tmp_path: Path, wards: Path) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    assert limits_of(node, f'wards = "{wards}"') == {"wards": str(wards)}
+    assert checked_folder({"wards": str(wards)}, "wards") == wards
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ('wards = "srv/wards"', "data is .*; it must be a table of names and whole paths"),
+        ('"Wards 5" = "/srv"', "it must be a table of names and whole paths"),
+        ("wards = 5", "it must be a table of names and whole paths"),
+        ('wards = "/no/such/folder"', "data.wards is /no/such/folder, and there is no such folder"),
+        ('wards = "HERE"', "data.wards is .*, which holds the node's own folder or lies in it"),
+        ('wards = "HERE/inner"', "which holds the node's own folder or lies in it"),
+    ],
+)
+def test_a_wrong_folder_stops_the_node_at_its_start(tmp_path: Path, data: str, said: str) -> None:
+    (tmp_path / "inner").mkdir()
+    with pytest.raises(HyperGPUError, match=said) as wrong:
+        limits_of(tmp_path, data.replace("HERE", str(tmp_path)))
+    assert wrong.value.reason is Reason.ARGUMENT_INVALID
+
+
+def refusal(folder: Path) -> str:
+    """Why a folder is not read; the log alone says where."""
+    with capture_logs() as logs, pytest.raises(HyperGPUError) as refused:
+        checked_folder({"wards": str(folder)}, "wards")
+    assert refused.value.reason is Reason.OWNER_DATA
+    told = str(refused.value)
+    assert not [word for word in ("srv", "smith", "jones", "five", "elsewhere") if word in told]
+    assert logs[-1]["such_as"].startswith(str(folder))
+    return refused.value.detail
+
+
+def test_a_folder_that_others_change_or_a_link_leaves_is_refused_without_its_paths(
+    wards: Path, tmp_path: Path
+) -> None:
+    (wards / "again.txt").symlink_to(wards / "smith.txt")
+    assert checked_folder({"wards": str(wards)}, "wards") == wards
+    inner = wards / "five" / "jones.txt"
+    for path, mode in ((inner, 0o666), (wards / "five", 0o775), (wards, 0o757)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert refusal(wards).startswith("data set wards: other users can change it: chmod -R go-w")
+        path.chmod(before)
+    (tmp_path / "elsewhere").mkdir()
+    (wards / "five" / "link").symlink_to(tmp_path / "elsewhere")
+    (wards / "passwords").symlink_to("/etc/passwd")
+    assert refusal(wards) == "data set wards: links lead out of it: remove them (2 places)"
+    (wards / "five" / "link").unlink()
+    (wards / "passwords").unlink()
+    os.mkfifo(wards / "pipe", 0o600)
+    assert (
+        refusal(wards) == "data set wards: it holds what is neither file nor folder: remove it"
+        " (1 place)"
+    )
+
+
+def test_a_data_set_without_a_folder_is_refused_by_its_name(wards: Path) -> None:
+    with pytest.raises(HyperGPUError, match="named no folder for the data set chest-xrays"):
+        checked_folder({"wards": str(wards)}, "chest-xrays")
