@@ -302,7 +302,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     outer = outer_step(
         round_.spec,
         round_number=round_.number,
-        participants=len(round_.participants),
+        participants=len({each.shard for each in round_.participants.values()}),
         is_sparse=round_.is_sparse,
     )
     return Aggregate(

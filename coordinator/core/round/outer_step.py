@@ -32,7 +32,7 @@ def outer_step(
     Args:
         spec: The settings that the round was opened with.
         round_number: How many rounds came before it.
-        participants: Nodes that it was opened with.
+        participants: Nodes that train a shard of their own in it.
         is_sparse: Whether its codecs are sparse.
     """
     rate, momentum = spec.outer.learning_rate, spec.outer.momentum

@@ -120,10 +120,12 @@ class NodeAllocator:
 
     def idle_reason(self, node: NodeId) -> str:
         """Why no job has a connected node."""
-        session = self._nodes.streams[node]
-        for demand in self._demands():
-            if reason := unmet_reason(demand.requirements, session.features):
-                return f"not for {demand.job_id}: {reason}"
+        features = self._nodes.streams[node].features
+        for runtime in self._open_runtimes():
+            job = runtime.job
+            reason = unmet_reason(job.spec.nodes.requirements, features)
+            if reason and job.phase in _USES_NODES:
+                return f"not for {job.job_id}: {reason}"
         return "no job can use it now"
 
     async def _carry_out(self, move: Move) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from hypergpu.jobfile.reading import parse_job, with_parameters
 from hypergpu.jobfile.rules import checked_spec, covering, with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, JobSpec, Pay, TrainingSettings
+from hypergpu.jobfile.spec import STRATEGIES, JobSpec, OuterSettings, Pay, TrainingSettings
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.workloads.entry import has_reached
@@ -169,10 +169,11 @@ def test_plans_that_may_choose_sparse_codecs_are_refused() -> None:
     )
 
 
-def test_much_momentum_is_refused_also_where_it_is_the_default() -> None:
-    (problem,) = problems_of('[round]\noverlap = "eager"\n')
+def test_much_momentum_is_refused_also_where_it_goes_with_a_stated_learning_rate() -> None:
+    assert parse_job(f'{HEAD}[round]\noverlap = "eager"\n').outer == OuterSettings()
+    (problem,) = problems_of('[round]\noverlap = "eager"\n[outer]\nlearning_rate = 0.7\n')
     assert problem == (
-        "job.toml [outer] momentum: rounds that overlap bear at most 0.5, not 0.9."
+        "job.toml:4 [outer] momentum: rounds that overlap bear at most 0.5, not 0.9."
         ' Fix: set it to at most 0.5, or remove overlap = "eager"'
     )
 
@@ -218,6 +219,8 @@ def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None
     assert [covering(spec, nodes).escrow for nodes in (0, 3, 4, 6)] == [42, 42, 56, 84]
     named = parse_job(f"{PAY_HEAD}[pay]\nunit_price = 7\nescrow = 60\n")
     assert covering(named, 6) == named
+    limited = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n[nodes]\nmax = 4\n")
+    assert covering(limited, 6).escrow == 56
     # A plan divides the same work among more nodes.
     planned = parse_job(f'strategy = "aware"\n{PAY_HEAD}[pay]\nunit_price = 7\n')
     assert covering(planned, 6) == planned
