@@ -63,7 +63,7 @@ class WorkerPython(NamedTuple):
     """A Python that can run a worker."""
 
     kind: str
-    """Of the worker: torch, numpy or null."""
+    """Kind of the worker: torch, numpy or null."""
     path: str = sys.executable
     shared: tuple[str, ...] = ()
     """Folders with the daemon's packages, after its own; none: it needs none of them."""

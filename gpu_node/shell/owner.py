@@ -46,7 +46,7 @@ def load_limits(folder: Path, flags: Sequence[str]) -> OwnerLimits:
         HyperGPUError: ARGUMENT_INVALID, one of them is wrong, or this machine cannot keep it;
             FILE_UNUSABLE, the file cannot be read.
     """
-    path, given = folder / OWNER_FILE, _written(folder)
+    path, given = folder / OWNER_FILE, _read_owner_file(folder)
     given.pop(_SETTINGS, None)
     told: dict[str, object] = {}
     for word in flags:
@@ -71,14 +71,14 @@ def written_settings(folder: Path) -> dict[str, object]:
     Raises:
         HyperGPUError: ARGUMENT_INVALID, they are no table; FILE_UNUSABLE, the file cannot be read.
     """
-    found = _written(folder).get(_SETTINGS, {})
+    found = _read_owner_file(folder).get(_SETTINGS, {})
     if not isinstance(found, dict) or "state_dir" in found:
         detail = f"{folder / OWNER_FILE}: [{_SETTINGS}] is a table of settings but state_dir"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=_FIX)
     return found
 
 
-def _written(folder: Path) -> dict[str, object]:
+def _read_owner_file(folder: Path) -> dict[str, object]:
     path, former = folder / OWNER_FILE, folder / _FORMER_FILE
     if former.exists():
         detail = f"{former} is no longer read: its name is {OWNER_FILE} now"
