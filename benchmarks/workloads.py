@@ -127,7 +127,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
     """Its parts."""
     return BenchmarkParts(
         title="Workloads",
-        columns=("", "eager, ms; uploaded, %", "program, ms; left there, %", "ratio; points", ""),
+        columns=("", "beside it", "ours", "ratio", ""),
         parts={
             "steps": partial(step_figures, is_quick=is_quick),
             "private": partial(own_data_figures, is_quick=is_quick),
@@ -142,8 +142,8 @@ def step_figures(*, is_quick: bool) -> PartFigures:
     rows = [
         [
             f"{each.key}, {each.parameters / 1e6:.1f}M parameters",
-            f"{1000 * each.eager_s:.1f}",
-            f"{1000 * each.program_s:.1f}",
+            f"{1000 * each.eager_s:.1f} ms",
+            f"{1000 * each.program_s:.1f} ms",
             f"{each.ratio:.3f}",
             f"traced in {each.export_s:.1f} s, loaded in {each.load_s:.2f} s",
         ]

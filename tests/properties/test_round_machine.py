@@ -97,7 +97,11 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
             at_ms=now, node=node, round=round_, lease=lease, update=update(f"{node}-{round_}")
         ),
         lambda: events.UpdateReceived(
-            at_ms=now, node=node, round=round_, lease=lease, update=_counted(f"{node}-{round_}")
+            at_ms=now,
+            node=node,
+            round=round_,
+            lease=lease,
+            update=_update_with_count(f"{node}-{round_}"),
         ),
         lambda: events.UpdateReceived(
             at_ms=now, node=node, round=round_, lease=lease - 1, update=update("stale")
@@ -126,7 +130,7 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
     return makers[choice]() if choice < len(makers) else _plan_event(job, node, at_ms)
 
 
-def _counted(name: str) -> AcceptedUpdate:
+def _update_with_count(name: str) -> AcceptedUpdate:
     """An update whose sender says that it has five samples of its own."""
     return replace(update(name), data_samples=Samples(5))
 

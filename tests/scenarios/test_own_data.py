@@ -29,17 +29,17 @@ OWN = replace(SPEC, data=Data(source="node", name="wards", path="held-out"))
 """Two inner steps of four samples, two nodes."""
 
 
-def opened() -> Job:
+def first_round() -> Job:
     """Alice and Bob train in the first round."""
     made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
-    return after(new_job(OWN), made, *(joined(node) for node in (ALICE, BOB)))
+    return after(new_job(OWN), made, *(join(node) for node in (ALICE, BOB)))
 
 
-def joined(node: NodeId, at_ms: int = 0) -> events.Event:
+def join(node: NodeId, at_ms: int = 0) -> events.Event:
     return events.NodeJoined(at_ms=at(at_ms), node=node)
 
 
-def counted(node: NodeId, lease: int, own: int, round_: int = 0) -> events.Event:
+def update_of(node: NodeId, lease: int, own: int, round_: int = 0) -> events.Event:
     """An update whose sender says how many samples it has."""
     told = replace(update(f"{node}-{round_}"), data_samples=Samples(own))
     return events.UpdateReceived(at_ms=at(50), node=node, round=round_, lease=lease, update=told)
@@ -50,28 +50,32 @@ def partitions(job: Job) -> dict[NodeId, int]:
 
 
 def test_each_node_has_a_stream_of_its_own_also_one_that_joins_late() -> None:
-    job = opened()
+    job = first_round()
     assert partitions(job) == {ALICE: 0, BOB: 1}
-    job = after(job, joined(CAROL, 10), counted(ALICE, 1, 100), counted(BOB, 2, 100), fold_event(0))
+    job = after(
+        job, join(CAROL, 10), update_of(ALICE, 1, 100), update_of(BOB, 2, 100), fold_event(0)
+    )
     assert partitions(job) == {ALICE: 0, BOB: 1, CAROL: 2}
     assert [stream.size for stream in job.streams] == [100, 100, 0]
 
 
 def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
     lost = events.NodeLost(at_ms=at(20), node=BOB, reason="silent")
-    job = after(opened(), joined(CAROL, 10), lost)
+    job = after(first_round(), join(CAROL, 10), lost)
     assert partitions(job) == {ALICE: 0, BOB: 1, CAROL: 2}
     assert [stream.cursor for stream in job.streams] == [8, 8, 8]
     (left,) = job.streams[1].returned
     assert (left.start, left.count) == (0, 8)
     # Bob is back for the next round and begins with what he left.
-    job = after(job, joined(BOB, 30), counted(ALICE, 1, 100), counted(CAROL, 3, 100), fold_event(0))
+    job = after(
+        job, join(BOB, 30), update_of(ALICE, 1, 100), update_of(CAROL, 3, 100), fold_event(0)
+    )
     assert job.open_round.participants[BOB].shard.ranges == (left,)
 
 
 def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:
-    job = after(opened(), events.NodeLost(at_ms=at(20), node=BOB, reason="silent"))
-    step = transition(job, joined(BOB, 30))
+    job = after(first_round(), events.NodeLost(at_ms=at(20), node=BOB, reason="silent"))
+    step = transition(job, join(BOB, 30))
     (command,) = [each for each in step.commands if isinstance(each, AssignShard)]
     assert (command.node, command.assignment.task.partition) == (BOB, 1)
     assert [stream.returned for stream in step.job.streams] == [(), ()]
@@ -79,7 +83,7 @@ def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:
 
 def test_a_node_takes_no_more_than_a_pass_over_its_own_samples() -> None:
     """And one that claims very many gets the steps that all others get."""
-    job = after(opened(), counted(ALICE, 1, 5), counted(BOB, 2, 10**9), fold_event(0))
+    job = after(first_round(), update_of(ALICE, 1, 5), update_of(BOB, 2, 10**9), fold_event(0))
     steps = {node: each.inner_steps for node, each in job.open_round.participants.items()}
     assert steps == {ALICE: 1, BOB: 2}
     alice = job.open_round.participants[ALICE]
@@ -90,16 +94,16 @@ def test_a_node_takes_no_more_than_a_pass_over_its_own_samples() -> None:
 def test_a_task_does_not_change_when_others_join() -> None:
     def task(job: Job) -> Task:
         again = transition(job, events.NodeLost(at_ms=at(5), node=BOB, reason="silent"))
-        step = transition(again.job, joined(BOB, 6))
+        step = transition(again.job, join(BOB, 6))
         (command,) = [each for each in step.commands if isinstance(each, AssignShard)]
         return command.assignment.task
 
-    job = opened()
+    job = first_round()
     assert task(job).data_name == "wards"
-    assert task(job) == task(after(job, joined(CAROL, 4), leaving(CAROL)))
+    assert task(job) == task(after(job, join(CAROL, 4), leave(CAROL)))
 
 
-def leaving(node: NodeId) -> events.Event:
+def leave(node: NodeId) -> events.Event:
     return events.NodeDraining(at_ms=at(4), node=node, reason="it has to go")
 
 

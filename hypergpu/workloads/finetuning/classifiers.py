@@ -199,14 +199,14 @@ class ImageClassifier(_Classifier):
         found = read_folder(
             str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
         )
-        return self._checked(found)
+        return self._check_labels(found)
 
     def held_out(self, data_dir: str) -> Dataset:
         """See `NodeDataWorkload`."""
         found = held_out_folder(
             str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
         )
-        return self._checked(found)
+        return self._check_labels(found)
 
     def node_samples(self, data_dir: str, node_dir: str) -> Pictures:
         """See `NodeDataWorkload`."""
@@ -218,7 +218,7 @@ class ImageClassifier(_Classifier):
         side = getattr(self.config, "image_size", 224)
         return side if isinstance(side, int) else 224
 
-    def _checked(self, found: Dataset) -> Dataset:
+    def _check_labels(self, found: Dataset) -> Dataset:
         if list(found.class_names) != self.names:
             raise DatasetError(
                 f"the sub-folders are {', '.join(found.class_names)}."

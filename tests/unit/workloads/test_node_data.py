@@ -6,7 +6,7 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
@@ -179,8 +179,8 @@ def answer(program: Path, own: Path) -> tuple[str, str]:
     log = io.BytesIO()
     with ExitStack() as stack:
         ends = [*os.pipe(), *os.pipe()]
-        opened = (os.fdopen(end, mode) for end, mode in zip(ends, ("rb", "wb") * 2, strict=True))
-        requests, asking, replies, answering = map(stack.enter_context, opened)
+        files = [os.fdopen(end, mode) for end, mode in zip(ends, ("rb", "wb") * 2, strict=True)]
+        requests, asking, replies, answering = map(stack.enter_context, cast(list[BinaryIO], files))
         loop = WorkerLoop(requests, answering, log)
         worker = threading.Thread(target=loop.run, args=[Trainers("torch", protocol.Limits(1, 0))])
         worker.start()
