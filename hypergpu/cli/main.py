@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, machine, node, token
+from hypergpu.cli import job, machine, node, token, workload
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import prepare_streams
 from hypergpu.terminal.commands import Commands, report
@@ -27,6 +27,7 @@ app.command()(machine.status)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
+app.add_typer(workload.app, name="workload")
 for _plugin in entry_points(group="hypergpu.cli"):
     app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)
