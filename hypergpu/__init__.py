@@ -1,14 +1,15 @@
 """One model, trained together by many machines over links nobody controls.
 
 `train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face; `connect` opens
-a connection, `Run` finds a job again. Each is imported when it is first used; the stub beside this
-file has their types.
+a connection, `Run` and `AsyncRun` find a job again. Each is imported when it is first used; the
+stub beside this file has their types.
 """
 
 from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "AsyncRun": "hypergpu.training.async_run",
     "Run": "hypergpu.training.run",
     "connect": "hypergpu.client",
     "finetune": "hypergpu.training.finetune",

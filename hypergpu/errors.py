@@ -127,6 +127,7 @@ class Reason(Enum):
         "FAILED_PRECONDITION",
         "see what this machine can do: hypergpu netsim check --help",
     )
+    WORKLOAD_UNFIT = 6011, "FAILED_PRECONDITION", "apply the fix of the step that failed"
     # 7xxx: the node itself
     NODE_NOT_JOINED = (
         7001,
@@ -225,10 +226,13 @@ class RemoteFailureError(Exception):
 _PACKAGES = {
     "chain": ("eth_abi", "eth_account", "eth_utils", "hexbytes", "urllib3", "web3"),
     "hf": ("huggingface_hub", "jinja2", "peft", "tokenizers", "transformers"),
+    "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),
     "s3": ("boto3", "botocore", "s3transfer"),
+    "tensorboard": ("tensorboard",),
     "torch": ("PIL", "torch", "torchvision"),
+    "wandb": ("wandb",),
 }
 
 

@@ -28,10 +28,11 @@ from gpu_node.shell.calls import (
     progress_message,
 )
 from gpu_node.shell.control import CoordinatorStream, EventQueue
-from gpu_node.shell.gate import OwnerGate
+from gpu_node.shell.gate import OwnerGate, bulk_rates
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.interpreter import WorkerPython, worker_python
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
+from gpu_node.shell.packages import watch_packages
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
@@ -66,7 +67,6 @@ from hypergpu.statements import Assignment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.bulk import BulkRates, RateLimit
 from hypergpu.wire.credentials import Token
 
 log = structlog.get_logger()
@@ -90,8 +90,8 @@ class Daemon:
         log_file: Path | None = None,
         limits: OwnerLimits | None = None,
     ) -> None:
-        self._limits = limits or OwnerLimits()
-        self._settings = settings = limited_settings(settings, self._limits)
+        self._limits = limits = limits or OwnerLimits()
+        self._settings = settings = limited_settings(settings, limits)
         self._paths = paths
         self._name = node_name(paths, settings.name)
         self._token = token
@@ -103,7 +103,7 @@ class Daemon:
             identity,
             timeout_ms=Milliseconds(settings.call_timeout_ms),
             congestion_control=settings.congestion_control,
-            rates=_rates(self._limits),
+            rates=bulk_rates(limits),
         )
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
@@ -207,6 +207,7 @@ class Daemon:
                     worker.end_worker,
                 )
             )
+            self._start_task(watch_packages(worker, self._offer))
             known = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
             if capabilities is None and known is not None:
                 self._stream.note_worker_starting()
@@ -283,7 +284,12 @@ class Daemon:
         if found == known:
             self._stream.note_worker_ready()
         else:
-            self._stream.offer(self._capabilities_message(found))
+            await self._offer(found)
+
+    async def _offer(self, found: WorkerCapabilities) -> None:
+        """Tell the coordinator what a worker has that was started anew."""
+        await asyncio.to_thread(save_capabilities, self._paths, found)
+        self._stream.offer(self._capabilities_message(found))
 
     async def _advance(self, event: events.NodeEvent) -> state.Leave | None:
         """Decide, persist, act."""
@@ -347,10 +353,11 @@ class Daemon:
 
     async def _fetch(self, assignment: Assignment) -> None:
         """Fetch the inputs of work that the owner's limits allow."""
+        task = assignment.task
         refusal = await asyncio.to_thread(self._gate.refusal, assignment)
         if refusal is not None:
             self._reject(assignment, str(refusal_error(refusal)))
-        elif self._public_datasets.missing(assignment.task.workload):
+        elif not task.manifest and self._public_datasets.missing(task.workload):
             self._start_task(self._fetch_all(assignment))
         else:
             self._transfers.fetch(assignment)
@@ -462,10 +469,6 @@ def _stall_timeouts(settings: NodeSettings) -> StallTimeouts:
         first_ms=Milliseconds(settings.first_progress_limit_ms),
         later_ms=Milliseconds(settings.progress_limit_ms),
     )
-
-
-def _rates(limits: OwnerLimits) -> BulkRates:
-    return BulkRates(RateLimit(limits.upload_bits_per_s), RateLimit(limits.download_bits_per_s))
 
 
 def _worker_sandbox(

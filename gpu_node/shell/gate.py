@@ -18,9 +18,15 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.statements import Assignment
 from hypergpu.units import Bytes
+from hypergpu.wire.bulk import BulkRates, RateLimit
 
 _MODELS_AT_ONCE = 3
 """The newest two in the cache, and one on its way."""
+
+
+def bulk_rates(limits: OwnerLimits) -> BulkRates:
+    """Rates at which the owner lets bytes go each way."""
+    return BulkRates(RateLimit(limits.upload_bits_per_s), RateLimit(limits.download_bits_per_s))
 
 
 class OwnerGate:

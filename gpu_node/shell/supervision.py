@@ -228,6 +228,13 @@ class WorkerSupervisor:
         self._abort_timers: dict[Lease, asyncio.TimerHandle] = {}
         self._initial_models: dict[int, asyncio.Future[protocol.InitialModelReply]] = {}
         self._numbers = count()
+        self._turn = asyncio.Lock()
+        """Held while the worker is given work, or ended to be started anew."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has a shard to train or a model to write."""
+        return self._lease is not None or bool(self._initial_models)
 
     @property
     def process_id(self) -> int | None:
@@ -266,18 +273,33 @@ class WorkerSupervisor:
         does not see a folder that this job's shards are of.
         """
         launch = self._launch_of(job_id) or self._launch
-        is_other = self._job_id not in {None, job_id} or launch != self._process.launch
-        if is_other and self._process.process_id is not None:
-            self._is_stopping = self._lease is None
-            await self._process.stop()
-            self._is_stopping = False
-        self._job_id, self._process.launch = job_id, launch
+        async with self._turn:
+            is_other = self._job_id not in {None, job_id} or launch != self._process.launch
+            if is_other and self._process.process_id is not None:
+                await self._end_unnoticed()
+            self._job_id, self._process.launch = job_id, launch
+
+    async def start_anew(self) -> protocol.WorkerCapabilities:
+        """End the worker, start another and wait until it has named its capabilities.
+
+        Raises:
+            HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
+        """
+        async with self._turn:
+            await self._end_unnoticed()
+            return await self.capabilities()
+
+    async def _end_unnoticed(self) -> None:
+        self._is_stopping = self._lease is None
+        await self._process.stop()
+        self._is_stopping = False
 
     async def train(self, request: protocol.TrainShard) -> None:
         """Train a shard; its end is reported."""
-        self._lease = request.lease
-        await self._process.ensure_started()
-        self._process.send(request)
+        async with self._turn:
+            self._lease = request.lease
+            await self._process.ensure_started()
+            self._process.send(request)
 
     def abort(self, lease: Lease) -> None:
         """Drop a shard. A worker that does not answer in time is ended."""
@@ -308,8 +330,9 @@ class WorkerSupervisor:
         )
         self._initial_models[number] = answer
         try:
-            await self._process.ensure_started()
-            self._process.send(request)
+            async with self._turn:
+                await self._process.ensure_started()
+                self._process.send(request)
             reply = await answer
         finally:
             del self._initial_models[number]

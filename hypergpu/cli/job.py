@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -14,6 +14,7 @@ from hypergpu.terminal.commands import (
     TokenFile,
     group,
     on_coordinator,
+    with_options,
 )
 from hypergpu.terminal.output import (
     Column,
@@ -32,21 +33,39 @@ from hypergpu.terminal.output import (
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, JobDetail, JobView, NodeView
+    from hypergpu.sinks.sink import Sink
     from hypergpu.terminal.output import Table
 
 _AWAY = frozenset({"away", "draining", "lost", "revoked", "starting"})
 
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log",
+        metavar="SINK",
+        help="Write each round to tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; repeatable.",
+    ),
+]
+
 app = group("Submit jobs, watch them and take their models.")
 
 
+class WatchOptions(NamedTuple):
+    """Whether and how a job is followed once it is created."""
+
+    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False
+    log: Log = None
+
+
 @app.command()
+@with_options(WatchOptions)
 def submit(
+    following: WatchOptions,
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     *,
     init: Annotated[
         str, typer.Option(metavar="FILE|JOB", help="Weights to begin with, or a job's model.")
     ] = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False,
     as_json: AsJson = False,
     address: Address = None,
     token_file: TokenFile = None,
@@ -56,9 +75,13 @@ def submit(
     from hypergpu.client.values import Submitted
     from hypergpu.jobfile.continuation import initial_weights, is_job_id, with_init
     from hypergpu.jobfile.reading import check_data_folder, read_job_file
+    from hypergpu.terminal.commands import usage_error
     from hypergpu.terminal.output import progress_bars
 
+    if following.log and not following.watch:
+        raise usage_error("--log writes what a watch sees", "add --watch, or log by job watch")
     # A wrong file is refused before anybody is called.
+    sinks = _open_sinks(following.log)
     spec = read_job_file(file)
     check_data_folder(spec, file)
     spec = with_init(spec, init)
@@ -71,8 +94,8 @@ def submit(
             say_json_line(Submitted(job_id))
         else:
             say(job_id)
-        if watch:
-            _follow(coordinator, job_id, as_json=as_json)
+        if following.watch:
+            _follow(coordinator, job_id, sinks, as_json=as_json)
         elif not as_json:
             note(f"watch it: hypergpu job watch {job_id}")
 
@@ -152,7 +175,8 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     for line in _job_lines(detail):
         say(line)
     if detail.job.phase not in ENDED:
-        for line in _lacking_lines(coordinator, str(detail.spec.get("workload", ""))):
+        workload = str(detail.spec.get("workload", ""))
+        for line in _lacking_lines(coordinator, detail.job.id, workload):
             say(line)
     for unfit in detail.unfit:
         say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
@@ -160,33 +184,61 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     say_table(*participants_table(detail), empty="no round is open")
 
 
-def _lacking_lines(coordinator: "Coordinator", workload: str) -> list[str]:
+def _lacking_lines(coordinator: "Coordinator", job_id: str, workload: str) -> list[str]:
     from hypergpu.errors import HyperGPUError
 
     try:
         nodes = coordinator.nodes()
     except HyperGPUError:  # only operators may list nodes
         return []
-    return [f"  lacking   {line}" for line in lacking_nodes(nodes, workload)]
+    version = _wanted_version(coordinator, job_id)
+    return [f"  lacking   {line}" for line in lacking_nodes(nodes, workload, version)]
 
 
-def lacking_nodes(nodes: "Sequence[NodeView]", workload: str) -> list[str]:
-    """A line for each connected node that does not offer a workload, with what installs it."""
+def _wanted_version(coordinator: "Coordinator", job_id: str) -> int | None:
+    """Version of the workload that a job trains, from the beginning of its journal."""
+    for event in coordinator.read_events(job_id).until_newest():
+        if event.kind == "ModelInitialised":
+            found = event.body.get("workload_version", 1)
+            return found if isinstance(found, int) else None
+    return None  # its first model is not made yet
+
+
+def lacking_nodes(
+    nodes: "Sequence[NodeView]", workload: str, version: int | None = None
+) -> list[str]:
+    """A line for each connected node without a workload, or with another version of it, and what
+    installs it.
+    """
+    lines = []
+    for node in nodes:
+        has, name = node.workloads.get(workload), node.name or short_id(node.id)
+        if node.state in _AWAY or (has is not None and has == (version or has)):
+            continue
+        if has is None:
+            lines.append(
+                f"{name} does not offer {workload}. Fix there: {_install_line(workload)}, and allow"
+                " it where its owner limits workloads"
+            )
+        else:
+            fix = "here" if has > (version or 0) else "there"
+            lines.append(
+                f"{name} has {workload} {has}, the job wants {version}."
+                f" Fix {fix}: {_install_line(workload, '-U ')}"
+            )
+    return lines
+
+
+def _install_line(workload: str, update: str = "") -> str:
+    from hypergpu.workloads.installed import package_of
     from hypergpu.workloads.workload import UnknownWorkloadError, find
 
     try:
         entry = find(workload)
     except UnknownWorkloadError:
-        fix = f"install the package that has {workload}"
-    else:
-        extra = "hypergpu[torch]" if entry.kind == "torch" else "hypergpu"
-        fix = f"pip install '{entry.install or extra}'"
-    return [
-        f"{node.name or short_id(node.id)} does not offer {workload}. Fix there: {fix}, allow it"
-        " where its owner limits workloads, and start the node again"
-        for node in nodes
-        if node.state not in _AWAY and workload not in node.workloads
-    ]
+        return f"install the package that has {workload}"
+    extra = "hypergpu[torch]" if entry.kind == "torch" else "hypergpu"
+    return f"pip install {update}'{package_of(workload) or entry.install or extra}'"
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:
@@ -232,18 +284,34 @@ def participants_table(detail: "JobDetail") -> "Table":
 
 @app.command()
 @on_coordinator
-def watch(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
+def watch(
+    coordinator: "Coordinator", job: JobName = None, *, log: Log = None, as_json: AsJson = False
+) -> None:
     """Follow a job until it ends; survives restarts of the coordinator."""
-    _follow(coordinator, coordinator.find_job(job), as_json=as_json)
+    _follow(coordinator, coordinator.find_job(job), _open_sinks(log), as_json=as_json)
 
 
-def _follow(coordinator: "Coordinator", job_id: str, *, as_json: bool) -> None:
+def _open_sinks(log: list[str] | None) -> "list[Sink]":
+    if not log:
+        return []
+    from hypergpu.sinks.sink import named_sinks
+
+    return named_sinks(log)
+
+
+def _follow(
+    coordinator: "Coordinator", job_id: str, sinks: "Sequence[Sink]", *, as_json: bool
+) -> None:
     from hypergpu.errors import HyperGPUError, Reason
+    from hypergpu.sinks.sink import with_sinks
     from hypergpu.terminal.watch import follow, open_view
 
     try:
-        with open_view(as_json=as_json) as view:
-            progress = follow(coordinator, job_id, view)
+        with (
+            open_view(as_json=as_json) as view,
+            with_sinks(view, coordinator.job(job_id), sinks) as both,
+        ):
+            progress = follow(coordinator, job_id, both)
     except KeyboardInterrupt:
         note(f"the job goes on; watch it again: hypergpu job watch {job_id}")
         raise

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, lifecycle, machine, node, token
+from hypergpu.cli import job, lifecycle, machine, node, token, workload
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import prepare_streams
 from hypergpu.terminal.commands import Commands, report, version_option
@@ -28,6 +28,7 @@ app.command()(lifecycle.leave)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")
+app.add_typer(workload.app, name="workload")
 for _plugin in entry_points(group="hypergpu.cli"):
     app.add_typer(_plugin.load(), name=_plugin.name)
 app.command()(machine.demo)

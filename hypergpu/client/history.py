@@ -6,10 +6,12 @@ late or seldom tells the same.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from hypergpu.client.values import JobEvent
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import has_reached
 
@@ -75,6 +77,36 @@ class History(msgspec.Struct, frozen=True):
     evaluations: tuple[EvaluationPoint, ...] = ()
     metric_name: str = ""
 
+    def rows(self) -> list[dict[str, object]]:
+        """A row for each closed round, with what its model was found to be on held-out data:
+        ``held_out_loss`` and the metric by its name, None where that was not evaluated.
+        """
+        found = {point.round: point for point in self.evaluations}
+        rows: list[dict[str, object]] = []
+        for each in self.rounds:
+            row: dict[str, object] = {"round": each.number, **msgspec.structs.asdict(each)}
+            del row["number"]
+            point = found.get(each.number)
+            row["held_out_loss"] = point.loss if point else None
+            row[self.metric_name or "metric"] = point.metric if point else None
+            rows.append(row)
+        return rows
+
+    def frame(self) -> Any:
+        """The rows as a `pandas.DataFrame`, indexed by ``round``.
+
+        Raises:
+            HyperGPUError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            detail, fix = "a table needs pandas, which is not installed", "pip install pandas"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from None
+        columns = ["round", *RoundPoint.__struct_fields__[1:], "held_out_loss"]
+        columns.append(self.metric_name or "metric")
+        return pd.DataFrame(self.rows(), columns=columns).set_index("round")
+
 
 class UpdateQuality(msgspec.Struct, frozen=True, kw_only=True):
     """Final quality of an accepted update."""
@@ -82,6 +114,8 @@ class UpdateQuality(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     """Counts from 0, as in the journal."""
     node: str
+    samples: int
+    """Samples that the node was assigned."""
     quality_bps: int
     """In 1/10,000."""
     reason: str
@@ -97,6 +131,7 @@ def update_qualities(event: JobEvent) -> tuple[UpdateQuality, ...]:
         UpdateQuality(
             round=number,
             node=each.contribution.node,
+            samples=each.contribution.samples,
             quality_bps=each.quality_bps,
             reason=each.reason,
         )
@@ -186,6 +221,7 @@ def weighing_note(event: JobEvent, names: Mapping[str, str]) -> str:
 
 class _MeasuredContribution(msgspec.Struct, frozen=True):
     node: str
+    samples: int = 0
 
 
 class _MeasuredUpdate(msgspec.Struct, frozen=True):

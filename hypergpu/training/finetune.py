@@ -11,6 +11,7 @@ import msgspec
 from hypergpu.client import Coordinator, ExportedModel
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import Scalar
+from hypergpu.sinks.sink import named_sinks
 from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
 from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec
@@ -82,6 +83,7 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
         **{f"options.{name}": value for name, value in options.items()},
     }
     spec = job_spec(given, workload=settings.get("workload", "hf-causal-lm"))  # type: ignore[arg-type]
+    sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as job, progress_bars() as report:
         link_base(folder, Path(job))
@@ -90,7 +92,9 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
         if settings.get("held_out") is not None:
             write_rows(Path(job), HELD_OUT, settings["held_out"])
         job_id = coordinator.submit(spec, beside=Path(job), report=report)
-    return AdapterRun(coordinator, job_id, folder)
+    run = AdapterRun(coordinator, job_id, folder)
+    run.sinks = sinks
+    return run
 
 
 def find_base(base: str | Path, *, allow_hub: bool) -> Path:

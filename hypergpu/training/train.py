@@ -3,7 +3,7 @@
 import atexit
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
@@ -18,9 +18,11 @@ from hypergpu.jobfile.toml import KeyLines
 from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS
 from hypergpu.programs.samples import SamplesError, SampleWriter
+from hypergpu.sinks.sink import Sink, named_sinks
 from hypergpu.terminal.output import progress_bars
+from hypergpu.training.async_run import StateNames
 from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
-from hypergpu.training.run import Run, StateNames
+from hypergpu.training.run import Run
 
 if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Loss, Module
@@ -56,9 +58,11 @@ class TrainArguments(TypedDict, total=False):
     """Metric at which the job is finished."""
     settings: Mapping[str, Scalar]
     """Any other keys of a job file, such as ``{"codec.up": "int8"}``."""
+    sinks: Sequence[Sink | str]
+    """Where the run's `watch` and `result` write each round, such as ``["tensorboard:runs"]``."""
 
 
-_OWN = {"coordinator", "data", "held_out", "settings", "steps"}
+_OWN = {"coordinator", "data", "held_out", "settings", "sinks", "steps"}
 _EVALUATED_AT_ONCE = 256
 _NODE_DATA = "node:"
 _KEYS = {
@@ -96,6 +100,7 @@ def train(
             The text says what to do.
     """
     spec = job_spec(settings)
+    sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         data = None if spec.data.stays_on_nodes else settings["data"]
@@ -103,7 +108,9 @@ def train(
         write_job(Path(folder), model, loss, samples, spec.training.batch_size)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
-    return Run(coordinator, job_id, StateNames.of(model))
+    run = Run(coordinator, job_id, StateNames.of(model))
+    run.sinks = sinks
+    return run
 
 
 def connect_until_exit() -> Coordinator:

@@ -71,6 +71,10 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
     install: str = ""
     """What pip installs to have them, such as ``hypergpu[hf]``."""
+    preprocessing: str = ""
+    """Steps from a stored sample to the input of the model, for the card of an export."""
+    split: str = ""
+    """Rule by which samples are held out, for the card of an export."""
 
 
 class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -175,6 +179,9 @@ _AUGMENT = Option("augment", True, "Shift and mirror training images")
 _CLASSES = Option("classes", 10, "Sub-folders there are", 2, 100_000)
 _IMAGE_SIZE = Option("image_size", 64, "Side in pixels that images are resized to", 16, 512)
 
+_GREY = "values of 0 to 255 less 127.5, divided by 64"
+_ROWS_SPLIT = "held_out.jsonl or held_out/, else each tenth row"
+
 _DIGITS = (
     WorkloadEntry(
         name="digits-softmax",
@@ -182,12 +189,16 @@ _DIGITS = (
         dataset="digits",
         meaning="Softmax regression on 1,797 handwritten digits; needs no torch",
         builder="hypergpu.workloads.workload:digits_softmax",
+        preprocessing="grey values of 0 to 16 are divided by 16",
+        split="a fifth of each digit is held out, the same in every job",
     ),
     WorkloadEntry(
         name="digits-mlp",
         dataset="digits",
         meaning="A perceptron with two hidden layers on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.models:mlp",
+        preprocessing="grey values of 0 to 16 are divided by 16",
+        split="a fifth of each digit is held out, the same in every job",
         options=(Option("width", 256, "Units of a hidden layer", 8, 8192),),
     ),
     WorkloadEntry(
@@ -195,6 +206,8 @@ _DIGITS = (
         dataset="digits",
         meaning="A convolutional network on 1,797 handwritten digits",
         builder="hypergpu.workloads.networks.models:cnn",
+        preprocessing="grey values of 0 to 16 are divided by 16",
+        split="a fifth of each digit is held out, the same in every job",
         options=(_CHANNELS,),
     ),
 )
@@ -206,6 +219,8 @@ _TEXT = (
         metric="perplexity",
         meaning="A byte-level GPT on your folder of text, or on Python's own source",
         builder="hypergpu.workloads.networks.models:gpt",
+        preprocessing="text is bytes of UTF-8, cut into blocks of block_length",
+        split="every twentieth run of 16 KiB is held out",
         takes_data="optional",
         takes_node_data=True,
         options=(
@@ -224,22 +239,31 @@ _IMAGES = (
     WorkloadEntry(
         name="mnist-cnn",
         dataset="mnist",
-        meaning="A convolutional network on MNIST, downloaded on first use",
+        meaning="A convolutional network on MNIST, downloaded on first use, or your files of it",
+        takes_data="optional",
         builder="hypergpu.workloads.networks.images:mnist_cnn",
+        preprocessing=_GREY,
+        split="the test files of the data set are held out",
         options=(_CHANNELS,),
     ),
     WorkloadEntry(
         name="cifar10-resnet18",
         dataset="cifar10",
-        meaning="ResNet-18 on CIFAR-10, downloaded on first use",
+        meaning="ResNet-18 on CIFAR-10, downloaded on first use, or your files of it",
+        takes_data="optional",
         builder="hypergpu.workloads.networks.images:cifar10_resnet18",
+        preprocessing=_GREY,
+        split="the test files of the data set are held out",
         options=(_AUGMENT,),
     ),
     WorkloadEntry(
         name="cifar10-vgg11",
         dataset="cifar10",
-        meaning="VGG-11 with batch normalisation on CIFAR-10, downloaded on first use",
+        meaning="VGG-11 with batch norm on CIFAR-10, downloaded on first use, or your files of it",
+        takes_data="optional",
         builder="hypergpu.workloads.networks.images:cifar10_vgg11",
+        preprocessing=_GREY,
+        split="the test files of the data set are held out",
         options=(_AUGMENT,),
     ),
     WorkloadEntry(
@@ -247,6 +271,8 @@ _IMAGES = (
         dataset="imagefolder",
         meaning="ResNet-18 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_resnet18",
+        preprocessing=f"the largest middle square, resized to image_size as RGB; {_GREY}",
+        split="val/ or test/ where there is one beside train/, else a tenth of each class",
         takes_data="required",
         takes_node_data=True,
         options=(_CLASSES, _IMAGE_SIZE, _AUGMENT),
@@ -256,6 +282,8 @@ _IMAGES = (
         dataset="imagefolder",
         meaning="VGG-11 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_vgg11",
+        preprocessing=f"the largest middle square, resized to image_size as RGB; {_GREY}",
+        split="val/ or test/ where there is one beside train/, else a tenth of each class",
         takes_data="required",
         takes_node_data=True,
         options=(_CLASSES, _IMAGE_SIZE, _AUGMENT),
@@ -285,6 +313,8 @@ _PROGRAM = (
         metric="loss",
         meaning="A model of your own, by hypergpu.train(...) in Python",
         builder="hypergpu.workloads.networks.program:program",
+        preprocessing="none: samples are as they were given to hypergpu.train",
+        split="the samples given as held_out, else each tenth",
         takes_data="required",
         takes_node_data=True,
     ),
@@ -313,6 +343,8 @@ _ADAPTERS = (
         metric="perplexity",
         meaning="A LoRA adapter of a causal language model, on your text or chats",
         builder="hypergpu.workloads.finetuning.causal:causal_lm",
+        preprocessing="the base's tokenizer and chat template; rows are cut at sequence_length",
+        split=_ROWS_SPLIT,
         takes_data="required",
         takes_node_data=True,
         needs=_HF_MODULES,
@@ -337,6 +369,8 @@ _CLASSIFIERS = (
         dataset="text",
         meaning="A LoRA adapter and a head that judge your texts",
         builder="hypergpu.workloads.finetuning.classifiers:text_classifier",
+        preprocessing="the base's tokenizer; texts are cut at sequence_length",
+        split=_ROWS_SPLIT,
         takes_data="required",
         takes_node_data=True,
         needs=_HF_MODULES,
@@ -352,6 +386,8 @@ _CLASSIFIERS = (
         dataset="imagefolder",
         meaning="A LoRA adapter and a head that judge your images, one sub-folder a class",
         builder="hypergpu.workloads.finetuning.classifiers:image_classifier",
+        preprocessing="resized to the base's size, with its mean and deviation",
+        split="images/val or images/test beside images/train, else a tenth of each class",
         takes_data="required",
         takes_node_data=True,
         needs=(*_HF_MODULES, "torchvision"),

@@ -12,6 +12,7 @@ scikit-learn ships: 64 grey values of 0 to 16, then the digit, a byte each.
 import gzip
 import importlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -30,6 +31,7 @@ from hypergpu.workloads.entry import (
     complete_options,
     missing_modules,
 )
+from hypergpu.workloads.installed import GROUP
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -273,9 +275,6 @@ def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:
     return flat
 
 
-GROUP = "hypergpu.workloads"
-
-
 class UnknownWorkloadError(LookupError):
     """No entry has the name. The text lists those there are."""
 
@@ -314,6 +313,18 @@ def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
             taken.add(entry.name)
             found.append(entry)
     return tuple(found), tuple(complaints)
+
+
+def read_entries_again() -> None:
+    """Forget the entries of other packages, which may have changed on disk. Not for a process that
+    builds workloads: their modules would be of two versions.
+    """
+    for point in entry_points(group=GROUP):
+        package = point.module.partition(".")[0]
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+    _entries_of_packages.cache_clear()
 
 
 def entries() -> tuple[WorkloadEntry, ...]:

@@ -192,6 +192,8 @@ def test_base_install_trains_and_names_the_extra_that_it_lacks(install: Install)
         assert job["metric"] > 0.9
         exported = at.run("job", "export", "--out", "model")
         assert exported.returncode == 0, exported.stderr
+        logged = at.run("job", "watch", "--log", "tensorboard:runs")
+        assert_one_sentence(logged, "tensorboard")
         (at.home / "torch.toml").write_text(TORCH_JOB, encoding="utf-8")
         assert_one_sentence(at.run("job", "submit", "torch.toml", "--watch"), "torch")
     assert (at.home / "model" / "model.safetensors").stat().st_size > 0

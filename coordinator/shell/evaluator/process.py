@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -17,6 +18,9 @@ from hypergpu.privacy import public_environment
 from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import HeldOutExample
+from hypergpu.workloads.installed import PackageWatch
+
+log = structlog.get_logger()
 
 
 class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -140,6 +144,7 @@ class EvaluatorProcess:
         self._environment = public_environment() if environment is None else environment
         self._process: Process | None = None
         self._turn = asyncio.Lock()
+        self._packages = PackageWatch()
 
     @property
     def process_id(self) -> int | None:
@@ -174,6 +179,7 @@ class EvaluatorProcess:
 
     async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
         async with self._turn:
+            await self._end_outdated()
             reply = await self._ask_once(request) or await self._ask_once(request)
         if reply is None:
             raise HyperGPUError(
@@ -185,6 +191,12 @@ class EvaluatorProcess:
             detail = f"the evaluator answered {type(reply).__name__}"
             raise HyperGPUError(Reason.NOT_READY, detail)
         return reply
+
+    async def _end_outdated(self) -> None:
+        """End a process that has imported packages which changed since; the next has the new."""
+        if changes := await asyncio.to_thread(self._packages.look):
+            log.info("the evaluator starts anew: workload packages changed", changes=changes)
+            await self.stop()
 
     async def _ask_once(self, request: Request) -> Reply | None:
         """The reply; None when the process died first."""

@@ -31,6 +31,8 @@ from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value
+from hypergpu.workloads.installed import PackageWatch
+from hypergpu.workloads.workload import read_entries_again
 
 log = structlog.get_logger()
 
@@ -71,6 +73,7 @@ class JobCreation:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._creating = asyncio.Lock()
+        self._packages = PackageWatch()
 
     async def create(
         self, request: job_pb2.CreateJobRequest, caller: Caller, source: JobRuntime | None
@@ -88,6 +91,8 @@ class JobCreation:
         """
         if not 0 < len(request.request_id) <= _REQUEST_ID_LENGTH_MAX:
             raise HyperGPUError(Reason.REQUEST_INVALID, "request_id must have 1 to 128 characters")
+        if self._packages.look():
+            read_entries_again()
         spec = parse_spec_json(request.spec_json)
         manifest = request.manifest if request.HasField("manifest") else None
         if manifest is None and source is not None:

@@ -23,6 +23,7 @@ from torchvision.models import resnet18, vgg11_bn
 from hypergpu.dataset import permutation
 from hypergpu.units import are, several
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
 from hypergpu.workloads.networks.task import Classification
 from hypergpu.workloads.workload import (
     NO_SAMPLES,
@@ -98,9 +99,15 @@ OFFICIAL_CIFAR10 = CifarSource()
 
 
 def read_cifar10(
-    _data_dir: str, *, source: CifarSource = OFFICIAL_CIFAR10, root: Path | None = None
+    data_dir: str, *, source: CifarSource = OFFICIAL_CIFAR10, root: Path | None = None
 ) -> Dataset:
-    """Images as ``uint8[n, 3, 32, 32]``, downloaded on first use. Raises `DatasetError`."""
+    """Images as ``uint8[n, 3, 32, 32]``: the user's, or downloaded on first use.
+
+    Raises:
+        DatasetError: They cannot be had.
+    """
+    if data_dir:
+        return cifar_files(data_dir, _CIFAR_CLASSES)
 
     def download(folder: Path) -> None:
         download_and_extract_archive(
@@ -137,9 +144,15 @@ OFFICIAL_MNIST = MnistSource()
 
 
 def read_mnist(
-    _data_dir: str, *, source: MnistSource = OFFICIAL_MNIST, root: Path | None = None
+    data_dir: str, *, source: MnistSource = OFFICIAL_MNIST, root: Path | None = None
 ) -> Dataset:
-    """Images as ``uint8[n, 1, 28, 28]``, downloaded on first use. Raises `DatasetError`."""
+    """Images as ``uint8[n, 1, 28, 28]``: the user's, or downloaded on first use.
+
+    Raises:
+        DatasetError: They cannot be had.
+    """
+    if data_dir:
+        return mnist_files(data_dir)
 
     class Mnist(datasets.MNIST):  # type: ignore[misc]  # torchvision has no types
         mirrors = source.mirrors

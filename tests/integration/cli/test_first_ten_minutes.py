@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
@@ -47,6 +48,18 @@ def test_job_is_listed_and_shown(hypergpu: Run, first_job: Lines) -> None:
     assert (job["phase"], job["round"], job["updates_accepted"]) == ("finished", 6, 12)
     assert job["metric"] > 0.5
     assert "finished: all rounds are done" in hypergpu("job", "show", "first").stdout
+
+
+def test_a_watch_writes_each_round_to_tensorboard_once(
+    hypergpu: Run, first_job: Lines, folder: Path
+) -> None:
+    for _ in range(2):
+        ended = hypergpu("job", "watch", "first", "--log", "tensorboard:curves")
+        assert ended.returncode == 0, ended.stderr
+    found = EventAccumulator(str(folder / "curves" / f"first-{first_job[0]['job']}"))
+    found.Reload()
+    assert [each.step for each in found.Scalars("round/samples")] == [*range(1, 7)]
+    assert [each.step for each in found.Scalars("evaluation/accuracy")] == [3, 6]
 
 
 def test_model_is_exported_as_the_job_names_it(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hypergpu
 import hypergpu.client
 from hypergpu.client import HyperGPUError, JobEvent, Role, connect
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
@@ -72,6 +73,26 @@ def test_events_until_the_newest_do_not_wait_for_a_jobs_end() -> None:
         kinds = [event.kind for event in coordinator.read_events(job).until_newest()]
         assert kinds[0] == "JobCreated"
         coordinator.stop(job)
+
+
+async def trained_without_blocking() -> None:
+    """Submit a job and wait for it on an event loop that does other things meanwhile."""
+    async with await hypergpu.client.connect_async() as coordinator:
+        run = hypergpu.AsyncRun(coordinator, await coordinator.submit("job.toml"))
+        ended, _ = await asyncio.gather(run.result(["tensorboard:curves"]), run.detail())
+        assert ended.job.phase == "finished"
+        table = (await run.history()).frame()
+        assert table.index.tolist() == [1, 2]
+        assert table["samples"].sum() == ended.job.samples
+        assert await run.has_ended()
+        assert (await run.save("saved")).model.exists()
+        again = await hypergpu.AsyncRun.find(run.id, coordinator)
+        assert (await again.watch()).job.model == ended.job.model
+
+
+def test_a_run_can_be_awaited(user: Path) -> None:
+    asyncio.run(trained_without_blocking())
+    assert any((user / "curves").iterdir())
 
 
 @pytest.mark.usefixtures("user")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import Coordinator, HyperGPUError
+from hypergpu.client import Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.sinks.records import SinkRecord
 from hypergpu.workloads.workload import digits
 from tests.processes import Cluster
 
@@ -33,6 +34,22 @@ def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[st
     return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits}
 
 
+class ListSink:
+    """A sink of one's own."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def open(self, job: JobDetail) -> int:
+        return 0
+
+    def record(self, record: SinkRecord) -> None:
+        self.rounds += [record.round] * (record.kind == "round")
+
+    def close(self, job: JobView) -> None:
+        assert job.phase == "finished"
+
+
 def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
@@ -41,6 +58,7 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
         {"image": part.batch(slice(None))[0], "digit": part.labels}  # type: ignore[arg-type]
         for part in (train, test)
     ]
+    curves = ListSink()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
@@ -61,14 +79,17 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
         steps=120,
         learning_rate=0.005,
         settings=SETTINGS,
+        sinks=[curves],
     )
     job = run.result().job
+    assert curves.rounds == [1, 2, 3, 4, 5, 6]
     assert (job.phase, job.metric_name, job.rounds) == ("finished", "accuracy", 6)
     assert job.metric is not None
     assert job.metric > 0.85
     history = run.history()
     assert len(history.rounds) == 6
     assert history.evaluations[-1].metric == job.metric
+    assert history.frame()["accuracy"].iloc[-1] == job.metric
     model.load_state_dict(run.state_dict())
     model.eval()
     with torch.no_grad():

@@ -30,6 +30,7 @@ from hypergpu.workloads.workload import (
     all_finite,
     digits,
 )
+from tests.image_files import write_cifar_files, write_mnist_files
 
 
 def as_sets() -> tuple[ArraySamples, ArraySamples]:
@@ -144,6 +145,63 @@ def write_images(folder: Path, classes: dict[str, int], side: int = 20) -> None:
         for index in range(count):
             image = Image.new("RGB", (side, side + 4), (number * 100, 0, 0))
             image.save(folder / name / f"{index}.png")
+
+
+def test_mnist_of_a_folder_is_read_as_its_files_state(tmp_path: Path) -> None:
+    write_mnist_files(tmp_path / "MNIST" / "raw", {"train": 5, "t10k": 3})
+    dataset = read_mnist(str(tmp_path))
+    images, labels = dataset.train.batch(np.arange(5))
+    assert images.shape == (5, 1, 28, 28)
+    assert images.dtype == np.uint8
+    assert labels.tolist() == [0, 1, 2, 3, 4]
+    assert len(dataset.test.labels) == 3
+
+
+@pytest.mark.parametrize("suffix", ["", ".bin"])
+def test_cifar_of_a_folder_is_read_in_both_versions(tmp_path: Path, suffix: str) -> None:
+    write_cifar_files(tmp_path / "batches", {"data_batch_1": 4, "test_batch": 3}, suffix)
+    dataset = read_cifar10(str(tmp_path))
+    images, labels = dataset.train.batch(np.arange(4))
+    assert images.shape == (4, 3, 32, 32)
+    assert images[:, 0, 0, 0].tolist() == labels.tolist() == [0, 1, 2, 3]
+    assert len(dataset.test.labels) == 3
+    assert dataset.class_names[3] == "cat"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("train-images-idx3-ubyte", b"", "it does not begin as one of 3 dimensions"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + b"\xff" * 12, "it states"),
+        ("train-labels-idx1-ubyte", bytes([0, 0, 8, 1, 0, 0, 0, 9]) + b"1", "and has others"),
+        ("train-labels-idx1-ubyte", bytes([0, 0, 8, 1, 0, 0, 0, 1]) + b"1", "5 images and 1 label"),
+    ],
+)
+def test_a_file_that_is_no_idx_file_is_named(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    write_mnist_files(tmp_path, {"train": 5, "t10k": 3})
+    (tmp_path / f"{name}.gz").unlink(missing_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DatasetError, match=said):
+        read_mnist(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x02}.", b"no batch", b"\x80\x02cposix\nsystem\nU\x04exitR."]
+)
+def test_a_batch_of_another_kind_is_named_and_never_run(tmp_path: Path, content: bytes) -> None:
+    write_cifar_files(tmp_path, {"data_batch_1": 4, "test_batch": 3}, "")
+    (tmp_path / "data_batch_1").write_bytes(content)
+    with pytest.raises(DatasetError, match="data_batch_1 is no batch of CIFAR-10"):
+        read_cifar10(str(tmp_path))
+
+
+def test_a_folder_without_the_files_says_which(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"holds no train-images-idx3-ubyte .* Fix: put MNIST"):
+        read_mnist(str(tmp_path))
+    with pytest.raises(DatasetError, match=r"no file data_batch_.* Fix: unpack cifar-10"):
+        read_cifar10(str(tmp_path))
 
 
 def test_mnist_is_downloaded_read_and_kept(mirror: tuple[Path, str], tmp_path: Path) -> None:

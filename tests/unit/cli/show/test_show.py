@@ -351,3 +351,14 @@ def test_nodes_that_do_not_offer_a_workload_are_named_with_what_installs_it() ->
     assert "'hypergpu[hf]'" in line
     (line,) = lacking_nodes(NODES[:1], "spirals")
     assert "install the package that has spirals" in line
+
+
+def test_nodes_with_another_version_of_a_workload_are_told_which_is_wanted() -> None:
+    older, same, newer = (
+        replace(TABLED_NODE, workloads={"digits-mlp": version}) for version in (1, 2, 3)
+    )
+    lines = lacking_nodes([older, same, newer], "digits-mlp", 2)
+    assert lines == [
+        "attic has digits-mlp 1, the job wants 2. Fix there: pip install -U 'hypergpu[torch]'",
+        "attic has digits-mlp 3, the job wants 2. Fix here: pip install -U 'hypergpu[torch]'",
+    ]

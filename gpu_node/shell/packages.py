@@ -1,0 +1,39 @@
+"""Watches the packages that the worker has workloads from, so that a change needs no restart."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gpu_node.shell.supervision import WorkerSupervisor
+from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.errors import HyperGPUError
+from hypergpu.workloads.installed import PackageWatch
+
+log = structlog.get_logger()
+
+_INTERVAL_S = 2.0
+
+
+async def watch_packages(
+    worker: WorkerSupervisor, offer: Callable[[WorkerCapabilities], Awaitable[None]]
+) -> None:
+    """Start the worker anew once packages have changed, it is idle, and nothing changes any more.
+
+    Args:
+        worker: The daemon's.
+        offer: Called with what the new worker can train.
+    """
+    watch = await asyncio.to_thread(PackageWatch)
+    changes: list[str] = []
+    while True:
+        await asyncio.sleep(_INTERVAL_S)
+        if found := await asyncio.to_thread(watch.look):
+            changes.append(found)  # an installer may not be done
+        elif changes and not worker.is_at_work:
+            log.info("workload packages changed, the worker starts anew", changes=changes)
+            changes.clear()
+            try:
+                await offer(await worker.start_anew())
+            except HyperGPUError as error:
+                log.warning("the worker will be started again", reason=error.detail)

@@ -1,0 +1,98 @@
+"""Packages that have workloads, as they lie on disk at the moment: by name, in their versions.
+
+Nothing of them is imported, so that a process which runs for months can look often.
+"""
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import Distribution, entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+from hypergpu.workloads.entry import BUILT_IN
+
+GROUP = "hypergpu.workloads"
+
+
+class InstalledPackage(NamedTuple):
+    """A package, or a module that built-in workloads need."""
+
+    version: str
+    written_ns: int
+    """When the installer wrote the list of its files; 0: it left none."""
+
+
+Packages = dict[str, InstalledPackage]
+
+
+def installed_packages() -> Packages:
+    """All packages with workloads, and the modules there are that built-in ones need."""
+    importlib.invalidate_caches()
+    found = {
+        point.dist.name: InstalledPackage(point.dist.version, _written_ns(point.dist))
+        for point in entry_points(group=GROUP)
+        if point.dist is not None
+    }
+    needed = {name for entry in BUILT_IN for name in entry.needs}
+    there = (name for name in sorted(needed) if importlib.util.find_spec(name) is not None)
+    return found | {f"module {name}": InstalledPackage("", 0) for name in there}
+
+
+def package_of(workload: str) -> str:
+    """Name of the package here that has a workload; empty: none, or HyperGPU itself."""
+    points = (each for each in entry_points(group=GROUP) if each.name == workload)
+    return next((each.dist.name for each in points if each.dist is not None), "")
+
+
+def _written_ns(package: Distribution) -> int:
+    record = Path(str(package.locate_file(""))) / f"{_stem(package)}.dist-info" / "RECORD"
+    try:
+        return record.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _stem(package: Distribution) -> str:
+    return f"{package.name.replace('-', '_')}-{package.version}"
+
+
+class PackageWatch:
+    """Looks for changed packages. A look at an unchanged disk costs a few calls of `stat`."""
+
+    def __init__(self) -> None:
+        self._folders = _folder_times()
+        self.packages = installed_packages()
+        """As they were found last."""
+
+    def look(self) -> str:
+        """Take in what has changed since the last look; gives that in words, empty: nothing."""
+        folders = _folder_times()
+        if folders == self._folders:
+            return ""
+        before, self._folders, self.packages = self.packages, folders, installed_packages()
+        return ", ".join(_changes(before, self.packages))
+
+
+def _folder_times() -> dict[str, int]:
+    """When each folder that packages are installed to was changed: installers rename inside it."""
+    times = {}
+    for name in sys.path:
+        try:
+            times[name] = Path(name or ".").stat().st_mtime_ns
+        except OSError:
+            times[name] = 0
+    return times
+
+
+def _changes(before: Packages, after: Packages) -> list[str]:
+    texts = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old is not None and new is not None and old != new:
+            texts.append(f"{name} {old.version} is {new.version} now")
+        elif old is None and new is not None:
+            texts.append(f"{name} {new.version}".rstrip() + " was installed")
+        elif old is not None and new is None:
+            texts.append(f"{name} {old.version}".rstrip() + " was removed")
+    return texts
