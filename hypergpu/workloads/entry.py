@@ -67,6 +67,10 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """
     install: str = ""
     """What pip installs to have them, such as ``hypergpu[hf]``."""
+    can_checkpoint: bool = False
+    """Whether its modules have ``checkpoint_activations``, by which they compute activations again
+    in the backward pass rather than keep them.
+    """
 
 
 class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -308,6 +312,7 @@ _ADAPTERS = (
         takes_data="required",
         needs=_HF_MODULES,
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             _SEQUENCE,
@@ -331,6 +336,7 @@ _CLASSIFIERS = (
         takes_data="required",
         needs=_HF_MODULES,
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             Option("labels", "negative,positive", "The classes' names, with commas"),
@@ -345,6 +351,7 @@ _CLASSIFIERS = (
         takes_data="required",
         needs=(*_HF_MODULES, "torchvision"),
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             Option(

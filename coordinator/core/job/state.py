@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.job.standing import Standing
-from coordinator.core.plan.decision import NodePlan, PlanMemory
+from coordinator.core.plan.decision import MemoryFit, NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
@@ -121,8 +121,6 @@ class Participant(msgspec.Struct, frozen=True):
     update: AcceptedUpdate | None = None
     took_ms: Milliseconds = Milliseconds(0)
     """From its assignment until its update was in, pauses left out; 0: it is not."""
-    is_out_of_memory: bool = False
-    """Whether it handed its shard back because its batch did not fit into memory."""
     reason: str = ""
     """Reason for which it handed its shard back; empty: it has not."""
     seed_slot: Slot | None = None
@@ -302,11 +300,18 @@ class Member(msgspec.Struct, frozen=True):
     """Updates of it in a row that spoke clearly against it."""
     ban: str = ""
     """Why it gets no work in this job any more; empty: it does."""
+    fit: MemoryFit = MemoryFit()
+    """What running out of memory has taught of its device."""
 
     @property
     def can_work(self) -> bool:
         """Whether the node may take work."""
-        return self.is_present and not self.is_leaving and not self.ban
+        return self.is_present and not self.is_leaving and not self.exclusion
+
+    @property
+    def exclusion(self) -> str:
+        """Why the node gets no work of this job while it is there; empty: it does."""
+        return self.ban or self.fit.shortage
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -373,6 +378,8 @@ class Job(msgspec.Struct, frozen=True):
     layout: Digest = Digest("")
     """Digest of the layout of the job's models; empty before the first one."""
     workload_version: int = 1
+    can_checkpoint: bool = False
+    """Whether its workload can compute activations again, rather than keep them."""
     lost_model: bool = False
     """The current model's bytes are damaged; they are being made again from ``previous`` and
     ``closed``.

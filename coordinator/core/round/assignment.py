@@ -25,7 +25,15 @@ from coordinator.core.job.state import (
     WorkState,
     initial_of,
 )
-from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
+from coordinator.core.plan.decision import (
+    Band,
+    MemoryFit,
+    NodePlan,
+    NodeResult,
+    PlanRequest,
+    RoundPlan,
+)
+from coordinator.core.plan.memory_fit import fit_plan, fitted_rule
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
@@ -162,6 +170,11 @@ def available_nodes(job: Job) -> list[NodeId]:
     return [node for _, node in sorted(able)]
 
 
+def left_out(job: Job) -> int:
+    """How many nodes are there and get no work, since not even one sample fits into memory."""
+    return sum(1 for each in job.members.values() if each.is_present and each.fit.shortage)
+
+
 def nodes_needed(job: Job) -> int:
     """Nodes without which no round opens: the stated number for the first, then one."""
     is_first = job.model is None or job.model.round == 0
@@ -192,7 +205,8 @@ def plan_request(job: Job) -> PlanRequest:
         previous=job.plan_memory,
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
-        prefetched={node: prefetch.inner_steps for node, prefetch in due.items() if prefetch},
+        prefetched={node: each.inner_steps for node, each in due.items() if each},
+        fits={node: fit for node in nodes if (fit := job.members[node].fit) != MemoryFit()},
     )
 
 
@@ -200,7 +214,7 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms, participant.is_out_of_memory)
+        node: NodeResult(participant.plan, participant.took_ms)
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }
@@ -274,7 +288,7 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         batch_size=plan.batch(batch_size),
         stated_batch_size=batch_size,
         learning_rate=spec.inner.learning_rate,
-        optimizer=spec.inner.rule,
+        optimizer=fitted_rule(plan, spec),
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
         codec=plan.codec,
@@ -331,7 +345,8 @@ def reassign_orphans(job: Job) -> JobStep:
         before = round_.participants.get(node)
         own = before is not None and before.shard in orphans
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
-        member, plan = job.members[node], _inherited_plan(round_, shard)
+        member = job.members[node]
+        plan = fit_plan(_inherited_plan(round_, shard), member.fit, round_.spec)
         taken = Participant(member.slot, lease, shard, plan, job.at_ms)
         started[node] = replace(taken, work=_first_work(round_, member))
         lease += 1
@@ -434,6 +449,6 @@ def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
         return None
     if reason := standing_reason(job.members[node], participant):
         return Band.POOR, reason
-    if round_.spec.strategy != "aware":
+    if round_.spec.strategy != "aware" and not participant.plan.micro_batch:
         return None
     return participant.plan.band, participant.plan.reason

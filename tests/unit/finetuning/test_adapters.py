@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_node.shell.worker.torch_engine import TorchTrainer
+from gpu_node.shell.worker.trainer import InitialState
+from hypergpu.optimizer import OptimizerRule
+from hypergpu.tensors.layout import Flat, Float32s
+from hypergpu.units import Bytes
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.adapters import uniform_numbers
 from hypergpu.workloads.finetuning.rows import base_digest
-from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
+from hypergpu.workloads.networks.task import (
+    Device,
+    module_initial,
+    module_layout,
+    named_tensors,
+)
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 from tests.tiny_bases import save_base, write_chats
 
@@ -140,3 +150,51 @@ def test_options_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(error, match=said):
         workload(job, **options).model()
+
+
+def step_taken(made: Any, folder: Path, rule: OptimizerRule) -> tuple[Float32s, float]:
+    """B after one step of a whole data set in one batch, and the loss before it."""
+    device = Device("cpu", "", Bytes(0), has_bf16=False)
+    trainer = TorchTrainer(made, device, made.load(str(folder)).train)
+    first = Flat.empty(trainer.layout)
+    first.parameters[:] = 0.01
+    trainer.begin(InitialState(first, 1, None, rule))
+    loss = float(trainer.step(np.arange(len(trainer.samples.labels)), 0.1))
+    trainer.store(first)
+    return first.parameters, loss
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
+    tmp_path: Path, micro_batch: int
+) -> None:
+    save_base(tmp_path)
+    rows = [{"text": " ".join(str(n) for n in range(1 + n * n))} for n in range(7)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(rows[0]), encoding="utf-8")
+    made = workload(tmp_path, packing=False)
+    counts = [made.loss_count(*made.load(str(tmp_path)).train.batch([n])) for n in range(7)]
+    assert max(counts) > 8 * min(counts)
+    whole, whole_loss = step_taken(made, tmp_path, OptimizerRule(name="sgd"))
+    rule = OptimizerRule(name="sgd", micro_batch=micro_batch)
+    parts, parts_loss = step_taken(made, tmp_path, rule)
+    assert parts_loss == pytest.approx(whole_loss, rel=1e-5)
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_activations_that_are_computed_again_give_the_same_step(tmp_path: Path, kind: str) -> None:
+    save_base(tmp_path, kind)
+    write_chats(tmp_path)
+    made, rule = workload(tmp_path), OptimizerRule(name="sgd")
+    model, runs = made.model().train(), []
+    model.checkpoint_activations(is_on=True)
+    layers = [each for name, each in model.named_modules() if name.endswith(".0.mlp")]
+    layers[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    fields = made.load(str(tmp_path)).train.batch(np.arange(2))
+    made.loss(model, *map(torch.from_numpy, fields)).backward()
+    assert len(runs) == 2
+    kept = step_taken(made, tmp_path, rule)
+    again = step_taken(made, tmp_path, OptimizerRule(name="sgd", checkpoints_activations=True))
+    assert kept[1] == again[1]
+    assert np.array_equal(kept[0], again[0])
