@@ -295,7 +295,10 @@ _ADAPTER = (
     Option("targets", "all-linear", "Modules with an adapter: all-linear, or names with commas"),
     Option("adapter_seed", 0, "What A is drawn from", 0, 2**53),
     Option(
-        "base_dtype", "float32", "What the frozen base is held as", choices=("float32", "bfloat16")
+        "base_dtype",
+        "float32",
+        "What the frozen base is held as; 4bit: NF4, by bitsandbytes",
+        choices=("float32", "bfloat16", "4bit"),
     ),
     Option("base_digest", "", "Any other base is refused; empty: the one in the data"),
 )

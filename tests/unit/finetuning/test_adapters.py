@@ -9,24 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_node.shell.worker.torch_engine import TorchTrainer
-from gpu_node.shell.worker.trainer import InitialState
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.tensors.layout import Flat, Float32s
-from hypergpu.units import Bytes
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.adapters import uniform_numbers
 from hypergpu.workloads.finetuning.rows import base_digest
-from hypergpu.workloads.networks.task import (
-    Device,
-    module_initial,
-    module_layout,
-    named_tensors,
-)
-from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
+from hypergpu.workloads.workload import DatasetError
+from tests.base_steps import causal_lm, step_taken
 from tests.tiny_bases import save_base, write_chats
-
-ENTRY = find("hf-causal-lm")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +28,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def workload(folder: Path, **options: Any) -> Any:
-    return build_for_job(ENTRY, {"sequence_length": 64, **options}, str(folder))
-
-
 def test_drawn_numbers_are_fixed_for_all_time() -> None:
     drawn = uniform_numbers(7, "layer.lora_A", (2, 2))
     assert drawn.dtype == np.float32
@@ -51,7 +37,7 @@ def test_drawn_numbers_are_fixed_for_all_time() -> None:
 
 
 def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
-    made = workload(job)
+    made = causal_lm(job)
     torch.manual_seed(1)
     first = made.model()
     torch.manual_seed(2)
@@ -61,13 +47,15 @@ def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
     names = [name for name in named_tensors(first) if not name.startswith("base_")]
     assert names
     assert all("lora_B" in name for name in names)
-    both = named_tensors(workload(job, mode="full").model())
+    both = named_tensors(causal_lm(job, mode="full").model())
     assert len(both) == 2 * len(names) + 1
 
 
 def test_another_seed_draws_another_a(job: Path) -> None:
     drawn = [
-        next(p for n, p in workload(job, adapter_seed=seed).model().named_parameters() if "_A" in n)
+        next(
+            p for n, p in causal_lm(job, adapter_seed=seed).model().named_parameters() if "_A" in n
+        )
         for seed in (0, 1)
     ]
     assert not torch.equal(*drawn)
@@ -79,7 +67,7 @@ def test_a_packed_row_costs_what_it_costs_alone(tmp_path: Path, kind: str) -> No
     write_chats(tmp_path)
     sums = []
     for packing in (True, False):
-        made = workload(tmp_path, packing=packing)
+        made = causal_lm(tmp_path, packing=packing)
         samples = made.load(str(tmp_path)).train
         fields = samples.batch(np.arange(len(samples.labels)))
         with torch.inference_mode():
@@ -95,16 +83,16 @@ def test_the_layout_names_the_base_and_another_base_is_refused(job: Path, tmp_pa
     config = other / "base" / "config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps({**settings, "rms_norm_eps": 1e-3}))
-    layouts = [module_layout(workload(each).model()).digest for each in (job, other)]
+    layouts = [module_layout(causal_lm(each).model()).digest for each in (job, other)]
     assert layouts[0] != layouts[1]
     digest = base_digest(job / "base")
-    workload(job, base_digest=digest)
+    causal_lm(job, base_digest=digest)
     with pytest.raises(DatasetError, match=r"the job's is .* Fix: give the job the base"):
-        workload(other, base_digest=digest)
+        causal_lm(other, base_digest=digest)
 
 
 def test_first_models_are_the_base_itself(job: Path) -> None:
-    flat = module_initial(workload(job).model, seed=5)
+    flat = module_initial(causal_lm(job).model, seed=5)
     assert not flat.parameters.any()
 
 
@@ -134,7 +122,7 @@ def test_bases_that_would_run_code_or_lack_parts_are_refused(
     if change == "absent":
         shutil.rmtree(base)
     with pytest.raises(DatasetError, match=said):
-        workload(folder).model()
+        causal_lm(folder).model()
 
 
 @pytest.mark.parametrize(
@@ -143,25 +131,14 @@ def test_bases_that_would_run_code_or_lack_parts_are_refused(
         ({"mode": "a"}, OptionError, "must be b or full"),
         ({"targets": "nothing"}, DatasetError, r"options\.targets: .*nothing"),
         ({"sequence_length": 4096}, DatasetError, r"set options\.sequence_length = 128"),
+        ({"base_dtype": "4bit"}, DatasetError, r"pip install 'hypergpu\[hf4bit\]'"),
     ],
 )
 def test_options_that_do_not_fit_are_named(
     job: Path, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        workload(job, **options).model()
-
-
-def step_taken(made: Any, folder: Path, rule: OptimizerRule) -> tuple[Float32s, float]:
-    """B after one step of a whole data set in one batch, and the loss before it."""
-    device = Device("cpu", "", Bytes(0), has_bf16=False)
-    trainer = TorchTrainer(made, device, made.load(str(folder)).train)
-    first = Flat.empty(trainer.layout)
-    first.parameters[:] = 0.01
-    trainer.begin(InitialState(first, 1, None, rule))
-    loss = float(trainer.step(np.arange(len(trainer.samples.labels)), 0.1))
-    trainer.store(first)
-    return first.parameters, loss
+        causal_lm(job, **options).model()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3])
@@ -172,7 +149,7 @@ def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
     rows = [{"text": " ".join(str(n) for n in range(1 + n * n))} for n in range(7)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (tmp_path / "held_out.jsonl").write_text(json.dumps(rows[0]), encoding="utf-8")
-    made = workload(tmp_path, packing=False)
+    made = causal_lm(tmp_path, packing=False)
     counts = [made.loss_count(*made.load(str(tmp_path)).train.batch([n])) for n in range(7)]
     assert max(counts) > 8 * min(counts)
     whole, whole_loss = step_taken(made, tmp_path, OptimizerRule(name="sgd"))
@@ -186,7 +163,7 @@ def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
 def test_activations_that_are_computed_again_give_the_same_step(tmp_path: Path, kind: str) -> None:
     save_base(tmp_path, kind)
     write_chats(tmp_path)
-    made, rule = workload(tmp_path), OptimizerRule(name="sgd")
+    made, rule = causal_lm(tmp_path), OptimizerRule(name="sgd")
     model, runs = made.model().train(), []
     model.checkpoint_activations(is_on=True)
     layers = [each for name, each in model.named_modules() if name.endswith(".0.mlp")]
