@@ -30,6 +30,8 @@ class OptimizerRule(msgspec.Struct, frozen=True, kw_only=True):
     """Most samples whose activations are in memory at once: a larger batch is taken in several
     passes whose gradients add up; 0: in one.
     """
+    checkpoints_activations: bool = False
+    """Whether activations are computed again in the backward pass, rather than kept."""
 
 
 def schedule_share(schedule: str, progress: float) -> float:

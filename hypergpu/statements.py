@@ -25,8 +25,8 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 OUT_OF_MEMORY = "out of memory"
-"""Beginning of the reason with which a node hands a shard back whose batch did not fit into its
-memory. A plan then gives it a smaller one.
+"""Beginning of the reason with which a node hands a shard back whose steps did not fit into its
+memory. It then takes the shard again, with fewer samples in memory at once.
 """
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)

@@ -50,8 +50,8 @@ class RoundWorker(NamedTuple):
     """A node of a round that is about to open."""
 
     node: NodeId
-    work: tuple[int, int, str]
-    """Inner steps, batch and codec: updates of other work cannot be compared."""
+    work: tuple[int, int, int, str]
+    """Inner steps, batch, micro-batch and codec: updates of other work cannot be compared."""
     has_begun: bool
     """Whether it took some of its steps before: nobody else can repeat them."""
 

@@ -22,6 +22,7 @@ _SENTENCES = {
     "UpdateReceived": "the update of {node} for round {round} was accepted",
     "UpdateRejected": "the update of {node} for round {round} was rejected: {reason}",
     "ShardHandedBack": "{node} handed its shard of round {round} back: {reason}",
+    "MemoryFitted": "{node} takes its shard of round {round} again: {reason}",
     "DeadlineReached": "a time limit of round {round} has passed",
     "AggregateReady": "the model of round {round} is ready",
     "ModelLost": "the model's bytes were damaged: {reason}",

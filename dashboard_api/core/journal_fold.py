@@ -52,6 +52,8 @@ class JobMemory(msgspec.Struct):
     slots: dict[str, int] = {}
     """Slots of nodes in the order of joining."""
     paused_at_ms: int | None = None
+    fits: dict[str, str] = {}
+    """Why nodes have less in memory at once than the job states."""
     moved_at_ms: int = 0
     """When the newest event was journalled, Unix time."""
 
@@ -138,7 +140,8 @@ class JobFold:
         if self.draft.get(*lane) is None:
             start_ms = self.draft.get(*round_path, "started_at_ms")
             batch = (self.get("spec", "training") or {}).get("batch_size", 0)
-            self.draft.set(lane, planned_lane(self.slot(node), {}, batch, start_ms))
+            part = {"reason": self.memory.fits.get(node, "")}
+            self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
         return lane
 
     def slot(self, node: str) -> int:
@@ -318,6 +321,15 @@ def _shard_handed_back(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         fold.end_lane(lane, at_ms, "handed_back", str(event.body.get("reason") or ""))
 
 
+def _memory_fitted(fold: JobFold, event: JobEvent, at_ms: int) -> None:
+    reason = str(event.body.get("reason") or "")
+    fold.memory.fits[str(event.body.get("node"))] = reason
+    if lane := _lane_of(fold, event, at_ms):
+        segments = continued_segments(fold.draft.get(*lane, "segments"), "download", at_ms)
+        again = {"reason": reason, "result": "pending", "result_reason": "", "segments": segments}
+        fold.draft.set_each(lane, again)
+
+
 def _aggregate_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     number = event_round(event)
     blob = _object(_object(event.body, "model"), "blob")
@@ -463,6 +475,7 @@ _FOLDS: dict[str, Callable[[JobFold, JobEvent, int], None]] = {
     "UpdateReceived": _update_received,
     "UpdateRejected": _update_rejected,
     "ShardHandedBack": _shard_handed_back,
+    "MemoryFitted": _memory_fitted,
     "AggregateReady": _aggregate_ready,
     "RoundRecorded": _round_recorded,
     "RoundMeasured": _round_measured,

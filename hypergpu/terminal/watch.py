@@ -55,11 +55,14 @@ class NodeShare(msgspec.Struct, frozen=True):
     reason: str = ""
     batch_size: int = 0
     """The node's own batch; 0: as the job states."""
+    micro_batch: int = 0
+    checkpoints_activations: bool = False
 
     @property
-    def work(self) -> tuple[int, int, str]:
+    def work(self) -> tuple[int, int, int, bool, str]:
         """What the node is asked for."""
-        return self.inner_steps, self.batch_size, self.codec
+        memory = (self.micro_batch, self.checkpoints_activations)
+        return self.inner_steps, self.batch_size, *memory, self.codec
 
 
 class PlanView(msgspec.Struct, frozen=True):
@@ -149,6 +152,7 @@ _NOTES = {
     "NodeReadmitted": "node {node} was taken back after a ban",
     "UpdateRejected": "update of {node} refused: {reason}",
     "ShardHandedBack": "node {node} handed its shard back: {reason}",
+    "MemoryFitted": "node {node} tries again: {reason}",
     "DeadlineReached": "a time limit of round {round} has passed",
     "ModelInitialised": "the initial model is ready",
     "PreparationFailed": "the initial model could not be made",

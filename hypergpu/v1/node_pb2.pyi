@@ -947,6 +947,7 @@ class Optimizer(google.protobuf.message.Message):
     MOMENTUM_FIELD_NUMBER: builtins.int
     CLIP_NORM_FIELD_NUMBER: builtins.int
     MICRO_BATCH_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_ACTIVATIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
     weight_decay: builtins.float
     decay_scope: builtins.str
@@ -956,6 +957,7 @@ class Optimizer(google.protobuf.message.Message):
     momentum: builtins.float
     clip_norm: builtins.float
     micro_batch: builtins.int
+    checkpoints_activations: builtins.bool
     def __init__(
         self,
         *,
@@ -968,8 +970,9 @@ class Optimizer(google.protobuf.message.Message):
         momentum: builtins.float = ...,
         clip_norm: builtins.float = ...,
         micro_batch: builtins.int = ...,
+        checkpoints_activations: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beta1", b"beta1", "beta2", b"beta2", "checkpoints_activations", b"checkpoints_activations", "clip_norm", b"clip_norm", "decay_scope", b"decay_scope", "epsilon", b"epsilon", "micro_batch", b"micro_batch", "momentum", b"momentum", "name", b"name", "weight_decay", b"weight_decay"]) -> None: ...
 
 global___Optimizer = Optimizer
 

@@ -338,6 +338,7 @@ def _optimizer_value(message: node_pb2.Optimizer) -> OptimizerRule:
         momentum=message.momentum,
         clip_norm=message.clip_norm,
         micro_batch=message.micro_batch,
+        checkpoints_activations=message.checkpoints_activations,
     )
 
 

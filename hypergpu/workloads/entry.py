@@ -75,6 +75,10 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from a stored sample to the input of the model, for the card of an export."""
     split: str = ""
     """Rule by which samples are held out, for the card of an export."""
+    can_checkpoint: bool = False
+    """Whether its modules have ``checkpoint_activations``, by which they compute activations again
+    in the backward pass rather than keep them.
+    """
 
 
 class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -329,7 +333,10 @@ _ADAPTER = (
     Option("targets", "all-linear", "Modules with an adapter: all-linear, or names with commas"),
     Option("adapter_seed", 0, "What A is drawn from", 0, 2**53),
     Option(
-        "base_dtype", "float32", "What the frozen base is held as", choices=("float32", "bfloat16")
+        "base_dtype",
+        "float32",
+        "What the frozen base is held as; 4bit: NF4, by bitsandbytes",
+        choices=("float32", "bfloat16", "4bit"),
     ),
     Option("base_digest", "", "Any other base is refused; empty: the one in the data"),
 )
@@ -349,6 +356,7 @@ _ADAPTERS = (
         takes_node_data=True,
         needs=_HF_MODULES,
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             _SEQUENCE,
@@ -375,6 +383,7 @@ _CLASSIFIERS = (
         takes_node_data=True,
         needs=_HF_MODULES,
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             Option("labels", "negative,positive", "The classes' names, with commas"),
@@ -392,6 +401,7 @@ _CLASSIFIERS = (
         takes_node_data=True,
         needs=(*_HF_MODULES, "torchvision"),
         install="hypergpu[hf]",
+        can_checkpoint=True,
         options=(
             *_ADAPTER,
             Option(

@@ -195,7 +195,7 @@ class NodeKeys(VaryingLinkKeys, kw_only=True):
     churn: str | Churn | None = None
     step_floor_ms: Annotated[float, msgspec.Meta(ge=0, le=3_600_000)] = 0.0
     memory_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)] = 0
-    batch_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 0
+    micro_batch_max: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 0
 
 
 class WorldKeys(_Keys, kw_only=True):

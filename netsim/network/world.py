@@ -311,8 +311,8 @@ class NodeDescription(msgspec.Struct, frozen=True, kw_only=True):
     """An inner step takes this long at least, so that a fast machine can play a slow GPU."""
     memory_bytes: Bytes = Bytes(0)
     """What the node says its device has; 0: what it really has."""
-    batch_max: int = 0
-    """In virtual time, the largest batch that fits into its device's memory; 0: any does."""
+    micro_batch_max: int = 0
+    """In virtual time, the most samples that fit into its device's memory at once; 0: all do."""
     features: Mapping[str, str | int] = {}
     """What jobs may require of it in virtual time: properties and labels."""
 

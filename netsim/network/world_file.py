@@ -184,7 +184,7 @@ class _WorldReader:
             churn=churn,
             step_floor_ms=keys.step_floor_ms,
             memory_bytes=Bytes(keys.memory_mib << 20),
-            batch_max=keys.batch_max,
+            micro_batch_max=keys.micro_batch_max,
         )
         if keys.count == 1:
             return (node,)

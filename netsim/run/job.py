@@ -261,15 +261,17 @@ def _without_target(spec: JobSpec) -> JobSpec:
 
 
 def _batch_changes(spec: JobSpec, journal: Sequence[Event]) -> Iterator[BatchChange]:
-    """Batches that plans gave nodes, where they are others than before; at first the stated one."""
-    stated, newest = spec.training.batch_size, dict[str, int]()
+    """Batches that plans gave nodes, where they or their parts are others than before; at first
+    the stated ones.
+    """
+    stated, newest = spec.training.batch_size, dict[str, tuple[int, int]]()
     for event in journal:
         if not isinstance(event, RoundPlanned):
             continue
         for node, part in event.plan.nodes.items():
-            batch = part.batch(stated)
-            if batch != newest.get(node, stated):
-                yield BatchChange(node, event.plan.round + 1, batch, part.reason)
+            batch = part.batch(stated), part.micro_batch
+            if batch != newest.get(node, (stated, 0)):
+                yield BatchChange(node, event.plan.round + 1, *batch, part.reason)
             newest[node] = batch
 
 

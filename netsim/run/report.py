@@ -38,6 +38,8 @@ class BatchChange(msgspec.Struct, frozen=True):
     round: int
     """Counts from 1."""
     batch_size: int
+    micro_batch: int
+    """Most of them in memory at once; 0: all."""
     reason: str
     """Reason of the node's whole part of the round."""
 

@@ -20,6 +20,7 @@ from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeCommand, NodeSession, TrainingStart
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.optimizer import pass_sizes
 from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
@@ -81,8 +82,8 @@ class VirtualDevice(msgspec.Struct, frozen=True):
 
     features: NodeFeatures = {}
     """What jobs may require of it."""
-    batch_max: int = 0
-    """Larger batches end its worker: they do not fit into memory; 0: all do."""
+    micro_batch_max: int = 0
+    """More samples at once end its worker: they do not fit into memory; 0: all do."""
 
 
 class NodeActor:
@@ -328,8 +329,10 @@ class NodeActor:
         if self._dice.random() < self.faults.worker_death:
             self._later(compute_ms // 2, lambda: self._end_worker(lease, "killed"))
             return
-        if 0 < self.device.batch_max < assignment.task.batch_size:
-            reason = f"{OUT_OF_MEMORY}: a batch of {assignment.task.batch_size} does not fit"
+        task = assignment.task
+        largest = pass_sizes(task.batch_size, task.optimizer.micro_batch)[0]
+        if 0 < self.device.micro_batch_max < largest:
+            reason = f"{OUT_OF_MEMORY}: {largest} samples at once do not fit"
             self._later(TRAIN_MS, lambda: self._end_worker(lease, reason))
             return
         starting_ms = max(0, self._ready_ms - self._agenda.now_ms)

@@ -236,7 +236,7 @@ class Simulation:
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
         node.faults = NodeFaults(worker_death=self._world.faults.worker_death)
-        node.device = VirtualDevice(described.features, described.batch_max)
+        node.device = VirtualDevice(described.features, described.micro_batch_max)
         node.starting_ms = self._world.faults.starting_ms
         return node
 

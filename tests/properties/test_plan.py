@@ -102,7 +102,6 @@ memories = st.builds(
     cut_rounds=st.integers(0, 4),
     is_alternating=st.booleans(),
     batch_size=st.integers(0, 64),
-    batch_most=st.integers(0, 64),
 )
 
 

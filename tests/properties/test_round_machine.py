@@ -109,6 +109,14 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
         lambda: events.ShardHandedBack(
             at_ms=now, node=node, round=round_, lease=lease, reason="full"
         ),
+        lambda: events.ShardHandedBack(
+            at_ms=now,
+            node=node,
+            round=round_,
+            lease=lease,
+            reason="out of memory",
+            is_out_of_memory=True,
+        ),
         lambda: events.DeadlineReached(at_ms=now, round=round_),
         lambda: events.AggregateReady(
             at_ms=now, round=number, model=model(number + 1), weighing=_weighing(job, node, at_ms)

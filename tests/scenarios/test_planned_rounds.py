@@ -18,7 +18,6 @@ from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.outer_step import PLAIN_STEP
 from coordinator.core.round.transition import rejection, transition
-from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings
 from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
@@ -388,48 +387,6 @@ def test_a_sparse_codec_takes_the_plain_outer_step() -> None:
     job = after(training(spec), update_event(ALICE, round_=0, lease=1))
     command = only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
     assert command.outer == PLAIN_STEP
-
-
-def positions(job: Job) -> set[int]:
-    """Positions of the stream that are assigned in the open round."""
-    return {
-        position
-        for participant in job.open_round.participants.values()
-        for part in participant.shard.ranges
-        for position in range(part.start, part.start + part.count)
-    }
-
-
-def out_of_memory(node: NodeId, lease: int) -> events.ShardHandedBack:
-    return events.ShardHandedBack(
-        at_ms=at(60), node=node, round=0, lease=lease, reason="no memory", is_out_of_memory=True
-    )
-
-
-def test_a_round_whose_every_device_ran_out_of_memory_is_planned_again() -> None:
-    job = after(open_round(), out_of_memory(ALICE, 1))
-    assert job.phase is Phase.TRAINING
-    step = transition(job, out_of_memory(BOB, 2))
-    assert step.job.phase is Phase.PLANNING
-    request = only(step.commands, PlanRound).request
-    assert request.round == 0
-    assert {node: each.is_out_of_memory for node, each in request.results.items()} == {
-        ALICE: True,
-        BOB: True,
-    }
-    assert outstanding(step.job) == step.commands
-    again = after(step.job, plan_event(0, BOTH, at_ms=70))
-    assert (again.phase, again.void_results) == (Phase.TRAINING, {})
-    # The samples that were handed back go out first.
-    assert positions(again) == positions(job)
-
-
-def test_a_device_that_has_no_memory_for_one_sample_pauses_the_job() -> None:
-    least = replace(node_plan(), batch_size=1)
-    job = after(planning(), plan_event(0, {ALICE: least, BOB: least}))
-    job = after(job, out_of_memory(ALICE, 1), out_of_memory(BOB, 2))
-    assert job.phase is Phase.PAUSED
-    assert job.reason == "every participant handed its shard back: no memory (2 nodes)"
 
 
 def test_a_job_that_reaches_its_target_is_finished_at_once() -> None:

@@ -4,7 +4,7 @@ from coordinator.core.job.events import JobPaused, RoundPlanned
 from coordinator.core.job.state import Phase
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
 from netsim.run.job import run_virtually
@@ -14,12 +14,15 @@ from netsim.virtual.worlds import TransferSizes, described_world
 
 
 def world(*nodes: tuple[str, int, float]) -> WorldDescription:
-    """Nodes next door by name, largest batch and time of an inner step."""
+    """Nodes next door by name, most samples at once and time of an inner step; rounds wait for all."""
     training = TrainingSettings(rounds=6, inner_steps=4, batch_size=64, nodes=len(nodes))
     return WorldDescription(
         name="batches",
         seed=1,
-        job=with_strategy(JobSpec(workload="digits-softmax", training=training), "aware"),
+        job=with_strategy(
+            JobSpec(workload="digits-softmax", training=training, round=RoundRule(quorum=1.0)),
+            "aware",
+        ),
         coordinator=COORDINATOR_LINK,
         nodes=tuple(
             NodeDescription(
@@ -27,9 +30,9 @@ def world(*nodes: tuple[str, int, float]) -> WorldDescription:
                 group=name,
                 shape=Shape(link=COORDINATOR_LINK),
                 step_floor_ms=step_ms,
-                batch_max=batch_max,
+                micro_batch_max=micro_batch_max,
             )
-            for name, batch_max, step_ms in nodes
+            for name, micro_batch_max, step_ms in nodes
         ),
     )
 
@@ -38,15 +41,17 @@ def test_memory_and_speed_change_batches_and_the_report_tells_why() -> None:
     unequal = world(("desktop", 0, 300), ("laptop", 32, 300), ("old-card", 0, 6000))
     report = run_virtually(unequal)
     assert report.phase == "finished"
-    reasons = {(each.node, each.batch_size): each.reason for each in report.batches}
-    assert "batch 32 of 64: a larger one ran out of memory" in reasons["laptop", 32]
-    assert "batch 8 of 64: a full one takes" in reasons["old-card", 8]
-    assert {node for node, _ in reasons} == {"laptop", "old-card"}
+    reasons = {
+        (each.node, each.batch_size, each.micro_batch): each.reason for each in report.batches
+    }
+    assert "micro-batch 32 of 64: a larger one ran out of memory" in reasons["laptop", 64, 32]
+    assert "batch 8 of 64: a full one takes" in reasons["old-card", 8, 0]
+    assert {node for node, *_ in reasons} == {"laptop", "old-card"}
     told = "\n".join(summary_lines(report))
     assert "batch      round 2, laptop: " in told
 
 
-def test_a_job_whose_every_device_is_too_small_finds_the_batch_by_itself() -> None:
+def test_a_job_whose_every_device_is_too_small_finds_by_itself_what_fits() -> None:
     small = world(("one", 8, 300), ("other", 16, 300))
     simulation = Simulation(described_world(small, TransferSizes()))
     outcome = simulation.run()
@@ -55,5 +60,6 @@ def test_a_job_whose_every_device_is_too_small_finds_the_batch_by_itself() -> No
     assert [*outcome.phases.values()] == [Phase.FINISHED]
     assert not any(isinstance(event, JobPaused) for event in journal)
     plans = [event.plan for event in journal if isinstance(event, RoundPlanned)]
-    batches = [plan.nodes[NodeId("one")].batch(64) for plan in plans if "one" in plan.nodes]
-    assert batches[:4] == [64, 32, 16, 8]
+    parts = [plan.nodes[NodeId("one")] for plan in plans if "one" in plan.nodes]
+    assert {part.batch(64) for part in parts} == {64}
+    assert [part.micro_batch for part in parts[:2]] == [0, 8]

@@ -23,7 +23,7 @@ from hypergpu.jobfile.spec import RoundRule
 from tests.unit.job_states import SPEC, after, at, model, only, update, waiting
 
 NODES = tuple(NodeId(f"{number:02d}") for number in range(20))
-WORKERS = tuple(RoundWorker(node, (20, 32, "int4"), has_begun=False) for node in NODES)
+WORKERS = tuple(RoundWorker(node, (20, 32, 0, "int4"), has_begun=False) for node in NODES)
 USUAL = (0.7, 0.7, 0.7)
 TRUSTED = DuplicateMemory(matches=dict.fromkeys(NODES, 2))
 ROUNDS = 50
@@ -114,7 +114,7 @@ def test_where_no_pair_is_alike_none_tells_anything() -> None:
 
 def test_only_equal_work_that_nobody_has_begun_is_given_twice() -> None:
     begun = [worker._replace(has_begun=True) for worker in WORKERS]
-    other = [each._replace(work=(n, 32, "int4")) for n, each in enumerate(WORKERS)]
+    other = [each._replace(work=(n, 32, 0, "int4")) for n, each in enumerate(WORKERS)]
     for number in range(100):
         assert not draw_duplicates(f"a/{number}", DuplicateMemory(), begun)
         assert not draw_duplicates(f"a/{number}", DuplicateMemory(), other)

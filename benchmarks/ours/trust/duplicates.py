@@ -16,7 +16,7 @@ LIKENESS = 0.7
 def duplicate_share(seed: int) -> float:
     """Work done twice over all work of one job."""
     nodes = [NodeId(f"{number:02d}") for number in range(NODES)]
-    workers = [RoundWorker(node, (20, 32, "int4"), has_begun=False) for node in nodes]
+    workers = [RoundWorker(node, (20, 32, 0, "int4"), has_begun=False) for node in nodes]
     memory, count = TrustMemory(), 0
     for number in range(ROUNDS):
         pairs = draw_duplicates(f"{seed}/{number}", memory.duplicates, workers)

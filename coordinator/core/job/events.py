@@ -40,6 +40,8 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     layout: Digest = Digest("")
     """Digest of the layout of the job's models."""
     workload_version: int = 1
+    can_checkpoint: bool = False
+    """See `WorkloadEntry`."""
     examples: tuple[HeldOutExample, ...] = ()
     """Held-out samples for which each evaluation tells the model's output. For people."""
 
@@ -189,6 +191,16 @@ class ParametersChanged(StampedEvent, frozen=True, tag=True):
     spec: JobSpec
 
 
+class MemoryFitted(StampedEvent, frozen=True, tag=True):
+    """A participant ran out of memory and takes its shard again, with less in memory at once."""
+
+    node: NodeId
+    round: int
+    micro_batch: int
+    checkpoints_activations: bool
+    reason: str
+
+
 class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """The round's figures, for people. The machine writes it and never reads it."""
 
@@ -284,7 +296,7 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Record = RoundRecorded | RoundMeasured | JobEnded
+Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded
 """What the machine writes and never reads."""
 
 Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | Record

@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.job.standing import Standing
-from coordinator.core.plan.decision import NodePlan, NodeResult, PlanMemory
+from coordinator.core.plan.decision import MemoryFit, NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
@@ -123,8 +123,6 @@ class Participant(msgspec.Struct, frozen=True):
     update: AcceptedUpdate | None = None
     took_ms: Milliseconds = Milliseconds(0)
     """From its assignment until its update was in, pauses left out; 0: it is not."""
-    is_out_of_memory: bool = False
-    """Whether it handed its shard back because its batch did not fit into memory."""
     reason: str = ""
     """Reason for which it handed its shard back; empty: it has not."""
     seed_slot: Slot | None = None
@@ -304,11 +302,18 @@ class Member(msgspec.Struct, frozen=True):
     """Updates of it in a row that spoke clearly against it."""
     ban: str = ""
     """Why it gets no work in this job any more; empty: it does."""
+    fit: MemoryFit = MemoryFit()
+    """What running out of memory has taught of its device."""
 
     @property
     def can_work(self) -> bool:
         """Whether the node may take work."""
-        return self.is_present and not self.is_leaving and not self.ban
+        return self.is_present and not self.is_leaving and not self.exclusion
+
+    @property
+    def exclusion(self) -> str:
+        """Why the node gets no work of this job while it is there; empty: it does."""
+        return self.ban or self.fit.shortage
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -375,6 +380,8 @@ class Job(msgspec.Struct, frozen=True):
     layout: Digest = Digest("")
     """Digest of the layout of the job's models; empty before the first one."""
     workload_version: int = 1
+    can_checkpoint: bool = False
+    """Whether its workload can compute activations again, rather than keep them."""
     lost_model: bool = False
     """The current model's bytes are damaged; they are being made again from ``previous`` and
     ``closed``.
@@ -394,10 +401,6 @@ class Job(msgspec.Struct, frozen=True):
     """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
     """Memory of the newest plan that a round was opened with; the next one is made from it."""
-    void_results: dict[NodeId, NodeResult] = {}
-    """Results of the newest attempt at the round that is to be planned, in which every device ran
-    out of memory; empty: there was none.
-    """
     patience_ms: Milliseconds | None = None
     """How long its rounds may still wait for nodes on trial; None: no round has closed yet."""
     tally: Tally = Tally()

@@ -42,6 +42,10 @@ class NodePlan(msgspec.Struct, frozen=True):
     """To move the model and the update over."""
     batch_size: int = 0
     """Samples in each of its steps; 0: as the job states."""
+    micro_batch: int = 0
+    """Most of them in its device's memory at once; 0: as the job states."""
+    checkpoints_activations: bool = False
+    """Whether it computes activations again, rather than keep them."""
     prefetch_steps: int = 0
     """Inner steps of the next round that it may take while this one's updates are on their way."""
     band: Band = Band.NORMAL
@@ -78,8 +82,6 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Plans in a row of which it was no candidate."""
     batch_size: int = 0
     """What it was given last; 0: as the job states."""
-    batch_most: int = 0
-    """The most that its device's memory is taken to hold; 0: it never ran out of memory."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):
@@ -131,8 +133,16 @@ class NodeResult(msgspec.Struct, frozen=True):
     plan: NodePlan
     took_ms: Milliseconds
     """From the round's opening until its update was in; 0: it never was."""
-    is_out_of_memory: bool = False
-    """Whether its worker reported that the batch did not fit into the device's memory."""
+
+
+class MemoryFit(msgspec.Struct, frozen=True):
+    """How a member's steps are made to fit into its device's memory, see `memory_fit`."""
+
+    micro_batch: int = 0
+    """Most samples in memory at once; 0: nothing says that a whole batch is too much."""
+    checkpoints_activations: bool = False
+    shortage: str = ""
+    """Why it gets no work in this job: not even one sample fits; empty: it does."""
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
@@ -155,6 +165,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Inner steps of this round that nodes may have taken already."""
     paused: dict[NodeId, str] = {}
     """Nodes of the job that are paused, with the reason: they rest."""
+    fits: dict[NodeId, MemoryFit] = {}
+    """Candidates whose memory limits their steps."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
 

@@ -171,19 +171,13 @@ class Batch(NamedTuple):
 
     size: int
     reason: str = ""
-    """``batch 16 of 32: a larger one ran out of memory``; empty for the job's own batch."""
+    """``batch 16 of 32: a full one takes ...``; empty for the job's own batch."""
 
 
-def most_samples(spec: JobSpec, memory: NodeMemory) -> int:
-    """Samples of the largest batch that the node may be given.
-
-    What a sample takes of a device's memory is known only once it was tried. So a node begins with
-    the job's batch, and each report of its worker that this was too much halves it, for the rest of
-    the job: another try would cost a round.
-    """
+def most_samples(spec: JobSpec) -> int:
+    """Samples of the largest batch that a node may be given."""
     stated = spec.training.batch_size
-    most = _MOST_SHARE * stated if exchanges_each_step(spec) else stated
-    return min(most, memory.batch_most or most)
+    return _MOST_SHARE * stated if exchanges_each_step(spec) else stated
 
 
 def exchanges_each_step(spec: JobSpec) -> bool:
@@ -192,10 +186,10 @@ def exchanges_each_step(spec: JobSpec) -> bool:
 
 
 def held_batch(spec: JobSpec, memory: NodeMemory) -> Batch:
-    """The batch that the node was given last, as far as its memory bears it."""
+    """The batch that the node was given last, as far as the job still allows it."""
     stated = spec.training.batch_size
-    size = min(memory.batch_size or stated, most_samples(spec, memory))
-    return _explain_batch(size, stated, memory, "as before")
+    size = min(memory.batch_size or stated, most_samples(spec))
+    return _explain_batch(size, stated, "as before")
 
 
 def own_batch(spec: JobSpec, memory: NodeMemory, *, fewest_us: float, room_us: float) -> Batch:
@@ -210,14 +204,14 @@ def own_batch(spec: JobSpec, memory: NodeMemory, *, fewest_us: float, room_us: f
         fewest_us: Time of the fewest inner steps with the job's own batch.
         room_us: The round's span less the time for which the node moves bytes.
     """
-    stated, most = spec.training.batch_size, most_samples(spec, memory)
+    stated, most = spec.training.batch_size, most_samples(spec)
     share = room_us / fewest_us / (1 << min(memory.cut_rounds, 16))
     fits = min(most, _clamp(share) * stated if share > 0 else stated)
     held = held_batch(spec, memory).size
     if fits < most and held / _HOLD_BATCH <= fits <= held * _HOLD_BATCH:
         fits = held
     why = f"a full one takes {1 / share:.1f} times the time there is" if share > 0 else ""
-    return _explain_batch(max(1, round(fits)), stated, memory, why)
+    return _explain_batch(max(1, round(fits)), stated, why)
 
 
 def balanced_span_us(steps_us: Sequence[float], moving_us: Sequence[float]) -> float:
@@ -240,9 +234,7 @@ def _clamp(share: float) -> float:
     return min(_MOST_SHARE, max(_LEAST_SHARE, share))
 
 
-def _explain_batch(size: int, stated: int, memory: NodeMemory, why: str) -> Batch:
+def _explain_batch(size: int, stated: int, why: str) -> Batch:
     if size == stated:
         return Batch(size)
-    if size == memory.batch_most:
-        why = "a larger one ran out of memory"
     return Batch(size, f"batch {size} of {stated}" + (f": {why}" if why else ""))

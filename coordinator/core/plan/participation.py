@@ -85,9 +85,7 @@ def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
     found = {}
     for node in away.keys() - request.candidates.keys():
         memory = _after(request, node)
-        if (
-            memory.retries or memory.cut_rounds or memory.batch_most
-        ) and memory.away_rounds < _FORGOTTEN_AFTER:
+        if (memory.retries or memory.cut_rounds) and memory.away_rounds < _FORGOTTEN_AFTER:
             found[node] = replace(memory, away_rounds=memory.away_rounds + 1)
     return {node: found[node] for node in away if node in found}
 
@@ -100,9 +98,6 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
-    if result.is_out_of_memory:
-        failed = result.plan.batch(request.spec.training.batch_size)
-        memory = replace(memory, batch_most=max(1, failed // 2))
     return replace(memory, cut_rounds=0 if result.took_ms > 0 else memory.cut_rounds + 1)
 
 

@@ -23,6 +23,7 @@ from coordinator.core.plan.codecs import (
     round_family,
 )
 from coordinator.core.plan.decision import (
+    MemoryFit,
     ModelSizes,
     NodeMemory,
     NodePlan,
@@ -40,6 +41,7 @@ from coordinator.core.plan.median_node import (
     resting_reason,
     round_reason,
 )
+from coordinator.core.plan.memory_fit import fit_plan
 from coordinator.core.plan.node_work import (
     Batch,
     StepBounds,
@@ -146,7 +148,11 @@ def plan_round(
     """
     plan = _candidates_plan(request, readings, sizes)
     paused = {node: resting_reason(why) for node, why in request.paused.items()}
-    return replace(plan, resting={**plan.resting, **paused})
+    fitted = {
+        node: fit_plan(part, request.fits.get(node, MemoryFit()), request.spec)
+        for node, part in plan.nodes.items()
+    }
+    return replace(plan, nodes=fitted, resting={**plan.resting, **paused})
 
 
 def _candidates_plan(

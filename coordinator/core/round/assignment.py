@@ -25,7 +25,15 @@ from coordinator.core.job.state import (
     WorkState,
     initial_of,
 )
-from coordinator.core.plan.decision import Band, NodePlan, NodeResult, PlanRequest, RoundPlan
+from coordinator.core.plan.decision import (
+    Band,
+    MemoryFit,
+    NodePlan,
+    NodeResult,
+    PlanRequest,
+    RoundPlan,
+)
+from coordinator.core.plan.memory_fit import fit_plan, fitted_rule
 from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
     is_awaited,
@@ -166,6 +174,11 @@ def available_nodes(job: Job) -> list[NodeId]:
     return [node for _, node in sorted(able)]
 
 
+def left_out(job: Job) -> int:
+    """How many nodes are there and get no work, since not even one sample fits into memory."""
+    return sum(1 for each in job.members.values() if each.is_present and each.fit.shortage)
+
+
 def nodes_needed(job: Job) -> int:
     """Nodes without which no round opens: the stated number for the first, then one."""
     is_first = job.model is None or job.model.round == 0
@@ -194,18 +207,19 @@ def plan_request(job: Job) -> PlanRequest:
         samples_done=job.tally.samples,
         samples_total=job.spec.stated_samples,
         previous=job.plan_memory,
-        results=job.void_results or node_results(job.closed),
+        results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
-        prefetched={node: prefetch.inner_steps for node, prefetch in due.items() if prefetch},
+        prefetched={node: each.inner_steps for node, each in due.items() if each},
+        fits={node: fit for node in nodes if (fit := job.members[node].fit) != MemoryFit()},
     )
 
 
-def node_results(round_: Round | None) -> dict[NodeId, NodeResult]:
+def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     """What became of a round's participants, for the plan after it."""
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms, participant.is_out_of_memory)
+        node: NodeResult(participant.plan, participant.took_ms)
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }
@@ -279,7 +293,7 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         batch_size=plan.batch(batch_size),
         stated_batch_size=batch_size,
         learning_rate=spec.inner.learning_rate,
-        optimizer=spec.inner.rule,
+        optimizer=fitted_rule(plan, spec),
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
         codec=plan.codec,
@@ -342,6 +356,7 @@ def reassign_orphans(job: Job) -> JobStep:
         if job.spec.data.stays_on_nodes and not own:
             plan = own_pass(job, node, plan)
             job, shard = _swap_shard(job, node, shard, plan)
+        plan = fit_plan(plan, member.fit, round_.spec)
         taken = Participant(member.slot, lease, shard, plan, job.at_ms)
         started[node] = replace(taken, work=_first_work(round_, member))
         lease += 1
@@ -453,6 +468,6 @@ def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
         return None
     if reason := standing_reason(job.members[node], participant):
         return Band.POOR, reason
-    if round_.spec.strategy != "aware":
+    if round_.spec.strategy != "aware" and not participant.plan.micro_batch:
         return None
     return participant.plan.band, participant.plan.reason

@@ -41,6 +41,7 @@ from coordinator.core.round.assignment import (
     shard_samples,
     vacate_shard,
 )
+from coordinator.core.round.hand_back import refit_work, with_reason
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
 from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
 from coordinator.core.trust import ban_reason, without_trust
@@ -52,7 +53,8 @@ from hypergpu.workloads.entry import has_reached
 def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     """Give the node its slot, and work if there is some."""
     before = job.members.get(event.node) or Member(Slot(len(job.members)))
-    member = replace(before, is_present=True, is_leaving=False, token=event.token)
+    fit = replace(before.fit, shortage="")  # its owner may have given it more memory
+    member = replace(before, is_present=True, is_leaving=False, token=event.token, fit=fit)
     job = with_own_streams(replace(job, members={**job.members, event.node: member}))
     if job.phase is Phase.WAITING:
         return open_round(job)
@@ -146,26 +148,21 @@ def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
 
 
 def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
-    """Give the shard to another node; a holder that stays gets none in this round.
+    """Give the shard to another node; a holder that stays gets none in this round, unless it takes
+    the shard again with less in memory at once.
 
     One that leaves is lost to the round like any other, and may take part again once it is back.
     """
-    work = WorkState.LOST if job.members[event.node].is_leaving else WorkState.HANDED_BACK
-    step = _release_if_leaving(_note_reason(job, event), event.node)
+    is_leaving = job.members[event.node].is_leaving
+    if event.is_out_of_memory and not is_leaving:
+        again = refit_work(job, event.node)
+        if again.commands:
+            return again
+        job = again.job
+    work = WorkState.LOST if is_leaving else WorkState.HANDED_BACK
+    step = _release_if_leaving(with_reason(job, event.node, event.reason), event.node)
     vacancy = vacate_shard(step.job, event.node, work)
     return close_if_due(JobStep(vacancy.job, (*step.commands, *vacancy.commands)))
-
-
-def _note_reason(job: Job, event: events.ShardHandedBack) -> Job:
-    """The job with the participant's reason, and its lack of memory, by which the next plan chooses
-    its batch.
-    """
-    if job.round is None:
-        return job
-    before = job.round.participants[event.node]
-    lacks_memory = before.is_out_of_memory or event.is_out_of_memory
-    participant = replace(before, is_out_of_memory=lacks_memory, reason=event.reason)
-    return replace(job, round=replace_participants(job.round, {event.node: participant}))
 
 
 def _release_if_leaving(job: Job, node: NodeId) -> JobStep:
@@ -283,6 +280,7 @@ def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
         model=event.model,
         layout=event.layout,
         workload_version=event.workload_version,
+        can_checkpoint=event.can_checkpoint,
         streams=first_streams(job, event.partition_sizes),
     )
     if job.phase is Phase.PAUSED:

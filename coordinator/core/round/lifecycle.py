@@ -3,7 +3,6 @@
 Also the commands still to be performed for a job: with them a restarted coordinator goes on.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from coordinator.core.job.state import (
     WorkState,
 )
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.plan.memory_fit import fit_plan
 from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
@@ -36,12 +36,13 @@ from coordinator.core.round.assignment import (
     deadline,
     deal_shards,
     due_prefetch,
-    node_results,
+    left_out,
     nodes_needed,
     plan_request,
     replace_participants,
     return_samples,
 )
+from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.outer_step import outer_step
 from coordinator.core.round.own_data import one_pass_at_most
 from coordinator.core.round.waiting import (
@@ -67,6 +68,7 @@ def open_round(job: Job) -> JobStep:
     nodes, needed = available_nodes(job), nodes_needed(job)
     if len(nodes) < needed:
         reason = f"{len(nodes)} of {needed} nodes are here"
+        reason += f", {left} lack memory" if (left := left_out(job)) else ""
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
         return JobStep(replace(job, phase=Phase.WAITING))
@@ -85,7 +87,7 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
     nodes = {node: plan.nodes[node] for node in available if node in plan.nodes}
     if not nodes or len(available) < nodes_needed(job) or job.lost_model:
         return open_round(job)
-    job = replace(job, plan_memory=plan.memory, void_results={})
+    job = replace(job, plan_memory=plan.memory)
     return _begin_round(job, replace(plan, nodes=nodes))
 
 
@@ -95,8 +97,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
-    banned = {node: each.ban for node, each in job.members.items() if each.ban and each.is_present}
-    resting = {**banned, **resting_members(job, plan.round), **plan.resting}
+    resting = {**resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
     duplicates = _duplicates(job, plan)
     own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
@@ -154,7 +155,7 @@ def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
     workers = [
         RoundWorker(
             node,
-            (part.inner_steps, part.batch(stated), part.codec),
+            (part.inner_steps, part.batch(stated), part.micro_batch, part.codec),
             has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
         )
         for node, part in plan.nodes.items()
@@ -196,7 +197,10 @@ def _stated_plan(job: Job) -> RoundPlan:
     is_sparse = spec.codec.up in SPARSE_CODECS
     return RoundPlan(
         round=number,
-        nodes={node: trial if node in on_trial else full for node in nodes},
+        nodes={
+            node: fit_plan(trial if node in on_trial else full, job.members[node].fit, spec)
+            for node in nodes
+        },
         resting=resting,
         deadline_ms=Milliseconds(spec.round.deadline_ms),
         down=spec.codec.down,
@@ -237,7 +241,7 @@ def close_if_due(step: JobStep) -> JobStep:
         return step
     received, pending, on_trial, handed_back = (round_.counts.get(work, 0) for work in _CLOSING)
     if not received and not (pending or on_trial) and handed_back:
-        after = _retry_or_pause(job, round_)
+        after = JobStep(pause_stalled(job))
     elif not received:
         after = _set_timer(job, next_timer_ms(job))
     elif not pending:
@@ -354,57 +358,6 @@ def _weights(job: Job, round_: Round) -> Weights:
     trust = round_.spec.trust
     share = trust.token_share if trust.rule == "robust" else 1.0
     return found._replace(weights=cap_tokens(shared, tokens, share))
-
-
-def _retry_or_pause(job: Job, round_: Round) -> JobStep:
-    """Have a round planned again in which nobody is left, where smaller batches may help; else
-    pause the job.
-    """
-    stated = round_.spec.training.batch_size
-    can_shrink = any(
-        participant.is_out_of_memory and participant.plan.batch(stated) > 1
-        for participant in round_.participants.values()
-    )
-    if round_.spec.strategy != "aware" or not can_shrink:
-        return JobStep(_pause_stalled(job))
-    streams = list(job.streams)
-    for shard in round_.orphans:
-        return_samples(streams, shard.partition, shard.ranges)
-    return open_round(
-        replace(job, streams=tuple(streams), round=None, void_results=node_results(round_))
-    )
-
-
-def _pause_stalled(job: Job) -> Job:
-    """All available nodes gave their shards back: trying again at once would only repeat it."""
-    if not available_nodes(job):
-        return job
-    return replace(
-        job,
-        phase=Phase.PAUSED,
-        resume_to=Phase.TRAINING,
-        paused_at_ms=job.at_ms,
-        reason=f"every participant handed its shard back: {_reasons_told(job)}",
-    )
-
-
-_REASONS_MOST, _REASON_LENGTH_MOST = 3, 300
-
-
-def _reasons_told(job: Job) -> str:
-    """The participants' reasons, the commonest first, each with how many nodes gave it."""
-    participants = job.round.participants.values() if job.round else ()
-    given = Counter(
-        each.reason or "no reason was given"
-        for each in participants
-        if each.work is WorkState.HANDED_BACK
-    )
-    told = [
-        f"{reason[:_REASON_LENGTH_MOST]} ({several(count, 'node')})"
-        for reason, count in given.most_common(_REASONS_MOST)
-    ]
-    left = len(given) - len(told)
-    return "; ".join([*told, *([f"and {several(left, 'other reason')}"] if left else [])])
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:

@@ -60,13 +60,15 @@ def is_awaited(spec: JobSpec, standing: Standing) -> bool:
 
 
 def resting_members(job: Job, number: int) -> dict[NodeId, str]:
-    """Members that get no shard in round ``number``, with the reason; none where nobody is proven:
-    a job never rests with all its nodes.
+    """Members that get no shard in round ``number``, with the reason. Of those that can work none
+    rests where nobody is proven: a job never rests with all its nodes.
     """
-    able = {node: member for node, member in job.members.items() if member.can_work}
+    present = {node: member for node, member in job.members.items() if member.is_present}
+    excluded = {node: each.exclusion for node, each in present.items() if each.exclusion}
+    able = {node: member for node, member in present.items() if member.can_work}
     if waits_for_all(job.spec) or not any(each.standing.is_proven for each in able.values()):
-        return {}
-    return {
+        return excluded
+    return excluded | {
         node: f"{_passed_over(member.standing)}; tries again in round"
         f" {member.standing.rests_until_round}"
         for node, member in able.items()

@@ -182,6 +182,7 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
             partition_sizes=made.partition_sizes,
             layout=runtime.layout.digest,
             workload_version=made.workload_version,
+            can_checkpoint=made.can_checkpoint,
             examples=made.examples,
         )
         await services.driver.report(command.job_id, event)

@@ -97,6 +97,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         layout_json=layout_json.decode(),
         partition_sizes=_partition_sizes(model, request),
         workload_version=entry.version,
+        can_checkpoint=entry.can_checkpoint,
         examples=held_out_examples(model),
     )
 

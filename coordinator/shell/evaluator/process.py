@@ -62,6 +62,7 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     layout_json: str
     partition_sizes: tuple[Samples, ...]
     workload_version: int
+    can_checkpoint: bool = False
     examples: tuple[HeldOutExample, ...] = ()
 
 

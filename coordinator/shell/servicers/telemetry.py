@@ -47,8 +47,9 @@ def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[s
     if runtime is None:
         return "idle", _missing_data(services, node) or services.allocator.idle_reason(node)
     member = runtime.job.members.get(node)
-    if member is not None and member.ban:
-        return "idle", f"{member.ban}; take it back: hypergpu node readmit"
+    if member is not None and member.exclusion:
+        fix = "; take it back: hypergpu node readmit" if member.ban else ""
+        return "idle", f"{member.exclusion}{fix}"
     return "working", runtime.job.reason
 
 

@@ -166,7 +166,7 @@ def work_failure(error: Exception) -> WorkFailure:
     text = str(error).splitlines()[0] if str(error) else ""
     lowered = text.lower()
     if isinstance(error, MemoryError) or any(sign in lowered for sign in _MEMORY_SIGNS):
-        fix = "Fix: lower training.batch_size, use strategy aware or a larger device"
+        fix = "Fix: use a larger device or a smaller model"
         reason = f"{OUT_OF_MEMORY}: {text or type(error).__name__}. {fix}"
         return WorkFailure(reason, is_fatal=True)
     is_of_the_driver = isinstance(error, RuntimeError) and (

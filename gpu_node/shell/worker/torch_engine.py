@@ -2,6 +2,7 @@
 same bits.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -22,6 +23,8 @@ from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.entry import WorkloadEntry
 from hypergpu.workloads.networks.task import (
+    CheckpointedModule,
+    CountedLoss,
     Device,
     TorchWorkload,
     chosen_device,
@@ -51,6 +54,8 @@ class TorchTrainer:
         torch.manual_seed(start.seed & (2**63 - 1))
         load_module(self._model, self.layout, start.model)
         self._micro_batch = start.rule.micro_batch
+        if isinstance(self._model, CheckpointedModule):
+            self._model.checkpoint_activations(is_on=start.rule.checkpoints_activations)
         self._optimizer.begin(start.rule, start.optimizer)
 
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> torch.Tensor:
@@ -58,7 +63,8 @@ class TorchTrainer:
         self._model.zero_grad(set_to_none=True)
         sizes = pass_sizes(len(indices), self._micro_batch)
         parts = np.split(indices, np.cumsum(sizes)[:-1])
-        losses = [self._add_gradient(part, len(part) / len(indices)) for part in parts]
+        shares = self._shares(parts)
+        losses = [self._add_gradient(*each) for each in zip(parts, shares, strict=True)]
         self._optimizer.step(learning_rate)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -69,6 +75,13 @@ class TorchTrainer:
     def optimizer(self) -> dict[str, NDArray[np.float32]]:
         """See `Trainer`."""
         return self._optimizer.state()
+
+    def _shares(self, parts: Sequence[NDArray[np.int64]]) -> list[float]:
+        """What the mean of each part counts in the mean of the batch."""
+        counts = [len(part) for part in parts]
+        if len(parts) > 1 and isinstance(self._workload, CountedLoss):
+            counts = [self._workload.loss_count(*self.samples.batch(part)) for part in parts]
+        return [count / sum(counts) for count in counts]
 
     def _add_gradient(self, indices: NDArray[np.int64], share: float) -> torch.Tensor:
         """Add a part of the batch's gradient; the part's loss times its share of the batch."""

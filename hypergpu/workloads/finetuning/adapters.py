@@ -87,6 +87,7 @@ class AdaptedModule(PartModule):
 
     def __init__(self, base: LoadedBase, plan: AdapterPlan, digest: str) -> None:
         super().__init__()
+        self._is_checkpointed = False
         _draw_head(base, plan.seed)
         try:
             self.adapted: Any = add_adapter(base.model, plan.peft_config())
@@ -104,6 +105,21 @@ class AdaptedModule(PartModule):
             if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - has no other name
                 module.eval()
         return self
+
+    def checkpoint_activations(self, *, is_on: bool) -> None:
+        """See `CheckpointedModule`. Models of which transformers cannot do so stay as they are."""
+        model = self.adapted.get_base_model()
+        if is_on == self._is_checkpointed or not model.supports_gradient_checkpointing:
+            return
+        self._is_checkpointed = is_on
+        with warnings.catch_warnings():
+            # From 5.23 on transformers has another name for both, with which older ones lack them.
+            warnings.simplefilter("ignore", FutureWarning)
+            if is_on:
+                # The other kind finds no gradient behind frozen inputs.
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            else:
+                model.gradient_checkpointing_disable()
 
     def forward(self, **inputs: Any) -> Tensor:
         """The base's logits."""

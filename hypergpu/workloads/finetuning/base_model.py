@@ -4,18 +4,20 @@ Nothing is downloaded, no code of the folder is run and nothing is unpickled: cu
 weights in other formats are refused.
 """
 
+import importlib.util
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from hypergpu.workloads.finetuning.rows import BASE_FOLDER, CONFIG, base_digest
 from hypergpu.workloads.workload import DatasetError
 
+FOUR_BIT = "4bit"
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -119,7 +121,8 @@ def load_base(
         auto: One of transformers' classes that load by a configuration.
         folder: The base's.
         config: The base's, with changes.
-        dtype: What parameters are held as.
+        dtype: What parameters are held as; ``4bit``: those of linear layers as NF4 (Dettmers et al.
+            2023, arXiv:2305.14314), all others as float32.
         head: Modules that the folder may lack, or have in other shapes.
 
     Raises:
@@ -130,7 +133,7 @@ def load_base(
         model, found = auto.from_pretrained(
             folder,
             config=config,
-            dtype=getattr(torch, dtype),
+            **_storage(dtype, head),
             use_safetensors=True,
             attn_implementation="sdpa",
             ignore_mismatched_sizes=bool(head),
@@ -148,6 +151,25 @@ def load_base(
             " Fix: give the folder of a whole model of this kind"
         )
     return LoadedBase(model, tuple(absent))
+
+
+def _storage(dtype: str, head: tuple[str, ...]) -> dict[str, Any]:
+    """How transformers shall hold parameters."""
+    if dtype != FOUR_BIT:
+        return {"dtype": getattr(torch, dtype)}
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise DatasetError(
+            'options.base_dtype = "4bit" needs bitsandbytes, which is not installed.'
+            " Fix: pip install 'hypergpu[hf4bit]' on the nodes and the coordinator"
+        )
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    quantized = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16 else torch.float32,
+        llm_int8_skip_modules=list(head) or None,
+    )
+    return {"dtype": torch.float32, "quantization_config": quantized}
 
 
 def _unusable(folder: Path, broken: Exception) -> DatasetError:

@@ -83,6 +83,11 @@ class CausalLmWorkload:
         logits, wanted = _predictions(model, *fields)
         return F.cross_entropy(logits, wanted, ignore_index=IGNORED)
 
+    def loss_count(self, *fields: Array) -> int:
+        """See `CountedLoss`: predicted tokens."""
+        _tokens, labels, _positions = fields
+        return int((labels[:, 1:] != IGNORED).sum())
+
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`; counts predicted tokens."""
         logits, wanted = _predictions(model, *fields)

@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hypergpu.workloads.networks.exported import ExportError, TrainedModel, load_export
+from hypergpu.workloads.networks.exported import (
+    ExportError,
+    TrainedModel,
+    export_options,
+    load_export,
+)
 from hypergpu.workloads.workload import BuilderMissingError, DatasetError, UnknownWorkloadError
 
 _CARD = "README.md"
@@ -34,7 +39,9 @@ def write_folders(export: Path, data_dir: str) -> AdapterFolders:
         ExportError: The export is no adapter of this base.
         DatasetError: The folder has no base that can be loaded.
     """
-    trained = load_export(export, data_dir)
+    # Merged into a base of four bits, an adapter would be rounded to them.
+    is_rounded = export_options(export).get("base_dtype") == "4bit"
+    trained = load_export(export, data_dir, **({"base_dtype": "float32"} if is_rounded else {}))
     found = AdapterFolders(export / "adapter", export / "merged")
     _save(trained, found)
     return found

@@ -81,12 +81,23 @@ class TrainedModel(NamedTuple):
         return sums
 
 
-def load_export(folder: Path, data_dir: str = "") -> TrainedModel:
+def export_options(folder: Path) -> Options:
+    """Options of the workload that an export was trained with.
+
+    Raises:
+        ExportError: There is no model.
+    """
+    _, metadata = _read(folder / _MODEL_NAME)
+    return msgspec.json.decode(metadata.get(OPTIONS_FIELD, "{}"), type=dict[str, Value])
+
+
+def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedModel:
     """Load the model of an export, on the CPU.
 
     Args:
         folder: The export's.
         data_dir: The job's folder of data, where the model needs some of it.
+        changes: Options of the workload that are others than in the job.
 
     Raises:
         ExportError: There is no model, or it is not one of this workload.
@@ -97,8 +108,8 @@ def load_export(folder: Path, data_dir: str = "") -> TrainedModel:
     if not name:
         raise ExportError(f"{folder / _MODEL_NAME} names no workload: export the job again")
     entry = find(name)
-    options: Options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
-    workload = build(entry, options)
+    options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
+    workload = build(entry, options | changes)
     if isinstance(workload, JobWorkload) and data_dir:
         workload = workload.for_job(data_dir)
     elif isinstance(workload, JobWorkload) and entry.name != "program":

@@ -3,7 +3,7 @@ the other; and the device that it runs on.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,14 @@ class PartModule(nn.Module):
     """A module of which only what is trained, and its own buffers, make the job's model: every node
     makes the rest for itself, alike.
     """
+
+
+@runtime_checkable
+class CheckpointedModule(Protocol):
+    """A module that can compute activations again in its backward pass, rather than keep them."""
+
+    def checkpoint_activations(self, *, is_on: bool) -> None:
+        """Begin or cease to do so; gradients stay the same."""
 
 
 def named_tensors(model: nn.Module) -> dict[str, tuple[TensorKind, Tensor]]:
@@ -148,6 +156,18 @@ class TorchWorkload(Workload, Protocol):
 
     def evaluate(self, model: nn.Module, *fields: Any, **named: Any) -> Sums:
         """Loss and score over the batch; called without a graph, in evaluation mode."""
+
+
+@runtime_checkable
+class CountedLoss(Protocol):
+    """A workload whose loss is a mean over something else than samples. A batch in several passes
+    so gives the same gradient as in one.
+    """
+
+    def loss_count(self, *fields: Array) -> int:
+        """How many losses are averaged over these samples, at least 1; fields as `Samples` has
+        them.
+        """
 
 
 class Classification(NamedTuple):

@@ -261,6 +261,23 @@ def test_jobs_and_nodes_that_are_gone_leave_the_state() -> None:
     assert projection.state["jobs"] == projection.state["nodes"] == {}
 
 
+def test_a_node_that_tries_again_with_less_in_memory_is_awaited_and_the_page_says_why() -> None:
+    node, reason = node_id(1), "H=9, int4; micro-batch 4 of 8: a larger one ran out of memory"
+    back = {"node": node, "round": 0, "reason": "out of memory"}
+    projection = fold(
+        ("ShardHandedBack", back), ("MemoryFitted", {"node": node, "round": 0, "reason": reason})
+    )
+    lane = job(projection)["rounds_by_number"]["0"]["lanes"][node]
+    assert (lane["result"], lane["reason"]) == ("pending", reason)
+    assert lane["segments"][-1]["end_ms"] is None
+    assert reason in job(projection)["events"][-1]["text"]
+    projection.take_event(
+        JOB, JobEvent(2, 0, "UpdateReceived", {"node": node, "round": 1}), START_MS
+    )
+    later = job(projection)["rounds_by_number"]["1"]["lanes"][node]
+    assert later["reason"] == reason
+
+
 def test_sentences_count_rounds_from_one() -> None:
     recorded = {"round": 0, "reason": "round 0 closed: all are there", "duration_ms": 1}
     projection = fold(("DeadlineReached", {"round": 0}), ("RoundRecorded", recorded))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from hypergpu.optimizer import OptimizerRule
 from hypergpu.workloads.entry import OptionError
 from hypergpu.workloads.finetuning.adapters import uniform_numbers
 from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
-from hypergpu.workloads.workload import DatasetError, build_for_job, find
+from hypergpu.workloads.workload import DatasetError
+from tests.base_steps import causal_lm, step_taken
 from tests.tiny_bases import save_base, write_chats
-
-ENTRY = find("hf-causal-lm")
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def workload(folder: Path, **options: Any) -> Any:
-    return build_for_job(ENTRY, {"sequence_length": 64, **options}, str(folder))
-
-
 def test_drawn_numbers_are_fixed_for_all_time() -> None:
     drawn = uniform_numbers(7, "layer.lora_A", (2, 2))
     assert drawn.dtype == np.float32
@@ -41,7 +37,7 @@ def test_drawn_numbers_are_fixed_for_all_time() -> None:
 
 
 def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
-    made = workload(job)
+    made = causal_lm(job)
     torch.manual_seed(1)
     first = made.model()
     torch.manual_seed(2)
@@ -51,13 +47,15 @@ def test_mode_b_trains_b_alone_from_the_same_a_on_every_node(job: Path) -> None:
     names = [name for name in named_tensors(first) if not name.startswith("base_")]
     assert names
     assert all("lora_B" in name for name in names)
-    both = named_tensors(workload(job, mode="full").model())
+    both = named_tensors(causal_lm(job, mode="full").model())
     assert len(both) == 2 * len(names) + 1
 
 
 def test_another_seed_draws_another_a(job: Path) -> None:
     drawn = [
-        next(p for n, p in workload(job, adapter_seed=seed).model().named_parameters() if "_A" in n)
+        next(
+            p for n, p in causal_lm(job, adapter_seed=seed).model().named_parameters() if "_A" in n
+        )
         for seed in (0, 1)
     ]
     assert not torch.equal(*drawn)
@@ -69,7 +67,7 @@ def test_a_packed_row_costs_what_it_costs_alone(tmp_path: Path, kind: str) -> No
     write_chats(tmp_path)
     sums = []
     for packing in (True, False):
-        made = workload(tmp_path, packing=packing)
+        made = causal_lm(tmp_path, packing=packing)
         samples = made.load(str(tmp_path)).train
         fields = samples.batch(np.arange(len(samples.labels)))
         with torch.inference_mode():
@@ -85,16 +83,16 @@ def test_the_layout_names_the_base_and_another_base_is_refused(job: Path, tmp_pa
     config = other / "base" / "config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps({**settings, "rms_norm_eps": 1e-3}))
-    layouts = [module_layout(workload(each).model()).digest for each in (job, other)]
+    layouts = [module_layout(causal_lm(each).model()).digest for each in (job, other)]
     assert layouts[0] != layouts[1]
     digest = base_digest(job / "base")
-    workload(job, base_digest=digest)
+    causal_lm(job, base_digest=digest)
     with pytest.raises(DatasetError, match=r"the job's is .* Fix: give the job the base"):
-        workload(other, base_digest=digest)
+        causal_lm(other, base_digest=digest)
 
 
 def test_first_models_are_the_base_itself(job: Path) -> None:
-    flat = module_initial(workload(job).model, seed=5)
+    flat = module_initial(causal_lm(job).model, seed=5)
     assert not flat.parameters.any()
 
 
@@ -124,7 +122,7 @@ def test_bases_that_would_run_code_or_lack_parts_are_refused(
     if change == "absent":
         shutil.rmtree(base)
     with pytest.raises(DatasetError, match=said):
-        workload(folder).model()
+        causal_lm(folder).model()
 
 
 @pytest.mark.parametrize(
@@ -133,10 +131,47 @@ def test_bases_that_would_run_code_or_lack_parts_are_refused(
         ({"mode": "a"}, OptionError, "must be b or full"),
         ({"targets": "nothing"}, DatasetError, r"options\.targets: .*nothing"),
         ({"sequence_length": 4096}, DatasetError, r"set options\.sequence_length = 128"),
+        ({"base_dtype": "4bit"}, DatasetError, r"pip install 'hypergpu\[hf4bit\]'"),
     ],
 )
 def test_options_that_do_not_fit_are_named(
     job: Path, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        workload(job, **options).model()
+        causal_lm(job, **options).model()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_a_batch_in_parts_of_unequal_length_gives_the_step_of_the_whole(
+    tmp_path: Path, micro_batch: int
+) -> None:
+    save_base(tmp_path)
+    rows = [{"text": " ".join(str(n) for n in range(1 + n * n))} for n in range(7)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(rows[0]), encoding="utf-8")
+    made = causal_lm(tmp_path, packing=False)
+    counts = [made.loss_count(*made.load(str(tmp_path)).train.batch([n])) for n in range(7)]
+    assert max(counts) > 8 * min(counts)
+    whole, whole_loss = step_taken(made, tmp_path, OptimizerRule(name="sgd"))
+    rule = OptimizerRule(name="sgd", micro_batch=micro_batch)
+    parts, parts_loss = step_taken(made, tmp_path, rule)
+    assert parts_loss == pytest.approx(whole_loss, rel=1e-5)
+    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_activations_that_are_computed_again_give_the_same_step(tmp_path: Path, kind: str) -> None:
+    save_base(tmp_path, kind)
+    write_chats(tmp_path)
+    made, rule = causal_lm(tmp_path), OptimizerRule(name="sgd")
+    model, runs = made.model().train(), []
+    model.checkpoint_activations(is_on=True)
+    layers = [each for name, each in model.named_modules() if name.endswith(".0.mlp")]
+    layers[0].register_forward_pre_hook(lambda *_: runs.append(1))
+    fields = made.load(str(tmp_path)).train.batch(np.arange(2))
+    made.loss(model, *map(torch.from_numpy, fields)).backward()
+    assert len(runs) == 2
+    kept = step_taken(made, tmp_path, rule)
+    again = step_taken(made, tmp_path, OptimizerRule(name="sgd", checkpoints_activations=True))
+    assert kept[1] == again[1]
+    assert np.array_equal(kept[0], again[0])

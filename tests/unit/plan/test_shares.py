@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.state import AcceptedUpdate
 from coordinator.core.measure.reading import Conditions, NodeReading
-from coordinator.core.plan.decision import Band, NodeMemory, NodeResult, RoundPlan
+from coordinator.core.plan.decision import Band, MemoryFit, NodeMemory, NodeResult, RoundPlan
 from coordinator.core.plan.node_work import balanced_span_us, own_batch
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
@@ -28,37 +28,27 @@ EACH_STEP = spec(nodes=3, inner_steps=1, aware=Aware(inner_steps_max=1))
 
 
 def plan_next(
-    fleet: Fleet, truths: Mapping[NodeId, Truth], before: RoundPlan | None = None, **result: bool
+    fleet: Fleet, truths: Mapping[NodeId, Truth], before: RoundPlan | None = None
 ) -> RoundPlan:
     """The plan after ``before``, of nodes of which the truth is known."""
     if before is not None:
         took = {n: NodeResult(p, p.forecast_ms or Milliseconds(1)) for n, p in before.nodes.items()}
-        if result and N0 in before.nodes:
-            took[N0] = NodeResult(before.nodes[N0], Milliseconds(0), **result)
         fleet.previous, fleet.results, fleet.number = before.memory, took, before.round + 1
     return plan_round(fleet.request(truths), {n: reading_of(t) for n, t in truths.items()}, SIZES)
 
 
-def test_a_device_that_runs_out_of_memory_gets_half_the_batch_and_twice_the_steps() -> None:
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_device_short_of_memory_keeps_batch_and_steps_and_has_fewer_samples_at_once(
+    *,
+    is_measured: bool,
+) -> None:
     fleet = Fleet(spec(nodes=5), dict(FLEET))
-    full = plan_next(fleet, FLEET)
-    half = plan_next(fleet, FLEET, full, is_out_of_memory=True)
-    assert half.nodes[N0].batch_size == 16
-    assert "batch 16 of 32: a larger one ran out of memory" in half.nodes[N0].reason
-    settled = plan_next(fleet, FLEET, half)
-    assert settled.nodes[N0].inner_steps == pytest.approx(2 * full.nodes[N0].inner_steps, rel=0.1)
-    assert settled.nodes[N0].forecast_ms == pytest.approx(full.nodes[N0].forecast_ms, rel=0.1)
-    quarter = plan_next(fleet, FLEET, settled, is_out_of_memory=True)
-    assert quarter.nodes[N0].batch_size == 8
-    assert {part.batch_size for node, part in quarter.nodes.items() if node != N0} == {0}
-
-
-def test_a_batch_that_fits_into_memory_outlives_what_was_measured() -> None:
-    fleet = Fleet(spec(nodes=5), dict(FLEET))
-    half = plan_next(fleet, FLEET, plan_next(fleet, FLEET), is_out_of_memory=True)
-    fleet.previous, fleet.results = half.memory, {}
-    unmeasured = plan_round(fleet.request(FLEET), {}, SIZES)
-    assert unmeasured.nodes[N0].batch_size == 16
+    request = fleet.request(FLEET)
+    found = {n: reading_of(t) for n, t in FLEET.items()} if is_measured else {}
+    whole = plan_round(request, found, SIZES).nodes[N0]
+    part = plan_round(replace(request, fits={N0: MemoryFit(16)}), found, SIZES).nodes[N0]
+    why = "micro-batch 16 of 32: a larger one ran out of memory"
+    assert part == replace(whole, micro_batch=16, reason=f"{whole.reason}; {why}")
 
 
 def test_a_slow_device_on_its_own_data_gets_a_smaller_batch_once_its_steps_are_the_fewest() -> None:
@@ -113,17 +103,16 @@ def test_a_node_whose_update_was_missing_has_less_to_do() -> None:
 
 @given(
     st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e6)), min_size=1, max_size=8),
-    st.integers(0, 64),
     st.integers(0, 3),
 )
 def test_a_batch_lies_within_its_limits_and_says_why_it_is_no_full_one(
-    nodes: list[tuple[float, float]], most: int, cuts: int
+    nodes: list[tuple[float, float]], cuts: int
 ) -> None:
     span_us = balanced_span_us(*zip(*nodes, strict=True))
-    memory = NodeMemory("int4", batch_most=most, cut_rounds=cuts)
+    memory = NodeMemory("int4", cut_rounds=cuts)
     for step_us, moving_us in nodes:
         batch = own_batch(EACH_STEP, memory, fewest_us=step_us, room_us=span_us - moving_us)
-        assert 1 <= batch.size <= (most or 64)
+        assert 1 <= batch.size <= 64
         assert (batch.size == 32) == (not batch.reason)
 
 

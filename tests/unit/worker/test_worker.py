@@ -316,7 +316,7 @@ def test_an_error_of_the_work_leaves_the_worker_be(error: Exception) -> None:
 def test_running_out_of_memory_is_fatal_and_says_the_fix(error: Exception) -> None:
     failed = work_failure(error)
     assert failed.is_fatal
-    assert "lower training.batch_size" in failed.reason
+    assert "use a larger device" in failed.reason
 
 
 @pytest.mark.parametrize(

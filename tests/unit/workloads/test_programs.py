@@ -187,6 +187,42 @@ def test_a_program_trains_like_its_model_to_the_bit(
     assert alone.samples == 1
 
 
+def steps_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Length of the difference of two gradients over the length of the second."""
+    gaps = [one[name] - other[name] for name in other]
+    lengths = [
+        sum(float(each.square().sum()) for each in found) for found in (gaps, other.values())
+    ]
+    return float(np.sqrt(lengths[0] / lengths[1]))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+@pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
+def test_a_program_trains_like_its_model_under_autocast(
+    tmp_path: Path, make: Callable[[], nn.Module], loss: Loss, arrays: Arrays
+) -> None:
+    torch.manual_seed(5)
+    model = make().train()
+    write_folder(tmp_path, model, loss, arrays)
+    workload = build_for_job(find("program"), {}, str(tmp_path))
+    twin = workload.model().train()
+    fields = [torch.from_numpy(array[:6].copy()) for array in arrays.values()]
+    batch = dict(zip(arrays, fields, strict=True))
+    found = []
+    for trained in (model, twin):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            given = workload.loss(twin, *fields) if trained is twin else loss(model, batch)
+        value = given[0] if isinstance(given, tuple) else given
+        value.backward()
+        found.append((float(value.detach()), gradients_of(trained)))
+    (eager_loss, eager), (own_loss, own) = found
+    assert own_loss == pytest.approx(eager_loss, rel=0.01)
+    assert set(own) == set(eager)
+    assert steps_apart(own, eager) < 0.02
+
+
 def test_tracing_leaves_each_part_of_a_model_in_its_mode(tmp_path: Path) -> None:
     model = Convolutions().train()
     model.norm.eval()
