@@ -1,11 +1,13 @@
-"""A step of a traced program beside the same eager model, and what tracing and loading take.
+"""A step of a traced program beside the same eager model, and what tracing and loading take; a job
+of a billion parameters.
 
-Both take the same samples from memory, with gradients and without an optimizer.
+Steps take the same samples from memory, with gradients and without an optimizer.
 """
 
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.ours.table import ResultTable
+from benchmarks.ours.table import BenchmarkParts, PartFigures
+from benchmarks.ours.workloads.billion import billion_figures
 from hypergpu.programs.samples import SampleWriter
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, trace
@@ -120,42 +123,39 @@ class StepSeconds(NamedTuple):
         return self.program_s / self.eager_s
 
 
-def run(is_quick: bool) -> ResultTable:
-    """Measure each model."""
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Its parts."""
+    return BenchmarkParts(
+        title="Workloads",
+        columns=("", "beside it", "ours", "ratio", ""),
+        parts={
+            "steps": partial(step_figures, is_quick=is_quick),
+            "billion": partial(billion_figures, is_quick=is_quick),
+        },
+    )
+
+
+def step_figures(*, is_quick: bool) -> PartFigures:
+    """A step of a program beside the eager model's, measured with each model."""
     torch.set_num_threads(1)
     found = [measure_case(case) for case in cases(is_quick)]
     rows = [
         [
-            each.key,
-            f"{each.parameters / 1e6:.1f}",
-            f"{1000 * each.eager_s:.1f}",
-            f"{1000 * each.program_s:.1f}",
+            f"{each.key}, {each.parameters / 1e6:.1f}M parameters",
+            f"{1000 * each.eager_s:.1f} ms",
+            f"{1000 * each.program_s:.1f} ms",
             f"{each.ratio:.3f}",
-            f"{each.export_s:.1f}",
-            f"{each.load_s:.2f}",
+            f"traced in {each.export_s:.1f} s, loaded in {each.load_s:.2f} s",
         ]
         for each in found
     ]
     metrics = {f"program_step_over_eager_{each.key}": each.ratio for each in found}
     metrics |= {"export_s": found[-1].export_s, "load_s": found[-1].load_s}
-    return ResultTable(
-        title="A step of a program beside the eager model's",
-        columns=(
-            "model",
-            "M parameters",
-            "eager, ms",
-            "program, ms",
-            "ratio",
-            "trace, s",
-            "load, s",
-        ),
-        rows=rows,
-        metrics=metrics,
-        notes=(
-            "One thread; loss and gradients, no optimizer. Medians; both take turns.",
-            "The first trace of a process includes the import of torch's compiler.",
-        ),
+    notes = (
+        "Steps: one thread; loss and gradients, no optimizer. Medians; both take turns.",
+        "The first trace of a process includes the import of torch's compiler.",
     )
+    return PartFigures(rows=rows, metrics=metrics, notes=notes)
 
 
 def cases(is_quick: bool) -> list[StepCase]:

@@ -1,0 +1,1 @@
+"""What the benchmark of workloads measures by processes, or with a language model."""
