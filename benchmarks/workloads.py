@@ -1,5 +1,5 @@
 """A step of a traced program beside the same eager model, and what tracing and loading take; a job
-of a billion parameters.
+of a billion parameters; an adapter beside one machine and FlowerTune's loop.
 
 Steps take the same samples from memory, with gradients and without an optimizer.
 """
@@ -131,8 +131,15 @@ def parts(is_quick: bool) -> BenchmarkParts:
         parts={
             "steps": partial(step_figures, is_quick=is_quick),
             "billion": partial(billion_figures, is_quick=is_quick),
+            "lora": partial(_adapter_figures, is_quick=is_quick),
         },
     )
+
+
+def _adapter_figures(*, is_quick: bool) -> PartFigures:
+    from benchmarks.ours.workloads.lora import lora_figures  # Takes transformers a while to import.
+
+    return lora_figures(is_quick=is_quick)
 
 
 def step_figures(*, is_quick: bool) -> PartFigures:

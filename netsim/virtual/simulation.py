@@ -221,6 +221,10 @@ class Simulation:
             rejected={job_id: job.tally.updates_rejected for job_id, job in jobs.items()},
         )
 
+    def journal(self, job_id: JobId) -> tuple[events.Event, ...]:
+        """A job's events so far: its plans, its updates and its rounds."""
+        return tuple(self._coordinator.journals[job_id])
+
     def _node(self, described: NodeDescription) -> NodeActor:
         key = partial(self._description.key, entity=described.name)
         course = LinkCourse(described.shape, key=key("link"))
