@@ -1,5 +1,6 @@
 """A step of a traced program beside the same eager model, and what tracing and loading take; what
-leaving data on nodes costs in accuracy.
+leaving data on nodes costs in accuracy; a job of a billion parameters; an adapter beside one machine
+and FlowerTune's loop.
 
 Steps take the same samples from memory, with gradients and without an optimizer.
 """
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
+from benchmarks.ours.workloads.billion import billion_figures
 from benchmarks.ours.workloads.own_data import own_data_figures
 from hypergpu.programs.samples import SampleWriter
 from hypergpu.workloads.networks.program import ProgramWorkload
@@ -131,8 +133,16 @@ def parts(is_quick: bool) -> BenchmarkParts:
         parts={
             "steps": partial(step_figures, is_quick=is_quick),
             "private": partial(own_data_figures, is_quick=is_quick),
+            "billion": partial(billion_figures, is_quick=is_quick),
+            "lora": partial(_adapter_figures, is_quick=is_quick),
         },
     )
+
+
+def _adapter_figures(*, is_quick: bool) -> PartFigures:
+    from benchmarks.ours.workloads.lora import lora_figures  # Takes transformers a while to import.
+
+    return lora_figures(is_quick=is_quick)
 
 
 def step_figures(*, is_quick: bool) -> PartFigures:

@@ -269,9 +269,12 @@ def numpy_layout(workload: NumpyWorkload) -> Layout:
 
 def numpy_initial(workload: NumpyWorkload, seed: int) -> Flat:
     """The first model of a job with this seed, as node and coordinator draw it alike."""
-    layout = numpy_layout(workload)
+    layout, tensors = numpy_layout(workload), workload.initial(seed)
+    if len(tensors) == 1:  # It is the model, which is not copied: it may be most of the memory.
+        only = np.asarray(next(iter(tensors.values())), np.float32)
+        return Flat.empty(layout_of(()))._replace(parameters=only.reshape(-1))
     flat = Flat.empty(layout)
-    pack(layout, workload.initial(seed), flat)
+    pack(layout, tensors, flat)
     return flat
 
 

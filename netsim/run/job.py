@@ -293,11 +293,14 @@ def job_sizes(spec: JobSpec) -> TransferSizes:
     Raises:
         NetsimError: The model takes torch, which is not installed.
     """
-    layout = _layout(spec)
-    is_whole = spec.codec.down == "fp32"
+    return layout_sizes(_layout(spec), spec.codec.up, spec.codec.down)
+
+
+def layout_sizes(layout: Layout, up: str, down: str) -> TransferSizes:
+    """Return the bytes that a participant moves in a round of a model, by codec."""
     return TransferSizes(
-        model=layout.model_bytes if is_whole else update_bytes(layout, spec.codec.down),
-        update=update_bytes(layout, spec.codec.up),
+        model=layout.model_bytes if down == "fp32" else update_bytes(layout, down),
+        update=update_bytes(layout, up),
         whole=layout.model_bytes,
         codecs={codec: update_bytes(layout, codec) for codec in CODECS},
     )

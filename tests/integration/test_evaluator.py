@@ -62,6 +62,11 @@ async def evaluate(
     )
 
 
+def peak_rss_bytes(process: EvaluatorProcess) -> int:
+    lines = Path(f"/proc/{process.process_id}/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
 async def test_a_model_and_its_layout_are_what_the_reply_says(
     evaluator: EvaluatorProcess, tmp_path: Path
 ) -> None:
@@ -99,6 +104,16 @@ async def test_an_untrained_model_knows_nothing(
     reply = await evaluate(evaluator, tmp_path, request, made)
     assert reply.metric < 0.3
     assert reply.metric_name == ("score" if workload == "null" else "accuracy")
+
+
+async def test_a_model_that_nothing_reads_takes_no_memory(tmp_path: Path) -> None:
+    process = EvaluatorProcess()
+    request = initialise(tmp_path, "null", options={"parameters": 50_000_000})
+    made = await process.initialise(request)
+    await evaluate(process, tmp_path, request, made)
+    peak_bytes = peak_rss_bytes(process)
+    await process.stop()
+    assert peak_bytes < made.size_bytes / 2
 
 
 async def test_perplexity_of_an_untrained_network_is_about_the_number_of_bytes(

@@ -1,1 +1,1 @@
-"""What the benchmark of workloads measures with real processes."""
+"""What the benchmark of workloads measures by processes, or with a language model."""

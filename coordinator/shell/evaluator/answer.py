@@ -4,12 +4,15 @@ their gradients. Imports torch only for a torch workload.
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
+from coordinator.shell.blobs.store import open_locked
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
 from coordinator.shell.evaluator.process import (
@@ -27,7 +30,7 @@ from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import Flat, LayoutError
+from hypergpu.tensors.layout import Flat, Layout, LayoutError
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import OptionError, WorkloadEntry
 from hypergpu.workloads.workload import (
@@ -121,22 +124,37 @@ def _first_model(model: ModelEvaluator, request: Initialise) -> Flat:
     return read_named_tensors(path, model.layout)
 
 
+@contextmanager
+def _mapped_model(layout: Layout, path: Path) -> Iterator[Flat]:
+    """A model as it lies on disk: its pages are read when they are used, and nobody writes over
+    them meanwhile.
+    """
+    file = open_locked(path)
+    if file is None:
+        raise FileNotFoundError(f"the model {path.name} is gone")
+    with file:
+        yield Flat.view(layout, np.asarray(np.memmap(file, np.uint8, mode="r")))
+
+
 def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:
-    flat = Flat.view(model.layout, np.fromfile(request.model_path, np.uint8))
-    sums = model.evaluate(flat)
-    name = model.metric or entry.metric
-    loss, metric = sums.loss / sums.samples, sums.metric(name)
-    if not (math.isfinite(loss) and math.isfinite(metric)):
-        detail = f"the model's loss on the held-out set is {loss}: {_source_of_nan(model, flat)}"
-        raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
-    return Evaluated(
-        loss=loss, metric=metric, metric_name=name, outputs=example_outputs(model, flat)
-    )
+    with _mapped_model(model.layout, Path(request.model_path)) as flat:
+        sums = model.evaluate(flat)
+        name = model.metric or entry.metric
+        loss, metric = sums.loss / sums.samples, sums.metric(name)
+        if not (math.isfinite(loss) and math.isfinite(metric)):
+            cause = _source_of_nan(model, flat)
+            detail = f"the model's loss on the held-out set is {loss}: {cause}"
+            raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
+        return Evaluated(
+            loss=loss, metric=metric, metric_name=name, outputs=example_outputs(model, flat)
+        )
 
 
 def _measure_gradient(model: ModelEvaluator, request: MeasureGradient) -> GradientMeasured:
-    flat = Flat.view(model.layout, np.fromfile(request.model_path, np.uint8))
-    with np.errstate(over="ignore", invalid="ignore"):  # A bad model may well overflow.
+    with (
+        _mapped_model(model.layout, Path(request.model_path)) as flat,
+        np.errstate(over="ignore", invalid="ignore"),  # A bad model may well overflow.
+    ):
         found = model.gradient(flat, request.samples_most)
     key = SketchKey(request.sketch_secret)
     return GradientMeasured(

@@ -31,7 +31,7 @@ from gpu_node.shell.worker.training import (
 from hypergpu.crypto import digest_of
 from hypergpu.optimizer import pass_sizes
 from hypergpu.statements import Task
-from hypergpu.tensors.codec import encode_update, sections_of
+from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
@@ -241,10 +241,19 @@ def _noise(count: int, seed: int) -> Float32s:
 
 @lru_cache(maxsize=1)
 def _pattern(layout: Layout, codec: str) -> Octets:
-    """An encoded pseudo-gradient of repeated noise, made once: later rounds rewrite its start."""
-    flat = Flat.empty(layout)
-    flat.parameters[:] = np.resize(_noise(_TILE, 0), layout.parameters_count)
-    return encode_update(layout, codec, flat).payload
+    """An encoded pseudo-gradient of repeated noise, made once: later rounds rewrite its start.
+
+    One tile is encoded, and its bytes repeated: the values would take eight times as many.
+    """
+    sections, tile = sections_of(layout, codec), _noise(_TILE, 0)
+    payload = np.empty(sections.integers.stop, np.uint8)
+    for section in (sections.large, sections.small):
+        encoded = np.empty(section.codec.encoded_bytes(_TILE), np.uint8)
+        section.codec.encode(tile, encoded)
+        octets, tiles = payload[section.bytes], section.values_count // _TILE
+        octets[: tiles * encoded.size].reshape(tiles, encoded.size)[:] = encoded
+        section.codec.encode(tile[: section.values_count % _TILE], octets[tiles * encoded.size :])
+    return payload
 
 
 _ABILITIES = {"torch": ("torch", "numpy", "null"), "numpy": ("numpy", "null"), "null": ("null",)}
