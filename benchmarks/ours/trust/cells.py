@@ -1,0 +1,93 @@
+"""Which jobs the figures of trust are of: rules, attacks, attackers' share, data, model, codec."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from benchmarks.ours.trust.attacks import ABSENT, ATTACKS, BACKDOOR, LABEL_FLIP, NONE
+from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES
+from benchmarks.ours.trust.simulated import CODEC, OWN_RULES, Setting
+
+EVEN, HALF, SKEWED = "inf", "0.5", "0.1"
+ALPHAS = (EVEN, HALF, SKEWED)
+PERCENTS = (20, 30, 40)
+MOST = 40
+ALL_ATTACKS = (*ATTACKS, *BYZFL_ATTACKS)
+GRAVE = (
+    LABEL_FLIP,
+    "under",
+    "noise",
+    "sign flip (byzfl)",
+    "small tensors",
+    "ALIE 1.5 apart",
+    "optimal IPM apart (byzfl)",
+    "optimal ALIE apart (byzfl)",
+)
+"""Those that cost most among all attacks, by one seed of them all: docs/trust.md."""
+UNPAID = (
+    "flip x10",
+    "scale x10",
+    "noise",
+    "zeros",
+    "echo",
+    "replay",
+    "copies",
+    "useless copies",
+    "sign flip (byzfl)",
+)
+"""Attacks by which nobody should earn."""
+UNPAID_PERCENT = 20
+SPARSE = "topk64"
+
+
+class TrustGrid(NamedTuple):
+    """Jobs of the table."""
+
+    seeds: Sequence[int] = range(1, 6)
+    peer_seeds: Sequence[int] = range(1, 3)
+    attacks: Sequence[str] = GRAVE
+    peers: Sequence[str] = BYZFL_RULES
+
+    def settings(self) -> list[Setting]:
+        """All jobs, those first that others are held against."""
+        kinds = (self._clean, self._attacked, self._unpaid, self._of_peers, self._others)
+        return [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
+
+    def _clean(self, seed: int) -> Iterable[Setting]:
+        for alpha in ALPHAS:
+            yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
+        yield from (Setting("robust", ABSENT, *cell, seed) for cell in lossy_cells())
+        yield Setting("robust", ABSENT, MOST, SKEWED, seed)
+
+    def _attacked(self, seed: int) -> Iterable[Setting]:
+        for attack in self.attacks:
+            yield from (Setting("robust", attack, *cell, seed) for cell in lossy_cells())
+            yield from (Setting(rule, attack, MOST, SKEWED, seed) for rule in OWN_RULES)
+        for alpha in (EVEN, HALF):
+            yield Setting("mean", LABEL_FLIP, MOST, alpha, seed)
+
+    def _unpaid(self, seed: int) -> Iterable[Setting]:
+        for attack in UNPAID:
+            yield Setting("robust", attack, UNPAID_PERCENT, HALF, seed)
+
+    def _of_peers(self, seed: int) -> Iterable[Setting]:
+        for rule in self.peers if seed in self.peer_seeds else ():
+            for attack in (NONE, *self.attacks):
+                yield Setting(rule, attack, MOST if attack != NONE else 0, SKEWED, seed)
+
+    def _others(self, seed: int) -> Iterable[Setting]:
+        """The CNN, backdoors and sparse updates."""
+        for percent in (UNPAID_PERCENT, MOST):
+            yield Setting("robust", BACKDOOR, percent, HALF, seed)
+        if seed not in self.peer_seeds:
+            return
+        for model, codec in (("mlp", SPARSE), ("cnn", CODEC)):
+            for attack in (NONE, ABSENT, *GRAVE[:4]):
+                percent = MOST if attack != NONE else 0
+                yield Setting("robust", attack, percent, HALF, seed, model, codec)
+
+
+def lossy_cells() -> list[tuple[int, str]]:
+    """Shares of attackers and skews at which points lost are measured: fewer liars cost less, and
+    even data cost least, so that on these the most liars stand for all.
+    """
+    return [*((percent, HALF) for percent in PERCENTS), (MOST, EVEN)]
