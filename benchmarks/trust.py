@@ -2,11 +2,13 @@
 
 Attacks and classical rules are those of byzfl, and attacks of our own; codec, admission, sketches,
 weighing, fold and pay are the product's. Jobs that were run are kept in ``build/trust`` until the
-sources change, so that a long run can be stopped and goes on.
+sources change, so that a long run can be stopped and goes on; the table of docs/trust.md is there,
+too.
 
 What is lost is lost against the job of the same seed and rule whose attackers are absent: the data
 of liars are not there to be had. What is lost against the job in which they are honest is told,
-too. Which jobs are run says `benchmarks.ours.trust.cells`.
+too. Which jobs are run says `benchmarks.ours.trust.cells`: first the gravest attacks, then all of
+them, whose figures take the place of the first ones.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,9 @@ from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE
 from benchmarks.ours.trust.cells import (
     ALPHAS,
     EVEN,
+    EVERY,
     HALF,
+    MORE_CELLS,
     MOST,
     PERCENTS,
     SKEWED,
@@ -26,33 +30,33 @@ from benchmarks.ours.trust.cells import (
     UNPAID,
     UNPAID_PERCENT,
     TrustGrid,
-    lossy_cells,
 )
 from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed, silent_nodes
-from benchmarks.ours.trust.grid import run_settings
+from benchmarks.ours.trust.grid import KEPT, run_settings
 from benchmarks.ours.trust.simulated import CODEC, ROUNDS, Outcome, Setting
 from benchmarks.ours.trust.training import BATCH, CHANNELS, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
 
 WORSE = 1.0
 """Points below the better of the others that count as worse."""
 _WITHOUT_LIARS = (NONE, ABSENT)
+_COLUMNS = (*MORE_CELLS, (MOST, SKEWED))
 _QUICK = TrustGrid(seeds=(1,), attacks=(LABEL_FLIP, "under"), peers=(), has_others=False)
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
     """Return the parts. Quick: one seed of two attacks, and smaller updates."""
-    grid = _QUICK if is_quick else TrustGrid()
+    grids = {"gravest": _QUICK} if is_quick else {"gravest": TrustGrid(), "attacks": EVERY}
     return BenchmarkParts(
         title=f"Accuracy and pay among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS}",
-        columns=("attack", *_columns(grid)),
+        columns=("attack", *_columns()),
         parts={
-            "learning": partial(learning, grid),
+            **{name: partial(learning, grid) for name, grid in grids.items()},
             "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
             "duplicates": duplicates,
             "silent": partial(silent_nodes, 1 if is_quick else 5),
             "malformed": malformed,
         },
-        notes=partial(_notes, grid),
+        notes=partial(_notes, next(iter(grids.values()))),
     )
 
 
@@ -111,7 +115,11 @@ def mean_rule(attack: str, percent: int, alpha: str) -> Setting:
 
 def learning(grid: TrustGrid) -> PartFigures:
     """Train the grid's jobs and sum them up."""
-    return figures_of(grid, run_settings(grid.settings()))
+    figures = figures_of(grid, run_settings(grid.settings()))
+    lines = (("attack", *_columns()), ("---",) * (1 + len(_columns())), *figures.rows)
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    (KEPT / "table.md").write_text(table, encoding="utf-8")
+    return figures
 
 
 def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures:
@@ -130,9 +138,9 @@ def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures
     )
 
 
-def _columns(grid: TrustGrid) -> list[str]:
-    ours = [f"{alpha} {percent} %" for percent, alpha in (*lossy_cells(), (MOST, SKEWED))]
-    return [*ours, f"mean, {SKEWED} {MOST} %", *(["byzfl's best"] if grid.peers else [])]
+def _columns() -> list[str]:
+    ours = [f"{alpha}, {percent} %" for percent, alpha in _COLUMNS]
+    return [*ours, f"mean, {SKEWED}, {MOST} %", "byzfl's best"]
 
 
 def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
@@ -147,10 +155,7 @@ def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
     def percent_of(percent: int) -> int:
         return 0 if attack == NONE else percent
 
-    cells = [
-        cell(robust(attack, percent_of(percent), alpha))
-        for percent, alpha in (*lossy_cells(), (MOST, SKEWED))
-    ]
+    cells = [cell(robust(attack, percent_of(percent), alpha)) for percent, alpha in _COLUMNS]
     cells.append(cell(mean_rule(attack, percent_of(MOST), SKEWED)))
     if grid.peers and attack != ABSENT:
         values = {
@@ -165,7 +170,7 @@ def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
 def _points_lost(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     metrics = {}
     for percent in PERCENTS:
-        alphas = [alpha for share, alpha in lossy_cells() if share == percent]
+        alphas = [alpha for share, alpha in grid.cells if share == percent]
         for key, other, share in (
             ("points_lost", ABSENT, percent),
             ("points_lost_to_honest", NONE, 0),
@@ -216,7 +221,7 @@ def _skewed(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
 
 def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Votes that honest nodes keep and attackers lose, and what these are paid."""
-    cells = [(attack, *cell) for attack in grid.attacks for cell in lossy_cells()]
+    cells = [(attack, *cell) for attack in grid.attacks for cell in grid.cells]
     cells += [(attack, UNPAID_PERCENT, HALF) for attack in UNPAID]
     found = [each for cell in cells for each in outcomes.all(robust(*cell))]
     clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in ALPHAS}

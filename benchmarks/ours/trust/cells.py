@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE
-from benchmarks.ours.trust.byzfl_names import MIXED
+from benchmarks.ours.trust.attacks import ABSENT, ATTACKS, BACKDOOR, LABEL_FLIP, NONE
+from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES, MIXED
 from benchmarks.ours.trust.simulated import CODEC, OWN_RULES, Setting
 
 EVEN, HALF, SKEWED = "inf", "0.5", "0.1"
@@ -43,6 +43,13 @@ PEERS = (
 """Rules of byzfl that stand beside ours."""
 
 
+Cell = tuple[int, str]
+"""Percent of attackers, and skew."""
+CELLS: tuple[Cell, ...] = (*((percent, HALF) for percent in PERCENTS), (MOST, EVEN))
+"""Where points lost are measured first: fewer liars cost less, and so do even data."""
+MORE_CELLS: tuple[Cell, ...] = (*CELLS, (20, EVEN), (30, EVEN))
+
+
 class TrustGrid(NamedTuple):
     """Jobs of the table."""
 
@@ -52,6 +59,7 @@ class TrustGrid(NamedTuple):
     one_seed: Sequence[int] = (1,)
     """Of the CNN and of sparse updates."""
     attacks: Sequence[str] = GRAVE
+    cells: Sequence[Cell] = CELLS
     peers: Sequence[str] = PEERS
     others: Sequence[str] = GRAVE[:4]
     """Attacks on the CNN and on sparse updates."""
@@ -65,12 +73,12 @@ class TrustGrid(NamedTuple):
     def _clean(self, seed: int) -> Iterable[Setting]:
         for alpha in ALPHAS:
             yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
-        yield from (Setting("robust", ABSENT, *cell, seed) for cell in lossy_cells())
+        yield from (Setting("robust", ABSENT, *cell, seed) for cell in self.cells)
         yield Setting("robust", ABSENT, MOST, SKEWED, seed)
 
     def _attacked(self, seed: int) -> Iterable[Setting]:
         for attack in self.attacks:
-            yield from (Setting("robust", attack, *cell, seed) for cell in lossy_cells())
+            yield from (Setting("robust", attack, *cell, seed) for cell in self.cells)
             yield from (Setting(rule, attack, MOST, SKEWED, seed) for rule in OWN_RULES)
         for alpha in (EVEN, HALF):
             yield Setting("mean", LABEL_FLIP, MOST, alpha, seed)
@@ -97,8 +105,5 @@ class TrustGrid(NamedTuple):
                 yield Setting("robust", attack, percent, HALF, seed, model, codec)
 
 
-def lossy_cells() -> list[tuple[int, str]]:
-    """Shares of attackers and skews at which points lost are measured: fewer liars cost less, and
-    even data cost least, so that on these the most liars stand for all.
-    """
-    return [*((percent, HALF) for percent in PERCENTS), (MOST, EVEN)]
+EVERY = TrustGrid(attacks=(*ATTACKS, *BYZFL_ATTACKS), cells=MORE_CELLS, peers=BYZFL_RULES)
+"""All attacks, cells and rules: about 1,600 jobs, where the gravest attacks are 340."""

@@ -65,7 +65,7 @@ from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.workloads.networks.task import Classification
 
-ROUNDS = 20
+ROUNDS = 30
 CODEC = "int4"
 MODELS = ("mlp", "cnn")
 LAST = 5
