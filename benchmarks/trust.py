@@ -31,7 +31,7 @@ from benchmarks.ours.trust.cells import (
     UNPAID_PERCENT,
     TrustGrid,
 )
-from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed, silent_nodes
+from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
 from benchmarks.ours.trust.grid import KEPT, run_settings
 from benchmarks.ours.trust.simulated import CODEC, ROUNDS, Outcome, Setting
 from benchmarks.ours.trust.training import BATCH, CHANNELS, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
@@ -54,7 +54,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
             "duplicates": duplicates,
             "silent": partial(silent_nodes, 1 if is_quick else 5),
-            "malformed": malformed,
+            "malformed": malformed_messages,
         },
         notes=partial(_notes, next(iter(grids.values()))),
     )
@@ -131,7 +131,7 @@ def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures
         metrics={
             **_points_lost(grid, outcomes),
             **_beside_mean(outcomes),
-            **_skewed(grid, outcomes),
+            **_skew_figures(grid, outcomes),
             **_weights(grid, outcomes),
             **others.metrics,
         },
@@ -198,7 +198,7 @@ def _beside_mean(outcomes: Outcomes) -> dict[str, float]:
     }
 
 
-def _skewed(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
+def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
     """Attacks on very unequal data where another rule is better by a point, over paired seeds."""
     below = {
         attack: max(

@@ -154,7 +154,7 @@ ATTACKS: Mapping[str, Attack] = {
 }
 """Those of our own."""
 POISONS: Mapping[str, Poison] = {LABEL_FLIP: turn_labels, BACKDOOR: plant_trigger}
-"""Of attackers who learn from false data and tell the truth about it."""
+"""What attackers do to their data who tell the truth about what they learnt."""
 LEARNERS = frozenset(
     (*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors")
 )

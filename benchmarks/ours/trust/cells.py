@@ -55,9 +55,9 @@ class TrustGrid(NamedTuple):
 
     seeds: Sequence[int] = range(1, 6)
     few_seeds: Sequence[int] = range(1, 3)
-    """Of byzfl's rules and of who should earn nothing."""
+    """Seeds for byzfl's rules and for those who should earn nothing."""
     one_seed: Sequence[int] = (1,)
-    """Of the CNN and of sparse updates."""
+    """Seeds for the CNN and for sparse updates."""
     attacks: Sequence[str] = GRAVE
     cells: Sequence[Cell] = CELLS
     peers: Sequence[str] = PEERS
@@ -67,7 +67,7 @@ class TrustGrid(NamedTuple):
 
     def settings(self) -> list[Setting]:
         """All jobs, those first that others are held against."""
-        kinds = (self._clean, self._attacked, self._others, self._unpaid, self._of_peers)
+        kinds = (self._clean, self._of_attacks, self._others, self._of_free_riders, self._of_peers)
         return [setting for kind in kinds for seed in self.seeds for setting in kind(seed)]
 
     def _clean(self, seed: int) -> Iterable[Setting]:
@@ -76,14 +76,14 @@ class TrustGrid(NamedTuple):
         yield from (Setting("robust", ABSENT, *cell, seed) for cell in self.cells)
         yield Setting("robust", ABSENT, MOST, SKEWED, seed)
 
-    def _attacked(self, seed: int) -> Iterable[Setting]:
+    def _of_attacks(self, seed: int) -> Iterable[Setting]:
         for attack in self.attacks:
             yield from (Setting("robust", attack, *cell, seed) for cell in self.cells)
             yield from (Setting(rule, attack, MOST, SKEWED, seed) for rule in OWN_RULES)
         for alpha in (EVEN, HALF):
             yield Setting("mean", LABEL_FLIP, MOST, alpha, seed)
 
-    def _unpaid(self, seed: int) -> Iterable[Setting]:
+    def _of_free_riders(self, seed: int) -> Iterable[Setting]:
         for attack in UNPAID if seed in self.few_seeds else ():
             yield Setting("robust", attack, UNPAID_PERCENT, HALF, seed)
 

@@ -166,7 +166,7 @@ def silent_nodes(seeds: int = 5) -> PartFigures:
     )
 
 
-def malformed() -> PartFigures:
+def malformed_messages() -> PartFigures:
     """Parsers that strangers reach, fed with malformed input: those that end in anything else than
     a precise error.
     """

@@ -27,7 +27,7 @@ from benchmarks.ours.trust.training import (
     HeldOutParts,
     Rows,
     TrainingNodes,
-    node_data,
+    node_shards,
 )
 from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.state import TrustMemory, Weighing
@@ -87,7 +87,7 @@ class Setting(msgspec.Struct, frozen=True):
     seed: int
     model: str = "mlp"
     codec: str = CODEC
-    """Of updates. Sparse ones go with the plain outer step, as in the product."""
+    """The updates' codec. Sparse ones go with the plain outer step, as in the product."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class _Sent(NamedTuple):
 
 
 _UNMEASURED = UpdateSketch(np.zeros(0), 1.0, 0.0)
-"""Of an update under a rule that looks at no sketch."""
+"""What stands for a sketch under a rule that looks at none."""
 
 
 class SimulatedJob:
@@ -403,9 +403,9 @@ def train_job(
 def _nodes(machinery: Machinery, setting: Setting, honest: list[int]) -> TrainingNodes:
     """Those that train: attackers who make up their updates need not."""
     alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
-    data = node_data(machinery.workload, alpha, setting.seed)
+    shards = node_shards(machinery.workload, alpha, setting.seed)
     trains = [*range(NODES)] if setting.attack in LEARNERS else honest
-    return TrainingNodes(machinery.workload, data, trains)
+    return TrainingNodes(machinery.workload, shards, trains)
 
 
 class _Scores:

@@ -26,9 +26,9 @@ from hypergpu.workloads.workload import Array, ArraySamples, Dataset, build, fin
 
 NODES = 20
 WIDTH = 64
-"""Of the perceptron's hidden layers."""
+"""Units in a hidden layer of the perceptron."""
 CHANNELS = 8
-"""Of the CNN's first convolution."""
+"""Outputs of the CNN's first convolution."""
 INNER_STEPS = 20
 BATCH = 32
 LEARNING_RATE = 1e-3
@@ -98,7 +98,7 @@ def held_out_parts(workload: Classification) -> HeldOutParts:
     )
 
 
-class NodeData:
+class NodeShards:
     """What each node trains on in each round."""
 
     def __init__(self, workload: Classification, alpha: float, seed: int) -> None:
@@ -137,20 +137,20 @@ class NodeData:
 
 
 @lru_cache(maxsize=4)
-def node_data(workload: Classification, alpha: float, seed: int) -> NodeData:
+def node_shards(workload: Classification, alpha: float, seed: int) -> NodeShards:
     """The data of all jobs of one seed and skew."""
-    return NodeData(workload, alpha, seed)
+    return NodeShards(workload, alpha, seed)
 
 
 class TrainingNodes:
     """Nodes of one job, with optimizer state that lasts from round to round."""
 
-    def __init__(self, workload: Classification, data: NodeData, slots: Sequence[int]) -> None:
+    def __init__(self, workload: Classification, shards: NodeShards, slots: Sequence[int]) -> None:
         """Begin without optimizer state.
 
         Args:
             workload: What they train.
-            data: What they train on.
+            shards: What they train on.
             slots: Those that train; the others' updates are 0.
         """
         module = workload.model()
@@ -158,7 +158,7 @@ class TrainingNodes:
             raise TypeError("only sequential modules are trained for all nodes at once")
         self._module = module
         self._prepare = workload.prepare
-        self._data = data
+        self._shards = shards
         self._slots = slots
         self._moments: tuple[list[Tensor], list[Tensor]] | None = None
         self._steps = torch.zeros(())
@@ -173,7 +173,7 @@ class TrainingNodes:
     ) -> Rows:
         """Take a round's inner steps from the model ``base``; data of ``liars`` are poisoned."""
         stacked = _stack(layout, base, len(self._slots))
-        inputs, targets = self._data.batches(number, self._slots)
+        inputs, targets = self._shards.batches(number, self._slots)
         for place, slot in enumerate(self._slots):
             if poison is not None and slot in liars:
                 poison(inputs[place], targets[place])

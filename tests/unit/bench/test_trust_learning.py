@@ -14,7 +14,7 @@ from benchmarks.ours.trust.training import (
     LEARNING_RATE,
     NODES,
     WEIGHT_DECAY,
-    NodeData,
+    NodeShards,
     Poison,
     Rows,
     TrainingNodes,
@@ -82,8 +82,8 @@ def test_values_near_the_largest_float_stop_nothing(train: Train) -> None:
 
 def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) -> None:
     layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
-    data = NodeData(machinery.workload, 0.5, 3)
-    nodes = TrainingNodes(machinery.workload, data, range(NODES))
+    shards = NodeShards(machinery.workload, 0.5, 3)
+    nodes = TrainingNodes(machinery.workload, shards, range(NODES))
     trainer = TorchTrainer(
         machinery.workload,
         Device("cpu", "CPU", Bytes(0), has_bf16=False),
@@ -93,7 +93,7 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
     for number in range(2):
         updates = nodes.train(layout, base, number)
         trainer.begin(InitialState(base, 3, kept, OptimizerRule(weight_decay=WEIGHT_DECAY)))
-        chosen = data.indices(4, number)
+        chosen = shards.indices(4, number)
         for start in range(0, len(chosen), BATCH):
             trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
         after, kept = Flat.empty(layout), trainer.optimizer()
@@ -103,10 +103,10 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
 
 def test_poisoned_data_change_the_liars_updates_alone(machinery: Machinery) -> None:
     layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
-    data = NodeData(machinery.workload, 0.0, 3)
+    shards = NodeShards(machinery.workload, 0.0, 3)
 
     def train(poison: Poison | None) -> Rows:
-        nodes = TrainingNodes(machinery.workload, data, range(NODES))
+        nodes = TrainingNodes(machinery.workload, shards, range(NODES))
         return nodes.train(layout, base, 0, poison, liars=[4])
 
     honest = train(None)
@@ -117,9 +117,9 @@ def test_poisoned_data_change_the_liars_updates_alone(machinery: Machinery) -> N
 
 def test_nodes_that_do_not_train_change_no_other_update(machinery: Machinery) -> None:
     layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
-    data = NodeData(machinery.workload, 0.5, 3)
-    every = TrainingNodes(machinery.workload, data, range(NODES)).train(layout, base, 0)
-    some = TrainingNodes(machinery.workload, data, [2, 7]).train(layout, base, 0)
+    shards = NodeShards(machinery.workload, 0.5, 3)
+    every = TrainingNodes(machinery.workload, shards, range(NODES)).train(layout, base, 0)
+    some = TrainingNodes(machinery.workload, shards, [2, 7]).train(layout, base, 0)
     np.testing.assert_allclose(some[[2, 7]], every[[2, 7]], atol=1e-6)
     assert not some[[0, 1, 3]].any()
 
@@ -127,12 +127,12 @@ def test_nodes_that_do_not_train_change_no_other_update(machinery: Machinery) ->
 def test_a_cnn_of_all_nodes_trains_as_the_worker_trains_one() -> None:
     workload = digits_workload("cnn")
     layout, base = held_out_parts(workload).trial.layout, module_initial(workload.model, 3)
-    data = NodeData(workload, 0.5, 3)
-    update = TrainingNodes(workload, data, range(NODES)).train(layout, base, 0)[4]
+    shards = NodeShards(workload, 0.5, 3)
+    update = TrainingNodes(workload, shards, range(NODES)).train(layout, base, 0)[4]
     device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
     trainer = TorchTrainer(workload, device, workload.load("").train)
     trainer.begin(InitialState(base, 3, None, OptimizerRule(weight_decay=WEIGHT_DECAY)))
-    chosen = data.indices(4, 0)
+    chosen = shards.indices(4, 0)
     for start in range(0, len(chosen), BATCH):
         trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
     after = Flat.empty(layout)
