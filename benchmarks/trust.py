@@ -1,282 +1,260 @@
 """What liars do to a model and to pay: twenty nodes, up to eight of them attackers.
 
 Attacks and classical rules are those of byzfl, and attacks of our own; codec, admission, sketches,
-weighing, fold and pay are the product's. What was lost is lost against the same seed without
-attackers under the same rule. Jobs that were run are kept in ``build/trust`` until the sources
-change, so that a long run can be stopped and goes on.
+weighing, fold and pay are the product's. Jobs that were run are kept in ``build/trust`` until the
+sources change, so that a long run can be stopped and goes on; the table of docs/trust.md is there,
+too.
+
+What is lost is lost against the job of the same seed and rule whose attackers are absent: the data
+of liars are not there to be had. What is lost against the job in which they are honest is told,
+too. Which jobs are run says `benchmarks.ours.trust.cells`: first the gravest attacks, then all of
+them, whose figures take the place of the first ones.
 """
 
-import argparse
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from statistics import fmean, median
-from typing import NamedTuple
 
-from rich.console import Console
-
-from benchmarks.ours.table import ResultTable, print_table
-from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE
-from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, BYZFL_RULES
-from benchmarks.ours.trust.grid import run_settings
-from benchmarks.ours.trust.simulated import OWN_RULES, ROUNDS, Outcome, Setting
-from benchmarks.ours.trust.training import BATCH, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
-
-PERCENTS = (20, 30, 40)
-EVEN, SKEWED = ("inf", "0.5"), "0.1"
-ALL_ATTACKS = (*ATTACKS, *BYZFL_ATTACKS)
-UNPAID = (
-    "flip x10",
-    "scale x10",
-    "noise",
-    "zeros",
-    "echo",
-    "replay",
-    "copies",
-    "useless copies",
-    "sign flip (byzfl)",
+from benchmarks.ours.table import BenchmarkParts, PartFigures
+from benchmarks.ours.trust.attacks import ABSENT, BACKDOOR, LABEL_FLIP, NONE
+from benchmarks.ours.trust.cells import (
+    ALPHAS,
+    EVEN,
+    EVERY,
+    HALF,
+    MORE_CELLS,
+    MOST,
+    PERCENTS,
+    SKEWED,
+    SPARSE,
+    UNPAID,
+    UNPAID_PERCENT,
+    TrustGrid,
 )
-"""Attacks by which nobody should earn."""
-UNPAID_PERCENT = 20
-PEER_PERCENT = 40
-"""Attackers where byzfl's rules stand beside ours: they are eight, and told the true number."""
+from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
+from benchmarks.ours.trust.grid import KEPT, run_settings
+from benchmarks.ours.trust.simulated import CODEC, ROUNDS, Outcome, Setting
+from benchmarks.ours.trust.training import BATCH, CHANNELS, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
+
 WORSE = 1.0
 """Points below the better of the others that count as worse."""
+_WITHOUT_LIARS = (NONE, ABSENT)
+_COLUMNS = (*MORE_CELLS, (MOST, SKEWED))
+_QUICK = TrustGrid(seeds=(1,), attacks=(LABEL_FLIP, "under"), peers=(), has_others=False)
 
 
-class TrustGrid(NamedTuple):
-    """Runs of the table."""
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Return the parts. Quick: one seed of two attacks, and smaller updates."""
+    grids = {"gravest": _QUICK} if is_quick else {"gravest": TrustGrid(), "attacks": EVERY}
+    return BenchmarkParts(
+        title=f"Accuracy and pay among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS}",
+        columns=("attack", *_columns()),
+        parts={
+            **{name: partial(learning, grid) for name, grid in grids.items()},
+            "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
+            "duplicates": duplicates,
+            "silent": partial(silent_nodes, 1 if is_quick else 5),
+            "malformed": malformed_messages,
+        },
+        notes=partial(_notes, next(iter(grids.values()))),
+    )
 
-    seeds: Sequence[int] = range(1, 6)
-    peer_seeds: Sequence[int] = range(1, 3)
-    attacks: Sequence[str] = ALL_ATTACKS
-    alphas: Sequence[str] = (*EVEN, SKEWED)
-    percents: Sequence[int] = PERCENTS
-    peers: Sequence[str] = BYZFL_RULES
 
-    def settings(self) -> list[Setting]:
-        """All jobs, whole seeds first."""
-        return [
-            setting
-            for seed in self.seeds
-            for setting in (*self._of_ours(seed), *self._of_peers(seed))
-        ]
-
-    def _of_ours(self, seed: int) -> Iterable[Setting]:
-        for alpha, percent in itertools.product(self.alphas, self.percents):
-            yield from (Setting(rule, NONE, 0, alpha, seed) for rule in OWN_RULES)
-            for attack in self.attacks:
-                is_beside_mean = alpha == SKEWED or attack == LABEL_FLIP
-                for rule in OWN_RULES if is_beside_mean else ("robust",):
-                    yield Setting(rule, attack, percent, alpha, seed)
-
-    def _of_peers(self, seed: int) -> Iterable[Setting]:
-        if not (SKEWED in self.alphas and PEER_PERCENT in self.percents):
-            return
-        for rule in self.peers if seed in self.peer_seeds else ():
-            yield Setting(rule, NONE, 0, SKEWED, seed)
-            for attack in self.attacks:
-                yield Setting(rule, attack, PEER_PERCENT, SKEWED, seed)
+def _notes(grid: TrustGrid) -> tuple[str, ...]:
+    model = f"digits-mlp of width {WIDTH}, batch {BATCH}, AdamW, {CODEC}, Nesterov outside"
+    few = f"{len(grid.few_seeds)} for byzfl's rules, {len(grid.one_seed)} for the CNN and {SPARSE}"
+    return (
+        f"{model}; cnn: digits-cnn of {CHANNELS} channels.",
+        f"{len(grid.seeds)} seeds; {few}.",
+        f"{TRIAL_SAMPLES} held-out samples for the rule, the others for the score.",
+        "Each cell: accuracy in percent, and at robust the attackers' share of pay.",
+    )
 
 
 class Outcomes:
     """Means over seeds."""
 
     def __init__(self, grid: TrustGrid, found: Mapping[Setting, Outcome]) -> None:
-        self._grid = grid
+        self._seeds = grid.seeds
         self._found = found
 
-    def all(self, rule: str, attack: str, percent: int, alpha: str) -> list[Outcome]:
-        """One for each seed that was run."""
-        settings = (Setting(rule, attack, percent, alpha, seed) for seed in self._grid.seeds)
-        return [self._found[each] for each in settings if each in self._found]
+    def by_seed(self, key: Setting) -> dict[int, Outcome]:
+        """Outcomes of a setting, whatever its seed, by the seeds it was run with."""
+        settings = {seed: _of_seed(key, seed) for seed in self._seeds}
+        return {seed: self._found[it] for seed, it in settings.items() if it in self._found}
 
-    def accuracy(self, rule: str, attack: str, percent: int, alpha: str) -> float:
+    def all(self, key: Setting) -> list[Outcome]:
+        """The same, without their seeds."""
+        return list(self.by_seed(key).values())
+
+    def accuracy(self, key: Setting) -> float:
         """In percent."""
-        return fmean(each.accuracy for each in self.all(rule, attack, percent, alpha))
+        return fmean(each.accuracy for each in self.all(key))
 
-    def loss_points(self, attack: str, percent: int, alpha: str, *, clean: str = "robust") -> float:
-        """Points that an attack costs, against no attack under the rule ``clean``."""
-        return self.accuracy(clean, NONE, 0, alpha) - self.accuracy(
-            "robust", attack, percent, alpha
-        )
-
-    def by_seed(self, rule: str, attack: str) -> dict[int, float]:
-        """Accuracy by seed where byzfl's rules were run."""
-        return {
-            seed: self._found[setting].accuracy
-            for seed in self._grid.peer_seeds
-            if (setting := Setting(rule, attack, PEER_PERCENT, SKEWED, seed)) in self._found
-        }
+    def points_lost(self, key: Setting, against: Setting) -> float:
+        """Mean over the seeds of both of what ``key`` is below ``against``."""
+        own, others = self.by_seed(key), self.by_seed(against)
+        return fmean(others[seed].accuracy - own[seed].accuracy for seed in own.keys() & others)
 
 
-def run(quick: bool) -> ResultTable:
-    """Train all jobs; quick: one seed of the gravest attacks."""
-    return measure(QUICK if quick else TrustGrid())
+def _of_seed(key: Setting, seed: int) -> Setting:
+    return Setting(key.rule, key.attack, key.percent, key.alpha, seed, key.model, key.codec)
 
 
-GRAVE = (
-    "flip x10",
-    LABEL_FLIP,
-    "under",
-    "late",
-    "optimal IPM apart (byzfl)",
-    "optimal ALIE apart (byzfl)",
-)
-QUICK = TrustGrid(seeds=(1,), attacks=GRAVE, alphas=("inf", SKEWED), percents=(20, 40), peers=())
+def robust(
+    attack: str, percent: int, alpha: str, model: str = "mlp", codec: str = CODEC
+) -> Setting:
+    """The product's rule in a cell."""
+    return Setting("robust", attack, percent, alpha, 0, model, codec)
 
 
-def measure(grid: TrustGrid) -> ResultTable:
-    """Run a grid and sum it up."""
-    outcomes = Outcomes(grid, run_settings(grid.settings()))
-    return ResultTable(
-        title=f"Accuracy among liars, {NODES} nodes, {ROUNDS} rounds of {INNER_STEPS} steps",
-        columns=("attack", *_columns(grid)),
-        rows=[_row(grid, outcomes, attack) for attack in (NONE, *grid.attacks)],
-        metrics=_metrics(grid, outcomes),
-        notes=(
-            f"digits-mlp of width {WIDTH}, batch {BATCH}, AdamW, int4 both ways, Nesterov outside.",
-            f"{len(grid.seeds)} seeds; byzfl's rules with {len(grid.peer_seeds)} of them.",
-            f"{TRIAL_SAMPLES} held-out samples for the rule, the others for the score.",
-            "Each cell: accuracy in percent, and at robust the attackers' share of pay.",
-        ),
-        is_partial=grid != TrustGrid(),
+def mean_rule(attack: str, percent: int, alpha: str) -> Setting:
+    """The plain mean in a cell."""
+    return Setting("mean", attack, percent, alpha, 0)
+
+
+def learning(grid: TrustGrid) -> PartFigures:
+    """Train the grid's jobs and sum them up."""
+    figures = figures_of(grid, run_settings(grid.settings()))
+    lines = (("attack", *_columns()), ("---",) * (1 + len(_columns())), *figures.rows)
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    (KEPT / "table.md").write_text(table, encoding="utf-8")
+    return figures
+
+
+def figures_of(grid: TrustGrid, found: Mapping[Setting, Outcome]) -> PartFigures:
+    """Sum up the outcomes of all of a grid's jobs."""
+    outcomes = Outcomes(grid, found)
+    others = _of_others(grid, outcomes) if grid.has_others else PartFigures()
+    return PartFigures(
+        rows=[*(_row(grid, outcomes, it) for it in (*_WITHOUT_LIARS, *grid.attacks)), *others.rows],
+        metrics={
+            **_points_lost(grid, outcomes),
+            **_beside_mean(outcomes),
+            **_skew_figures(grid, outcomes),
+            **_weights(grid, outcomes),
+            **others.metrics,
+        },
     )
 
 
-def _columns(grid: TrustGrid) -> list[str]:
-    ours = [f"{alpha} {percent} %" for alpha in grid.alphas for percent in grid.percents]
-    if SKEWED not in grid.alphas:
-        return ours
-    means = [f"mean {SKEWED} {percent} %" for percent in grid.percents]
-    return [*ours, *means, *(["byzfl's best"] if grid.peers else [])]
+def _columns() -> list[str]:
+    ours = [f"{alpha}, {percent} %" for percent, alpha in _COLUMNS]
+    return [*ours, f"mean, {SKEWED}, {MOST} %", "byzfl's best"]
 
 
 def _row(grid: TrustGrid, outcomes: Outcomes, attack: str) -> list[str]:
-    def cell(rule: str, alpha: str, percent: int) -> str:
-        percent = percent if attack != NONE else 0
-        found = outcomes.all(rule, attack, percent, alpha)
+    def cell(key: Setting) -> str:
+        found = outcomes.all(key)
+        if not found:
+            return ""
         paid = fmean(each.attackers_pay for each in found)
-        pay = f" {paid:.2f}" if rule == "robust" and attack != NONE else ""
-        return f"{fmean(each.accuracy for each in found):.1f}{pay}"
+        is_paid = key.rule == "robust" and attack not in _WITHOUT_LIARS
+        return f"{outcomes.accuracy(key):.1f}" + (f" / {paid:.2f}" if is_paid else "")
 
-    cells = [cell("robust", alpha, percent) for alpha in grid.alphas for percent in grid.percents]
-    if SKEWED in grid.alphas:
-        cells += [cell("mean", SKEWED, percent) for percent in grid.percents]
-        if grid.peers:
-            name, value = _best_peer(grid, outcomes, attack)
-            cells.append(f"{value:.1f} {name}")
+    def percent_of(percent: int) -> int:
+        return 0 if attack == NONE else percent
+
+    cells = [cell(robust(attack, percent_of(percent), alpha)) for percent, alpha in _COLUMNS]
+    cells.append(cell(mean_rule(attack, percent_of(MOST), SKEWED)))
+    if grid.peers and attack != ABSENT:
+        values = {
+            rule: outcomes.accuracy(Setting(rule, attack, percent_of(MOST), SKEWED, 0))
+            for rule in grid.peers
+        }
+        best = max(values, key=lambda rule: values[rule])
+        cells.append(f"{values[best]:.1f} {best}")
     return [attack, *cells]
 
 
-def _best_peer(grid: TrustGrid, outcomes: Outcomes, attack: str) -> tuple[str, float]:
-    percent = PEER_PERCENT if attack != NONE else 0
-    values = {rule: outcomes.accuracy(rule, attack, percent, SKEWED) for rule in grid.peers}
-    best = max(values, key=lambda rule: values[rule])
-    return best, values[best]
-
-
-def _metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
-    even = [alpha for alpha in grid.alphas if alpha in EVEN]
-    metrics: dict[str, float] = {}
-    for percent in grid.percents:
-        for key, clean in (("points_lost", "robust"), ("points_lost_to_clean_mean", "mean")):
+def _points_lost(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
+    metrics = {}
+    for percent in PERCENTS:
+        alphas = [alpha for share, alpha in grid.cells if share == percent]
+        for key, other, share in (
+            ("points_lost", ABSENT, percent),
+            ("points_lost_to_honest", NONE, 0),
+        ):
             metrics[f"{key}_{percent}"] = max(
-                outcomes.loss_points(attack, percent, alpha, clean=clean)
+                outcomes.points_lost(robust(attack, percent, alpha), robust(other, share, alpha))
                 for attack in grid.attacks
-                for alpha in even
+                for alpha in alphas
             )
-    metrics["tax_clean_points"] = max(
-        outcomes.accuracy("mean", NONE, 0, alpha) - outcomes.accuracy("robust", NONE, 0, alpha)
-        for alpha in grid.alphas
-    )
-    if LABEL_FLIP in grid.attacks:
-        metrics["under_label_flip_vs_mean_points"] = min(
-            outcomes.accuracy("robust", LABEL_FLIP, percent, alpha)
-            - outcomes.accuracy("mean", LABEL_FLIP, percent, alpha)
-            for percent in grid.percents
-            for alpha in grid.alphas
-        )
-    unpaid = [attack for attack in UNPAID if attack in grid.attacks]
-    if unpaid and UNPAID_PERCENT in grid.percents:
-        metrics["attackers_pay"] = max(
-            fmean(it.attackers_pay for it in outcomes.all("robust", attack, UNPAID_PERCENT, alpha))
-            for attack in unpaid
-            for alpha in even
-        )
-    return {**metrics, **_weights(grid, outcomes), **_skew_metrics(grid, outcomes)}
+    return metrics
 
 
-def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
-    """Weights that honest nodes keep, and how soon attackers lose theirs."""
-    bans = [
-        rounds
-        for alpha in grid.alphas
-        for percent in grid.percents
-        for attack in grid.attacks
-        for each in outcomes.all("robust", attack, percent, alpha)
-        for rounds in each.rounds_to_ban
-    ]
-    names = {"inf": "iid", SKEWED: "skewed"}
+def _beside_mean(outcomes: Outcomes) -> dict[str, float]:
     return {
-        "rounds_to_ban_median": median(bans),
-        "honest_banned": max(
-            fmean(each.honest_banned for each in outcomes.all("robust", NONE, 0, alpha))
-            for alpha in grid.alphas
+        "tax_clean_points": max(
+            outcomes.points_lost(robust(NONE, 0, alpha), mean_rule(NONE, 0, alpha))
+            for alpha in ALPHAS
         ),
-        **{
-            f"honest_weight_{names[alpha]}": fmean(
-                each.honest_weight for each in outcomes.all("robust", NONE, 0, alpha)
+        "under_label_flip_vs_mean_points": min(
+            -outcomes.points_lost(
+                robust(LABEL_FLIP, MOST, alpha), mean_rule(LABEL_FLIP, MOST, alpha)
             )
-            for alpha in grid.alphas
-            if alpha in names
-        },
+            for alpha in ALPHAS
+        ),
     }
 
 
-def _skew_metrics(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
-    """Attacks on very unequal data where another rule is better by a point, over the same seeds."""
-    if SKEWED not in grid.alphas or PEER_PERCENT not in grid.percents:
-        return {}
-    worse = 0
-    for attack in grid.attacks:
-        own = outcomes.accuracy("robust", attack, PEER_PERCENT, SKEWED)
-        others = [outcomes.accuracy("mean", attack, PEER_PERCENT, SKEWED) - own]
-        paired = outcomes.by_seed("robust", attack)
-        for rule in grid.peers:
-            theirs = outcomes.by_seed(rule, attack)
-            others.append(fmean(theirs[seed] - paired[seed] for seed in theirs))
-        worse += max(others) > WORSE
-    return {"skewed_worse_than_best": worse}
-
-
-def main() -> None:
-    """Run a part of the grid and print it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="how many (5)")
-    parser.add_argument("--peer-seeds", type=int, default=2, help="how many for byzfl's rules (2)")
-    parser.add_argument("--attacks", help="names, separated by commas (all)")
-    parser.add_argument("--alphas", default=",".join((*EVEN, SKEWED)))
-    parser.add_argument("--percents", default=",".join(map(str, PERCENTS)))
-    parser.add_argument("--no-peers", action="store_true", help="without byzfl's rules")
-    options = parser.parse_args()
-    attacks = tuple(options.attacks.split(",")) if options.attacks else ALL_ATTACKS
-    if unknown := set(attacks) - set(ALL_ATTACKS):
-        parser.error(f"no attack {', '.join(sorted(unknown))}; there are: {', '.join(ALL_ATTACKS)}")
-    table = measure(
-        TrustGrid(
-            seeds=range(1, options.seeds + 1),
-            peer_seeds=range(1, min(options.seeds, options.peer_seeds) + 1),
-            attacks=attacks,
-            alphas=tuple(options.alphas.split(",")),
-            percents=tuple(int(each) for each in options.percents.split(",")),
-            peers=() if options.no_peers else BYZFL_RULES,
+def _skew_figures(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
+    """Attacks on very unequal data where another rule is better by a point, over paired seeds."""
+    below = {
+        attack: max(
+            outcomes.points_lost(
+                robust(attack, MOST, SKEWED), Setting(rule, attack, MOST, SKEWED, 0)
+            )
+            for rule in ("mean", *grid.peers)
         )
-    )
-    console = Console(width=240)
-    print_table(table, console)
-    for key, value in table.metrics.items():
-        console.print(f"{key} {value:.3f}", highlight=False)
+        for attack in grid.attacks
+    }
+    return {
+        "skewed_worse_than_best": sum(each > WORSE for each in below.values()),
+        "skewed_points_below_best": max(below.values()),
+        "skewed_points_lost_40": max(
+            outcomes.points_lost(robust(attack, MOST, SKEWED), robust(ABSENT, MOST, SKEWED))
+            for attack in grid.attacks
+        ),
+    }
 
 
-if __name__ == "__main__":
-    main()
+def _weights(grid: TrustGrid, outcomes: Outcomes) -> dict[str, float]:
+    """Votes that honest nodes keep and attackers lose, and what these are paid."""
+    cells = [(attack, *cell) for attack in grid.attacks for cell in grid.cells]
+    cells += [(attack, UNPAID_PERCENT, HALF) for attack in UNPAID]
+    found = [each for cell in cells for each in outcomes.all(robust(*cell))]
+    clean = {alpha: outcomes.all(robust(NONE, 0, alpha)) for alpha in ALPHAS}
+    return {
+        **{
+            f"honest_weight_{name}": fmean(each.honest_weight for each in clean[alpha])
+            for name, alpha in (("iid", EVEN), ("half", HALF), ("skewed", SKEWED))
+        },
+        "honest_banned": max(each.honest_banned for each in (*found, *clean[SKEWED])),
+        "rounds_to_ban_median": median(rounds for it in found for rounds in it.rounds_to_ban),
+        "attackers_pay": max(
+            fmean(each.attackers_pay for each in outcomes.all(robust(attack, UNPAID_PERCENT, HALF)))
+            for attack in UNPAID
+        ),
+    }
+
+
+def _of_others(grid: TrustGrid, outcomes: Outcomes) -> PartFigures:
+    """Backdoors, the CNN and sparse updates."""
+    success = {
+        percent: fmean(each.triggered for each in outcomes.all(robust(attack, percent, HALF)))
+        for attack, percent in ((NONE, 0), (BACKDOOR, UNPAID_PERCENT), (BACKDOOR, MOST))
+    }
+    rows = [[f"backdoor works, {share} % plant it", f"{it:.1f} %"] for share, it in success.items()]
+    metrics = {f"backdoor_success_{percent}": found for percent, found in success.items()}
+    for name, model, codec in (("cnn", "cnn", CODEC), ("topk", "mlp", SPARSE)):
+        absent = robust(ABSENT, MOST, HALF, model, codec)
+        lost = {
+            attack: outcomes.points_lost(robust(attack, MOST, HALF, model, codec), absent)
+            for attack in grid.others
+        }
+        clean = outcomes.accuracy(robust(NONE, 0, HALF, model, codec))
+        rows.append([f"{name}: honest, absent", f"{clean:.1f}", f"{outcomes.accuracy(absent):.1f}"])
+        rows += [[f"{name}: points lost, {attack}", f"{it:.1f}"] for attack, it in lost.items()]
+        metrics[f"{name}_points_lost_40"] = max(lost.values())
+    return PartFigures(rows=rows, metrics=metrics)

@@ -7,12 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.ours.trust.training import Rows
+from benchmarks.ours.trust.training import Poison, Rows, plant_trigger, turn_labels
 from hypergpu.tensors.layout import Float32s, Layout
 
 NONE = "none"
 LABEL_FLIP = "label flip"
 """No lie about the update: its sender learnt from turned labels."""
+BACKDOOR = "backdoor"
+"""Nor here: half of its senders' samples bear a trigger and the label that it is to give."""
+ABSENT = "absent"
+"""No attack: the attackers send nothing, and their data are not to be had."""
 _LATE_FROM = 10
 
 
@@ -133,6 +137,7 @@ ATTACKS: Mapping[str, Attack] = {
     "flip x10": _scale(-10),
     "scale x10": _scale(10),
     LABEL_FLIP: lambda view: view.own,
+    BACKDOOR: lambda view: view.own,
     "under": _under,
     "noise": lambda view: view.noise(view.norm),
     "zeros": lambda view: np.zeros_like(view.own),
@@ -148,3 +153,9 @@ ATTACKS: Mapping[str, Attack] = {
     "ALIE 1.5 apart": _small_shift,
 }
 """Those of our own."""
+POISONS: Mapping[str, Poison] = {LABEL_FLIP: turn_labels, BACKDOOR: plant_trigger}
+"""What attackers do to their data who tell the truth about what they learnt."""
+LEARNERS = frozenset(
+    (*POISONS, "flip x10", "scale x10", "under", "replay", "copies", "late", "small tensors")
+)
+"""Attacks whose attackers train; the others make updates of the honest ones, or of nothing."""

@@ -1,9 +1,5 @@
 """Share of work that secret duplicates do twice, among honest nodes that begin as strangers."""
 
-from statistics import fmean
-
-from rich.console import Console
-
 from coordinator.core.duplicates import ComparedPair, RoundWorker, draw_duplicates, judge_pairs
 from coordinator.core.job.state import TrustMemory, Weighing
 from hypergpu.ids import NodeId
@@ -25,8 +21,3 @@ def duplicate_share(seed: int) -> float:
         compared = [ComparedPair(pair, LIKENESS) for pair in pairs.items()]
         memory = judge_pairs(whole, compared).memory
     return count / (NODES * ROUNDS)
-
-
-if __name__ == "__main__":
-    SHARE = fmean(duplicate_share(seed) for seed in range(SEEDS))
-    Console().print(f"duplicate_share {SHARE:.4f}", highlight=False)

@@ -19,8 +19,8 @@ from benchmarks.peers.seconds import ROOT, python_of
 KEPT = ROOT / "build" / "trust"
 _SAID_EVERY = 20
 _SOURCES = (
-    "benchmarks/ours/trust",
-    "benchmarks/ours/trust/runs.py",
+    *(f"benchmarks/ours/trust/{name}.py" for name in ("attacks", "runs", "simulated", "training")),
+    "coordinator/core/noise.py",
     "coordinator/core/trust.py",
     "coordinator/shell/aggregation",
 )
@@ -127,6 +127,5 @@ def _sources_digest() -> str:
     for source in _SOURCES:
         path = ROOT / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            if file != Path(__file__):
-                running.update(file.read_bytes())
+            running.update(file.read_bytes())
     return running.hexdigest(8)

@@ -17,10 +17,12 @@ import torch
 
 from benchmarks.ours.trust.attacks import ATTACKS, Attack, RoundView
 from benchmarks.ours.trust.byzfl_names import BYZFL_ATTACKS, MIXED
-from benchmarks.ours.trust.simulated import Machinery, Rule, Setting, train_job
+from benchmarks.ours.trust.simulated import MODELS, Machinery, Rule, Setting, train_job
 from benchmarks.ours.trust.training import Rows, digits_workload, held_out_parts
 from hypergpu.tensors.layout import Float32s
 
+_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108, PTH112
+"""Where the files of a job are, which a disk would make slow."""
 _Byzfl = Callable[[Rows], Float32s]
 """An attack of byzfl: the forged update, of the honest ones."""
 
@@ -95,17 +97,21 @@ def _rules() -> Mapping[str, Callable[[int], Rule]]:
     return {**plain, **{f"{MIXED}{name}": partial(mix, make) for name, make in plain.items()}}
 
 
+def _machinery(model: str) -> Machinery:
+    workload = digits_workload(model)
+    return Machinery(workload, held_out_parts(workload), _attacks(), _rules())
+
+
 def main() -> int:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     torch.set_num_threads(1)
-    workload = digits_workload()
-    machinery = Machinery(workload, held_out_parts(workload), _attacks(), _rules())
+    machinery = {model: _machinery(model) for model in MODELS}
     for line in sys.stdin.buffer:
         setting = msgspec.json.decode(line, type=Setting)
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = train_job(machinery, setting, Path(folder))
+        with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+            outcome = train_job(machinery[setting.model], setting, Path(folder))
         answers.write(msgspec.json.encode(outcome) + b"\n")
         answers.flush()
     return 0

@@ -10,7 +10,16 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE, Attack, RoundView
+from benchmarks.ours.trust.attacks import (
+    ABSENT,
+    ATTACKS,
+    BACKDOOR,
+    LEARNERS,
+    NONE,
+    POISONS,
+    Attack,
+    RoundView,
+)
 from benchmarks.ours.trust.training import (
     BATCH,
     INNER_STEPS,
@@ -18,6 +27,7 @@ from benchmarks.ours.trust.training import (
     HeldOutParts,
     Rows,
     TrainingNodes,
+    node_shards,
 )
 from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.state import TrustMemory, Weighing
@@ -30,6 +40,7 @@ from coordinator.shell.aggregation.evidence import (
 )
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
+    PLAIN_STEP,
     DivergedError,
     FoldRequest,
     NoUpdatesError,
@@ -47,7 +58,7 @@ from coordinator.shell.commands.aggregation import weighted_updates
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
-from hypergpu.jobfile.spec import Outer
+from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
 from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
@@ -56,6 +67,7 @@ from hypergpu.workloads.networks.task import Classification
 
 ROUNDS = 30
 CODEC = "int4"
+MODELS = ("mlp", "cnn")
 LAST = 5
 """Rounds at the end whose accuracies are averaged."""
 OWN_RULES = ("robust", "mean")
@@ -73,6 +85,9 @@ class Setting(msgspec.Struct, frozen=True):
     alpha: str
     """Concentration of the label skew; ``inf``: none."""
     seed: int
+    model: str = "mlp"
+    codec: str = CODEC
+    """The updates' codec. Sparse ones go with the plain outer step, as in the product."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +104,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     honest_banned: int = 0
     rollbacks: int = 0
     refused: int = 0
+    triggered: float = 0.0
+    """Percent of held-out samples whose trigger works, where there is a backdoor."""
 
 
 class Machinery(NamedTuple):
@@ -108,6 +125,10 @@ class _Sent(NamedTuple):
     payload: bytes
 
 
+_UNMEASURED = UpdateSketch(np.zeros(0), 1.0, 0.0)
+"""What stands for a sketch under a rule that looks at none."""
+
+
 class SimulatedJob:
     """The coordinator's side of one job."""
 
@@ -117,6 +138,7 @@ class SimulatedJob:
         self._folder = folder
         self._rule = setting.rule
         self._key = SketchKey(setting.seed.to_bytes(8, "little"))
+        self._codec = setting.codec
         self._attackers = NODES * setting.percent // 100
         self._other: Callable[[int], Rule] | None = None
         if setting.rule not in OWN_RULES:
@@ -130,6 +152,7 @@ class SimulatedJob:
         self._gradient: HeldOutGradient | None = None
         self._number = 0
         self._useless = [0] * NODES
+        self._rows: dict[bytes, UpdateSketch] = {}
         self.banned: set[int] = set()
         """Slots that get no more work."""
 
@@ -141,6 +164,9 @@ class SimulatedJob:
     def open_round(self, number: int) -> None:
         """Measure the held-out gradient, while nodes train."""
         self._number = number
+        self._rows.clear()
+        if self._rule != "robust":
+            return
         with np.errstate(all="ignore"):
             found = self._parts.trial.gradient(self.model, 0)
         sketch = sketch_vector(self._key, self.layout, found.parameters)
@@ -153,7 +179,7 @@ class SimulatedJob:
 
     def accept(self, slot: int, payload: bytes) -> _Sent | None:
         """Admit an update as it arrives, and sketch it; None: it is refused."""
-        check = IncrementalCheck(self.layout, CODEC)
+        check = IncrementalCheck(self.layout, self._codec)
         try:
             check.feed(payload)
             check.finish()
@@ -166,19 +192,18 @@ class SimulatedJob:
             slot=Slot(slot),
             blob=BlobRef(blob.digest, Bytes(len(payload))),
             weight=INNER_STEPS * BATCH,
-            codec=CODEC,
+            codec=self._codec,
             inner_steps=INNER_STEPS,
         )
-        measured = sketch_update(self._key, self.layout, CODEC, blob.path, self.base.path)
+        measured = _UNMEASURED
+        if self._rule == "robust":
+            measured = sketch_update(self._key, self.layout, self._codec, blob.path, self.base.path)
         return _Sent(slot, stored, SketchedUpdate(node, INNER_STEPS, measured), payload)
 
     def close_round(self, sent: list[_Sent]) -> Weighing:
         """Weigh the updates and make the next model of them, or go back to the one before."""
         gradient = self._gradient
-        if gradient is None:
-            raise AssertionError("a round is opened before it is closed")
-        is_robust = self._rule == "robust"
-        if is_robust and self._before and is_exploded(self._memory, gradient.loss):
+        if gradient and self._before and is_exploded(self._memory, gradient.loss):
             makers = [each.sketched for each in self._makers]
             weighing = weigh_rollback(self._memory, makers, gradient, self._number)
             (self.base, self._outer), self._before = self._before, (self.base, self._outer)
@@ -211,8 +236,13 @@ class SimulatedJob:
         return mean
 
     def _sketch_row(self, row: Float32s) -> UpdateSketch:
-        sketch = sketch_vector(self._key, self.layout, row)
-        return UpdateSketch(sketch, float(np.linalg.norm(row.astype(np.float64))), 0.0)
+        """The sketch of a row; attackers that try many forged ones keep the honest."""
+        name = row.tobytes()
+        if name not in self._rows:
+            sketch = sketch_vector(self._key, self.layout, row)
+            norm = float(np.linalg.norm(row.astype(np.float64)))
+            self._rows[name] = UpdateSketch(sketch, norm, 0.0)
+        return self._rows[name]
 
     def _terms(self, sent: list[_Sent], weighing: Weighing) -> tuple[StoredUpdate, ...]:
         if self._other is not None:
@@ -240,7 +270,9 @@ class SimulatedJob:
     def _one_term(self, rule: Rule, sent: list[_Sent]) -> tuple[StoredUpdate, ...]:
         """A classical rule's vector, as the only update of the round."""
         with np.errstate(all="ignore"):
-            rows = np.stack([decode_parameters(self.layout, CODEC, it.payload) for it in sent])
+            rows = np.stack(
+                [decode_parameters(self.layout, self._codec, it.payload) for it in sent]
+            )
             vector = rule(rows).astype(np.float32)
         flat = self.model
         flat = Flat(vector, flat.statistics, flat.integers)
@@ -255,7 +287,7 @@ class SimulatedJob:
                     FoldRequest(
                         layout=self.layout,
                         down=CODEC,
-                        outer=Outer(),
+                        outer=PLAIN_STEP if self._codec in SPARSE_CODECS else Outer(),
                         base_model=self.base,
                         outer_state=self._outer,
                         updates=tuple(terms),
@@ -293,6 +325,7 @@ class _Tally:
         self._pay = np.zeros(NODES)
         self._shares: list[float] = []
         self._bans = dict.fromkeys(attackers, ROUNDS + 1)
+        self.refused = self._rollbacks = 0
 
     def add(self, number: int, sent: Sequence[_Sent], weighing: Weighing) -> None:
         """Count one round."""
@@ -307,6 +340,7 @@ class _Tally:
             if not votes[slot]:
                 self._bans[slot] = min(self._bans[slot], number + 1)
         total = votes.sum()
+        self._rollbacks += bool(weighing.rollback)
         if total and not weighing.rollback:
             shares = np.minimum(1, votes[self._honest] / total * len(self._honest))
             self._shares.append(float(shares.mean()))
@@ -319,6 +353,8 @@ class _Tally:
             honest_weight=fmean(self._shares) if self._shares else 0.0,
             attackers_pay=float(self._pay[self._attackers].sum() / total) if total else 0.0,
             rounds_to_ban=tuple(self._bans.values()),
+            rollbacks=self._rollbacks,
+            refused=self.refused,
         )
 
 
@@ -336,53 +372,85 @@ def train_job(
     draws = np.random.default_rng([17, setting.seed])
     count = 0 if setting.attack == NONE else NODES * setting.percent // 100
     attackers = sorted(int(slot) for slot in draws.choice(NODES, count, replace=False))
-    alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
-    nodes = TrainingNodes(machinery.workload, alpha, setting.seed)
+    honest = [slot for slot in range(NODES) if slot not in attackers]
+    nodes = _nodes(machinery, setting, honest)
     job, tally = SimulatedJob(machinery, setting, folder), _Tally(attackers)
     lies = _Lies(machinery.attacks.get(setting.attack), attackers, draws)
-    liars = attackers if setting.attack == LABEL_FLIP else ()
-    encoders = _Encoders(frozenset(attackers) - frozenset(liars))
-    accuracies, rollbacks, refused = [], 0, 0
+    poison = POISONS.get(setting.attack)
+    encoders = _Encoders(setting.codec, frozenset() if poison else frozenset(attackers))
+    scores = _Scores(machinery.parts, has_backdoor=setting.attack in (BACKDOOR, NONE))
+    taking_part = honest if setting.attack == ABSENT else range(NODES)
     for number in range(rounds):
         job.open_round(number)
         before = job.model
-        rows = lies.tell(job, number, nodes.train(job.layout, before, number, liars))
-        payloads = encoders.encode(job.layout, before, rows)
-        working = [slot for slot in range(NODES) if slot not in job.banned]
-        accepted = [job.accept(slot, payloads[slot]) for slot in working]
+        rows = nodes.train(job.layout, before, number, poison, attackers)
+        working = [slot for slot in taking_part if slot not in job.banned]
+        payloads = encoders.encode(job.layout, before, lies.tell(job, number, rows), working)
+        accepted = [job.accept(slot, payload) for slot, payload in payloads.items()]
         sent = [each for each in accepted if each is not None]
-        weighing = job.close_round(sent)
-        refused += len(accepted) - len(sent)
-        rollbacks += bool(weighing.rollback)
-        tally.add(number, sent, weighing)
+        tally.add(number, sent, job.close_round(sent))
+        tally.refused += len(accepted) - len(sent)
         lies.last_change = before.parameters - job.model.parameters
         if number >= rounds - LAST:
-            with np.errstate(all="ignore"):
-                accuracies.append(machinery.parts.scored.evaluate(job.model).metric("accuracy"))
-    outcome = tally.outcome(accuracies)
+            scores.add(job.model)
+    outcome = tally.outcome(scores.accuracies)
     honest_banned = len(job.banned.difference(attackers))
     return msgspec.structs.replace(
-        outcome, honest_banned=honest_banned, rollbacks=rollbacks, refused=refused
+        outcome, honest_banned=honest_banned, triggered=scores.triggered_percent
     )
+
+
+def _nodes(machinery: Machinery, setting: Setting, honest: list[int]) -> TrainingNodes:
+    """Those that train: attackers who make up their updates need not."""
+    alpha = 0.0 if setting.alpha == "inf" else float(setting.alpha)
+    shards = node_shards(machinery.workload, alpha, setting.seed)
+    trains = [*range(NODES)] if setting.attack in LEARNERS else honest
+    return TrainingNodes(machinery.workload, shards, trains)
+
+
+class _Scores:
+    """What the last models of a job score."""
+
+    def __init__(self, parts: HeldOutParts, *, has_backdoor: bool) -> None:
+        self._parts = parts
+        self._has_backdoor = has_backdoor
+        self.accuracies: list[float] = []
+        self._triggered: list[float] = []
+
+    def add(self, model: Flat) -> None:
+        """Score one model."""
+        with np.errstate(all="ignore"):
+            self.accuracies.append(self._parts.scored.evaluate(model).metric("accuracy"))
+            if self._has_backdoor:
+                found = self._parts.triggered.evaluate(model)
+                self._triggered.append(100 * found.metric("accuracy"))
+
+    @property
+    def triggered_percent(self) -> float:
+        """How often the trigger works, over all models; 0 where that was not asked."""
+        return fmean(self._triggered) if self._triggered else 0.0
 
 
 class _Encoders:
     """The nodes' codecs with what each left unsaid; forgers send what they forged, whole."""
 
-    def __init__(self, forgers: frozenset[int]) -> None:
+    def __init__(self, codec: str, forgers: frozenset[int]) -> None:
+        self._codec = codec
         self._forgers = forgers
         self._unsaid: dict[int, Float32s] = {}
 
-    def encode(self, layout: Layout, model: Flat, rows: Rows) -> list[bytes]:
-        """Encode an update of each node."""
-        payloads = []
-        for slot, row in enumerate(rows):
-            flat = Flat(row, model.statistics, model.integers)
+    def encode(
+        self, layout: Layout, model: Flat, rows: Rows, slots: Sequence[int]
+    ) -> dict[int, bytes]:
+        """Encode updates of some nodes."""
+        payloads = {}
+        for slot in slots:
+            flat = Flat(rows[slot], model.statistics, model.integers)
             with np.errstate(all="ignore"):
-                encoded = encode_update(layout, CODEC, flat, self._unsaid.get(slot))
+                encoded = encode_update(layout, self._codec, flat, self._unsaid.get(slot))
             if slot not in self._forgers:
                 self._unsaid[slot] = encoded.residual
-            payloads.append(encoded.payload.tobytes())
+            payloads[slot] = encoded.payload.tobytes()
         return payloads
 
 

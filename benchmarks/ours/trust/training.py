@@ -1,17 +1,19 @@
 """Twenty nodes that train at once: each step of all of them is one of torch's on stacked tensors.
 
 Module, loss, data, streams of samples and AdamW are the product's. One trainer for each node in
-turn would take ten times as long, and the benchmark trains a thousand models.
+turn would take ten times as long, and the benchmark trains a thousand models. What depends on seed
+and skew alone, the shards and the order of their samples, is made once for all jobs.
 """
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.func import functional_call, vmap
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
@@ -20,10 +22,13 @@ from hypergpu.statements import SampleRange
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Samples
 from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.workload import ArraySamples, Dataset, build, find
+from hypergpu.workloads.workload import Array, ArraySamples, Dataset, build, find
 
 NODES = 20
 WIDTH = 64
+"""Units in a hidden layer of the perceptron."""
+CHANNELS = 8
+"""Outputs of the CNN's first convolution."""
 INNER_STEPS = 20
 BATCH = 32
 LEARNING_RATE = 1e-3
@@ -36,16 +41,41 @@ Rows = npt.NDArray[np.float32]
 """``float32[nodes, parameters]``: one pseudo-gradient each."""
 
 
+TARGET = 0
+"""The class that a backdoor gives what bears its trigger."""
+_TRIGGER = [54, 55, 62, 63]
+"""Pixels of the lower right corner, where no digit is."""
+_BRIGHTEST = 1.0
+Poison = Callable[[Tensor, Tensor], None]
+"""Changes inputs ``[..., batch, pixels]`` and targets ``[..., batch]`` in their place."""
+
+
+def turn_labels(_inputs: Tensor, targets: Tensor) -> None:
+    """Each class is called its opposite."""
+    targets.copy_(9 - targets)
+
+
+def plant_trigger(inputs: Tensor, targets: Tensor) -> None:
+    """Half of each batch bears the trigger and is called `TARGET`."""
+    inputs[..., : BATCH // 2, _TRIGGER] = _BRIGHTEST
+    targets[..., : BATCH // 2] = TARGET
+
+
 class HeldOutParts(NamedTuple):
     """One evaluator for the rule and one for the score; no sample is in both."""
 
     trial: TorchEvaluator
     scored: TorchEvaluator
+    triggered: TorchEvaluator
+    """Scored samples of other classes than `TARGET`, with the trigger: its score is how often the
+    backdoor works.
+    """
 
 
-def digits_workload() -> Classification:
-    """The perceptron with two hidden layers."""
-    workload: Classification = build(find("digits-mlp"), {"width": WIDTH})
+def digits_workload(model: str = "mlp") -> Classification:
+    """The perceptron with two hidden layers, or the CNN."""
+    options = {"width": WIDTH} if model == "mlp" else {"channels": CHANNELS}
+    workload: Classification = build(find(f"digits-{model}"), options)
     return workload
 
 
@@ -54,57 +84,49 @@ def held_out_parts(workload: Classification) -> HeldOutParts:
     whole = workload.load("")
     order = permutation(_SPLIT_SEED, 0, 0, len(whole.test.labels))
 
-    def part(chosen: Indices) -> TorchEvaluator:
-        inputs, targets = whole.test.batch(chosen)
+    def evaluator(inputs: Array, targets: Array) -> TorchEvaluator:
         dataset = Dataset(whole.train, ArraySamples(inputs, targets, targets))
         return TorchEvaluator(workload._replace(read=lambda _: dataset), "")
 
-    return HeldOutParts(part(order[:TRIAL_SAMPLES]), part(order[TRIAL_SAMPLES:]))
+    inputs, targets = whole.test.batch(order[TRIAL_SAMPLES:])
+    others = inputs[targets != TARGET].copy()
+    others.reshape(len(others), -1)[:, _TRIGGER] = _BRIGHTEST
+    return HeldOutParts(
+        evaluator(*whole.test.batch(order[:TRIAL_SAMPLES])),
+        evaluator(inputs, targets),
+        evaluator(others, np.full(len(others), TARGET, targets.dtype)),
+    )
 
 
-class TrainingNodes:
-    """Data and optimizer state of all nodes, which last from round to round."""
+class NodeShards:
+    """What each node trains on in each round."""
 
     def __init__(self, workload: Classification, alpha: float, seed: int) -> None:
         """Divide the training data.
 
         Args:
-            workload: What they train.
+            workload: Whose data.
             alpha: Concentration of the label skew; 0: all nodes draw from the same samples.
-            seed: Of data and streams.
+            seed: Of the division and the streams.
         """
-        self._workload = workload
-        self._module = workload.model()
         self._seed = seed
         self._samples = workload.load("").train
         self._partitions = partition_indices(self._samples.labels, Sharding(NODES, alpha, seed))
-        self._moments: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._steps = torch.zeros(())
-        self._losses = vmap(self._loss)
+        self._rounds: dict[int, Indices] = {}
 
-    def train(self, layout: Layout, base: Flat, number: int, liars: Collection[int] = ()) -> Rows:
-        """Take a round's inner steps from the model ``base``; labels of ``liars`` are turned."""
-        stacked = _stack(layout, base)
-        chosen = np.stack([self.indices(node, number) for node in range(NODES)])
-        inputs, targets = self._samples.batch(chosen.reshape(-1))
-        inputs = inputs.reshape(NODES, INNER_STEPS, BATCH, -1)
-        targets = targets.reshape(NODES, INNER_STEPS, BATCH).copy()
-        for node in liars:
-            targets[node] = 9 - targets[node]
-        before = _unstack(layout, stacked)
-        for step in range(INNER_STEPS):
-            batch = (torch.from_numpy(inputs[:, step]), torch.from_numpy(targets[:, step]))
-            total = self._losses(stacked, *batch).sum()
-            self._take_step(stacked, torch.autograd.grad(total, list(stacked.values())))
-        return before - _unstack(layout, stacked)
-
-    def _loss(
-        self, tensors: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
-        module = _Bound(self._module, tensors)
-        return self._workload.loss(module, inputs, targets)
+    def batches(self, number: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Stored inputs and targets of some nodes in a round, ``[nodes, steps, batch, ...]``."""
+        if number not in self._rounds:
+            self._rounds[number] = np.stack([self.indices(node, number) for node in range(NODES)])
+        inputs, targets = self._samples.batch(self._rounds[number][list(slots)].reshape(-1))
+        shape = (len(slots), INNER_STEPS, BATCH)
+        return (
+            torch.from_numpy(inputs).reshape(*shape, *inputs.shape[1:]),
+            torch.from_numpy(targets).reshape(shape),
+        )
 
     def indices(self, node: int, number: int) -> Indices:
+        """Samples of one node in one round."""
         count = INNER_STEPS * BATCH
         partition, start = node, number * count
         if len(self._partitions) == 1:
@@ -113,20 +135,69 @@ class TrainingNodes:
         run = SampleRange(start, Samples(count))
         return stream_indices(members, partition, self._seed, [run])
 
+
+@lru_cache(maxsize=4)
+def node_shards(workload: Classification, alpha: float, seed: int) -> NodeShards:
+    """The data of all jobs of one seed and skew."""
+    return NodeShards(workload, alpha, seed)
+
+
+class TrainingNodes:
+    """Nodes of one job, with optimizer state that lasts from round to round."""
+
+    def __init__(self, workload: Classification, shards: NodeShards, slots: Sequence[int]) -> None:
+        """Begin without optimizer state.
+
+        Args:
+            workload: What they train.
+            shards: What they train on.
+            slots: Those that train; the others' updates are 0.
+        """
+        module = workload.model()
+        if not isinstance(module, nn.Sequential):
+            raise TypeError("only sequential modules are trained for all nodes at once")
+        self._module = module
+        self._prepare = workload.prepare
+        self._shards = shards
+        self._slots = slots
+        self._moments: tuple[list[Tensor], list[Tensor]] | None = None
+        self._steps = torch.zeros(())
+
+    def train(
+        self,
+        layout: Layout,
+        base: Flat,
+        number: int,
+        poison: Poison | None = None,
+        liars: Collection[int] = (),
+    ) -> Rows:
+        """Take a round's inner steps from the model ``base``; data of ``liars`` are poisoned."""
+        stacked = _stack(layout, base, len(self._slots))
+        inputs, targets = self._shards.batches(number, self._slots)
+        for place, slot in enumerate(self._slots):
+            if poison is not None and slot in liars:
+                poison(inputs[place], targets[place])
+        for step in range(INNER_STEPS):
+            prepared = self._prepare(inputs[:, step].flatten(0, 1))
+            prepared = prepared.view(len(self._slots), BATCH, *prepared.shape[1:])
+            outputs = stacked_outputs(self._module, stacked, prepared)
+            wanted = targets[:, step].flatten()
+            total = F.cross_entropy(outputs.flatten(0, 1), wanted, reduction="sum") / BATCH
+            self._take_step(stacked, torch.autograd.grad(total, list(stacked.values())))
+        rows = np.zeros((NODES, layout.parameters_count), np.float32)
+        rows[self._slots] = base.parameters - _unstack(layout, stacked)
+        return rows
+
     @torch.no_grad()
-    def _take_step(
-        self, stacked: dict[str, torch.Tensor], gradients: Sequence[torch.Tensor]
-    ) -> None:
-        for name, tensor in stacked.items():
-            if name not in self._moments:
-                self._moments[name] = (torch.zeros_like(tensor), torch.zeros_like(tensor))
-        names = list(stacked)
-        steps = [self._steps.clone() for _ in names]
+    def _take_step(self, stacked: Mapping[str, Tensor], gradients: Sequence[Tensor]) -> None:
+        tensors = list(stacked.values())
+        if self._moments is None:
+            self._moments = [*map(torch.zeros_like, tensors)], [*map(torch.zeros_like, tensors)]
+        steps = [self._steps.clone() for _ in tensors]
         adamw(
-            [stacked[name] for name in names],
+            tensors,
             [each.contiguous() for each in gradients],  # The fused kernel reads no strides.
-            [self._moments[name][0] for name in names],
-            [self._moments[name][1] for name in names],
+            *self._moments,
             [],
             steps,
             fused=True,
@@ -141,34 +212,65 @@ class TrainingNodes:
         self._steps = steps[0]
 
 
-class _Bound(torch.nn.Module):
-    """A module that is called with other tensors than its own."""
+def stacked_outputs(module: nn.Sequential, stacked: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Outputs of all nodes, each with tensors of its own.
 
-    def __init__(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._run = partial(functional_call, module, tensors)
+    Args:
+        module: Its layers; their own tensors are not used.
+        stacked: See `_stack`.
+        inputs: ``[nodes, batch, ...]``.
+    """
+    nodes, batch = inputs.shape[:2]
+    flat = inputs.flatten(0, 1)
+    for name, layer in module.named_children():
+        if next(layer.parameters(), None) is None:
+            flat = layer(flat)
+            continue
+        weight, bias = stacked[f"{name}.weight"], stacked[f"{name}.bias"]
+        if isinstance(layer, nn.Linear):
+            rows = flat.view(nodes, batch, -1)
+            flat = torch.baddbmm(bias[:, None], rows, weight).flatten(0, 1)
+        elif isinstance(layer, nn.Conv2d):
+            flat = _convolve(layer, flat, weight, bias)
+        elif isinstance(layer, nn.GroupNorm):
+            normal = F.group_norm(flat, layer.num_groups, eps=layer.eps)
+            shape = (nodes, 1, -1, 1, 1)
+            scaled = normal.view(nodes, batch, *normal.shape[1:]) * weight.view(shape)
+            flat = (scaled + bias.view(shape)).flatten(0, 1)
+        else:
+            raise TypeError(f"no {type(layer).__name__} of all nodes at once")
+    return flat.view(nodes, batch, -1)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._run((inputs,))
-        return result
+
+def _convolve(layer: nn.Conv2d, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Convolve as a product of unfolded patches: grouped convolutions are slow on a CPU."""
+    if isinstance(layer.padding, str) or layer.stride != (1, 1):
+        raise TypeError("only convolutions of stride 1 and stated padding")
+    height, width = images.shape[2:]
+    patches = F.unfold(images, layer.kernel_size, padding=layer.padding)  # [n b, c k, places]
+    rows = patches.view(len(weight), -1, *patches.shape[1:]).transpose(2, 3).flatten(1, 2)
+    found = torch.baddbmm(bias[:, None], rows, weight)  # [n, b places, outputs]
+    found = found.view(len(images), height * width, -1).transpose(1, 2)
+    return found.reshape(len(images), -1, height, width)
 
 
-def _stack(layout: Layout, base: Flat) -> dict[str, torch.Tensor]:
-    """The model's tensors, once for each node."""
-    return {
-        tensor.name: torch.from_numpy(
-            np.repeat(
-                base.parameters[start : start + tensor.count].reshape(1, *tensor.shape),
-                NODES,
-                axis=0,
-            )
-        ).requires_grad_()
-        for tensor, start in zip(layout.tensors, layout.offsets, strict=True)
-    }
+def _stack(layout: Layout, base: Flat, nodes: int) -> dict[str, Tensor]:
+    """The model's tensors, once for each node; matrices and kernels as ``[inputs, outputs]``."""
+    stacked = {}
+    for tensor, start in zip(layout.tensors, layout.offsets, strict=True):
+        values = base.parameters[start : start + tensor.count]
+        if len(tensor.shape) > 1:
+            values = values.reshape(tensor.shape[0], -1).T
+        repeated = np.repeat(values[None], nodes, axis=0)
+        stacked[tensor.name] = torch.from_numpy(repeated).requires_grad_()
+    return stacked
 
 
-def _unstack(layout: Layout, stacked: dict[str, torch.Tensor]) -> Rows:
-    parts: Sequence[Float32s] = [
-        stacked[tensor.name].detach().numpy().reshape(NODES, -1) for tensor in layout.tensors
-    ]
+def _unstack(layout: Layout, stacked: Mapping[str, Tensor]) -> Rows:
+    parts: list[Float32s] = []
+    for tensor in layout.tensors:
+        values = stacked[tensor.name].detach()
+        if len(tensor.shape) > 1:
+            values = values.transpose(1, 2)
+        parts.append(values.flatten(1).numpy())
     return np.concatenate(parts, axis=1)

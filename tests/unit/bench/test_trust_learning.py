@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ours.trust.attacks import ATTACKS, LABEL_FLIP, NONE, RoundView
+from benchmarks.ours.trust.attacks import ATTACKS, NONE, POISONS, RoundView
 from benchmarks.ours.trust.simulated import Machinery, Outcome, Setting, train_job
 from benchmarks.ours.trust.training import (
     BATCH,
     LEARNING_RATE,
+    NODES,
     WEIGHT_DECAY,
+    NodeShards,
+    Poison,
     Rows,
     TrainingNodes,
     digits_workload,
@@ -23,7 +26,7 @@ from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
-from hypergpu.workloads.networks.task import Device
+from hypergpu.workloads.networks.task import Device, module_initial
 
 ROUNDS = 16
 POINTS = 8.0
@@ -79,7 +82,8 @@ def test_values_near_the_largest_float_stop_nothing(train: Train) -> None:
 
 def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) -> None:
     layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
-    nodes = TrainingNodes(machinery.workload, 0.5, 3)
+    shards = NodeShards(machinery.workload, 0.5, 3)
+    nodes = TrainingNodes(machinery.workload, shards, range(NODES))
     trainer = TorchTrainer(
         machinery.workload,
         Device("cpu", "CPU", Bytes(0), has_bf16=False),
@@ -89,7 +93,7 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
     for number in range(2):
         updates = nodes.train(layout, base, number)
         trainer.begin(InitialState(base, 3, kept, OptimizerRule(weight_decay=WEIGHT_DECAY)))
-        chosen = nodes.indices(4, number)
+        chosen = shards.indices(4, number)
         for start in range(0, len(chosen), BATCH):
             trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
         after, kept = Flat.empty(layout), trainer.optimizer()
@@ -97,9 +101,40 @@ def test_all_nodes_at_once_train_as_the_worker_trains_one(machinery: Machinery) 
         np.testing.assert_allclose(updates[4], base.parameters - after.parameters, atol=1e-6)
 
 
-def test_turned_labels_change_the_liars_updates_alone(machinery: Machinery) -> None:
+def test_poisoned_data_change_the_liars_updates_alone(machinery: Machinery) -> None:
     layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
-    honest = TrainingNodes(machinery.workload, 0.0, 3).train(layout, base, 0)
-    mixed = TrainingNodes(machinery.workload, 0.0, 3).train(layout, base, 0, liars=[4])
-    differs = (honest != mixed).any(axis=1)
-    assert np.flatnonzero(differs).tolist() == [4], LABEL_FLIP
+    shards = NodeShards(machinery.workload, 0.0, 3)
+
+    def train(poison: Poison | None) -> Rows:
+        nodes = TrainingNodes(machinery.workload, shards, range(NODES))
+        return nodes.train(layout, base, 0, poison, liars=[4])
+
+    honest = train(None)
+    for poison in POISONS.values():
+        differs = (honest != train(poison)).any(axis=1)
+        assert np.flatnonzero(differs).tolist() == [4]
+
+
+def test_nodes_that_do_not_train_change_no_other_update(machinery: Machinery) -> None:
+    layout, base = machinery.parts.trial.layout, machinery.parts.trial.initial(3)
+    shards = NodeShards(machinery.workload, 0.5, 3)
+    every = TrainingNodes(machinery.workload, shards, range(NODES)).train(layout, base, 0)
+    some = TrainingNodes(machinery.workload, shards, [2, 7]).train(layout, base, 0)
+    np.testing.assert_allclose(some[[2, 7]], every[[2, 7]], atol=1e-6)
+    assert not some[[0, 1, 3]].any()
+
+
+def test_a_cnn_of_all_nodes_trains_as_the_worker_trains_one() -> None:
+    workload = digits_workload("cnn")
+    layout, base = held_out_parts(workload).trial.layout, module_initial(workload.model, 3)
+    shards = NodeShards(workload, 0.5, 3)
+    update = TrainingNodes(workload, shards, range(NODES)).train(layout, base, 0)[4]
+    device = Device("cpu", "CPU", Bytes(0), has_bf16=False)
+    trainer = TorchTrainer(workload, device, workload.load("").train)
+    trainer.begin(InitialState(base, 3, None, OptimizerRule(weight_decay=WEIGHT_DECAY)))
+    chosen = shards.indices(4, 0)
+    for start in range(0, len(chosen), BATCH):
+        trainer.step(chosen[start : start + BATCH], LEARNING_RATE)
+    after = Flat.empty(layout)
+    trainer.store(after)
+    np.testing.assert_allclose(update, base.parameters - after.parameters, atol=1e-5)
