@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 SEEDS ?= 200
 CHAOS_KILLS ?= 200
+SOAK_MINUTES ?= 30
 PART ?= 10
 WORKERS ?= 2
 CALLS ?= 20000
@@ -96,8 +97,8 @@ sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 bench: setup node_modules/.installed ## Print the tables behind the README's figures [ONLY=NAME or NAME/PART] [QUICK=1].
 	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
-chaos: setup node_modules/.installed ## Kill real processes at random instants [CHAOS_KILLS=200].
-	@CHAOS_KILLS=$(CHAOS_KILLS) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos
+chaos: setup node_modules/.installed ## Kill real processes at random instants; a long job of failing nodes [CHAOS_KILLS=200] [SOAK_MINUTES=30].
+	@CHAOS_KILLS=$(CHAOS_KILLS) SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos
 
 fuzz: setup ## Feed malformed messages to every parser and service that strangers reach [MESSAGES=1000000].
 	@FUZZ_MESSAGES=$(MESSAGES) $(BIN)/pytest tests/properties/test_malformed.py tests/properties/test_malformed_calls.py

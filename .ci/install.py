@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -90,22 +90,24 @@ def bootstrapped_uv() -> str | None:
     return str(uv) if has_uv and uv.exists() else None
 
 
-def uv_environment() -> dict[str, str]:
-    """Our environment, with pip's settings in uv's variables where the user set none of them."""
+def uv_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment, with pip's settings in uv's variables where the user set none of them."""
     # pip takes the best version that any index has, uv the first index that knows the name.
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    configured = dict(pip_settings())
+    configured = dict(pip_settings(environment))
     for name, variable, separator in SETTINGS:
         values = configured.get(name, "").split()
         if values and values != ["0"]:
             found[variable] = separator.join(values) if separator else values[0]
-    return {**found, **os.environ}
+    return {**found, **environment}
 
 
-def pip_settings() -> Iterator[tuple[str, str]]:
+def pip_settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield pip's settings by name, the environment's last: they count."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listing = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment
+    ).stdout
     parts = [line.partition("=") for line in listing.splitlines()]
     for key, _, value in sorted(parts, key=lambda part: part[0].startswith(":env:")):
         section, _, name = key.rpartition(".")

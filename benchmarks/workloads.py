@@ -1,6 +1,6 @@
 """A step of a traced program beside the same eager model, and what tracing and loading take; what
-leaving data on nodes costs in accuracy; a job of a billion parameters; an adapter beside one machine
-and FlowerTune's loop.
+leaving data on nodes costs in accuracy; a job of a billion parameters; an adapter beside one
+machine and FlowerTune's loop.
 
 Steps take the same samples from memory, with gradients and without an optimizer.
 """

@@ -5,7 +5,7 @@ no network.
 import asyncio
 import os
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gpu_node.shell.sandbox import datasets_folder, worker_environment
 from hypergpu.errors import HyperGPUError, Reason
@@ -21,16 +21,18 @@ class PublicDatasets:
 
     Args:
         command: Downloads the dataset whose name is added to it.
+        environment: Variables that name the folder of datasets, and that the command gets.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
         self._command = command
+        self._environment = environment
         self._lock = asyncio.Lock()
 
     def missing(self, workload: str) -> str:
         """Name of the public dataset that a workload needs and that is not here; else empty."""
         name = next((each.dataset for each in BUILT_IN if each.name == workload), "")
-        is_missing = name in _PUBLIC and not (datasets_folder(os.environ) / name).is_dir()
+        is_missing = name in _PUBLIC and not (datasets_folder(self._environment) / name).is_dir()
         return name if is_missing else ""
 
     async def fetch(self, workload: str) -> None:
@@ -44,14 +46,14 @@ class PublicDatasets:
                 await self._download(name)
 
     async def _download(self, name: str) -> None:
-        folder = datasets_folder(os.environ)
+        folder = datasets_folder(self._environment)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             name,
             stdin=DEVNULL,
             stdout=DEVNULL,
             stderr=PIPE,
-            env=worker_environment(os.environ) | {"HYPERGPU_DATASETS": str(folder)},
+            env=worker_environment(self._environment) | {"HYPERGPU_DATASETS": str(folder)},
         )
         try:
             _, said = await process.communicate()

@@ -15,7 +15,7 @@ from hypergpu.wire.credentials import token_text
 from hypergpu.wire.messages import terms_message
 from hypergpu.workloads.workload import build, find, numpy_layout
 from tests.integration.node.fake_coordinator import FakeCoordinator, Served, serve, terms_for
-from tests.integration.node.test_node_command import node
+from tests.integration.node.test_node_command import node, wait_for_end
 
 KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "4"))
 OPTIONS = {"parameters": 2_000_000}
@@ -69,3 +69,20 @@ async def test_a_node_killed_in_its_upload_goes_on_at_the_committed_offset(
         for offset in service.offsets[resent_from:]:
             assert offset >= stored_bytes, f"seed {seed}"
         assert service.arrived.empty(), f"seed {seed}: accepted twice"
+
+
+async def test_a_node_told_to_leave_in_its_upload_sends_the_rest_and_leaves_with_status_0(
+    there: Served, tmp_path: Path
+) -> None:
+    service, folder = there.service, tmp_path / "node"
+    model = service.put(bytes(LAYOUT.model_bytes))
+    async with node(folder, "join", "--only", "--token-file", "-") as process:
+        await process.communicate(token_text(there.token).encode() + b"\n")
+    async with node(folder, "run") as process:
+        service.kill_after_bytes = SIZE_BYTES // 2
+        service.kill = lambda: process.send_signal(signal.SIGTERM)
+        assign(service, model, 0)
+        digest = await service.arrived.get()
+        status, _ = await wait_for_end(process)
+    assert status == 0
+    assert digest_of(service.stored) == digest

@@ -45,7 +45,7 @@ def test_memory_and_speed_change_batches_and_the_report_tells_why() -> None:
         (each.node, each.batch_size, each.micro_batch): each.reason for each in report.batches
     }
     assert "micro-batch 32 of 64: a larger one ran out of memory" in reasons["laptop", 64, 32]
-    assert "batch 20 of 64: a full one takes" in reasons["old-card", 20, 0]
+    assert "batch 19 of 64: a full one takes" in reasons["old-card", 19, 0]
     assert {node for node, *_ in reasons} == {"laptop", "old-card"}
     told = "\n".join(summary_lines(report))
     assert "batch      round 2, laptop: " in told

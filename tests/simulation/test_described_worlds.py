@@ -44,6 +44,7 @@ from netsim.virtual.worlds import (
 from tests.unit.job_states import training
 
 SECOND_US = 1_000_000
+DAY_S = 86_400
 JOB = JobId("job-0")
 SPEC = JobSpec(
     workload="digits-softmax",
@@ -209,14 +210,29 @@ def test_a_fault_that_heals_delays_the_job_and_changes_no_model(trouble: WorldFa
     assert struck.models == calm.models
 
 
+@pytest.mark.parametrize("lasts_ms", [Milliseconds(30_000), Milliseconds(600_000)])
+@pytest.mark.parametrize("every_ms", [None, Milliseconds(1_000)], ids=["whole", "flapping"])
+def test_a_partition_costs_ten_seconds_more_than_it_lasts_at_most(
+    lasts_ms: Milliseconds, every_ms: Milliseconds | None
+) -> None:
+    fault: WorldFault = PartitionFault(nodes="a", at_ms=AT, lasts_ms=lasts_ms)
+    if every_ms is not None:
+        fault = FlapFault(nodes="a", at_ms=AT, lasts_ms=lasts_ms, every_ms=every_ms)
+    both = replace(TWO, job=replace(SPEC, round=RoundRule(quorum=1.0)))
+    struck = run_to_end(replace(both, faults=(fault,)))
+    assert struck.virtual_ms - run_to_end(both).virtual_ms <= lasts_ms + 10_000
+
+
 def test_a_coordinator_that_crashes_by_the_script_goes_on_from_its_journal() -> None:
     struck = run_to_end(replace(TWO, faults=(replace(CRASH, nodes="coordinator"),)))
     assert struck.models == run_to_end(TWO).models
     assert max(struck.round_ms[JOB]) > 6_000
 
 
-def test_a_clock_that_jumps_changes_nothing() -> None:
-    jump = ClockJumpFault(nodes="a", at_ms=AT, by_s=-3_600)
+@pytest.mark.parametrize("by_s", [-DAY_S, -3_600, DAY_S])
+@pytest.mark.parametrize("who", ["a", "coordinator"])
+def test_a_clock_that_jumps_changes_nothing(who: str, by_s: int) -> None:
+    jump = ClockJumpFault(nodes=who, at_ms=AT, by_s=by_s)
     assert run_to_end(replace(TWO, faults=(jump,))).journals == run_to_end(TWO).journals
 
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -30,6 +31,8 @@ QUOTA_BYTES = 2 * len(UPDATE) - 1
 IDLE_CONNECTIONS = 1_100
 SOFT_LIMIT = 1_024
 STALLED_REQUESTS = 2_000
+STALLED_BYTES_MOST = 100 << 20
+INFLATED_BYTES = 128 << 20
 STREAMS_MOST = 256
 WAITING = JobSpec(workload="null", training=TrainingSettings(nodes=7))
 SPEC = JobSpec(
@@ -121,11 +124,19 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
             f"Authorization: {ranged.headers['Authorization']}\r\n"
             f"Content-Range: bytes 0-{len(UPDATE) - 1}/*\r\n\r\n"
         )
+        processes = [psutil.Process(coordinator.child.pid)]
+        processes += processes[0].children(recursive=True)
+        before_bytes = sum(each.memory_info().rss for each in processes)
         stalled = [
             await asyncio.open_connection("127.0.0.1", url.port) for _ in range(STALLED_REQUESTS)
         ]
         for _, writer in stalled:
             writer.write(head.encode())
+        with suppress(ConnectionError):
+            await stalled[0][0].read()
+        # The first is closed while the others, of the same second, are still held.
+        held_bytes = sum(each.memory_info().rss for each in processes) - before_bytes
+        assert held_bytes <= STALLED_BYTES_MOST
         async with asyncio.timeout(120):
             for reader, writer in stalled:
                 with suppress(ConnectionError):
@@ -134,6 +145,30 @@ async def test_stalled_uploads_are_closed_and_hold_up_nobody(tmp_path: Path) -> 
         assert await put_range(ranged, 0, UPDATE) == (204, "")
         await node.commit(node.offer(assignment, UPDATE))
         await node.close()
+
+
+async def test_a_message_that_inflates_is_refused_and_takes_no_memory(tmp_path: Path) -> None:
+    with Cluster(tmp_path, *NOBODY_LOST) as cluster:
+        coordinator = cluster.coordinator
+        node = WireNode(coordinator.address, coordinator.node_address)
+        await node.join(coordinator.node_token())
+        before_bytes = peak_bytes(coordinator.child.pid)
+        methods = {coordinator.address: "Join", coordinator.node_address: "OfferUpdate"}
+        for address, method in methods.items():
+            channel = grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip)
+            async with channel:
+                call: Any = channel.unary_unary(f"/hypergpu.v1.NodeService/{method}")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(bytes(INFLATED_BYTES), metadata=node.metadata)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert peak_bytes(coordinator.child.pid) - before_bytes <= 16 << 20
+        await node.close()
+
+
+def peak_bytes(process_id: int) -> int:
+    """The most memory that a process held so far."""
+    status = Path(f"/proc/{process_id}/status").read_text("utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 async def test_a_node_that_floods_its_stream_is_cut_off_and_others_go_on(tmp_path: Path) -> None:

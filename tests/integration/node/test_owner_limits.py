@@ -22,10 +22,11 @@ from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkClient, BulkRates, FileRange, RateLimit, open_file
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.credentials import TLS_NAME, token_text
 from hypergpu.wire.messages import blob_value
 from tests import unruly_workload
 from tests.integration.node.fake_coordinator import CAPABILITIES, DaemonKit, serve
+from tests.integration.node.test_node_command import node
 from tests.unit.node.node_states import digest
 
 
@@ -142,17 +143,23 @@ async def test_outside_its_hours_a_node_says_so_and_takes_no_work(kit: DaemonKit
 
 
 async def test_a_worker_beyond_the_owners_memory_is_ended_and_its_shard_handed_back(
-    kit: DaemonKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", unruly_workload.install(tmp_path / "packages"))
-    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
-    kit.limits = OwnerLimits(memory_bytes=Bytes(400_000_000))
-    async with asyncio.timeout(120), kit.daemon(kit.there.token):
-        kit.assign(0, 1, workload=unruly_workload.NAME, options='{"deed": "devour"}')
-        back = await kit.service.next_said("hand_back")
-        assert back.reason.startswith("out of memory")
-        kit.assign(0, 2)
-        await kit.update()
+    unruly = {"PYTHONPATH": unruly_workload.install(tmp_path / "packages")}
+    join = ("join", "--token-file", "-", "--limit", "memory=400MB")
+    async with serve(tmp_path / "authority") as there:
+        kit = DaemonKit(there, tmp_path)
+        async with (
+            asyncio.timeout(120),
+            node(tmp_path / "node", *join, HYPERGPU_NODE_WORKER="numpy", **unruly) as process,
+        ):
+            assert process.stdin is not None
+            process.stdin.write(token_text(there.token).encode() + b"\n")
+            kit.assign(0, 1, workload=unruly_workload.NAME, options='{"deed": "devour"}')
+            back = await kit.service.next_said("hand_back")
+            assert back.reason.startswith("out of memory")
+            kit.assign(0, 2)
+            await kit.update()
 
 
 HOLDS = "import sys; held = bytearray(300 << 20); print(len(held), flush=True); sys.stdin.read()"

@@ -1,6 +1,7 @@
 """Public datasets, downloaded by the daemon's side: its worker has no network."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -12,25 +13,24 @@ from hypergpu.errors import HyperGPUError
 MAKES = "import os, sys; os.mkdir(os.path.join(os.environ['HYPERGPU_DATASETS'], sys.argv[1]))"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HYPERGPU_DATASETS", str(tmp_path))
-    return tmp_path
+def datasets_by(program: str, folder: Path) -> PublicDatasets:
+    environment = {**os.environ, "HYPERGPU_DATASETS": str(folder)}
+    return PublicDatasets((sys.executable, "-c", program), environment)
 
 
 async def test_a_missing_dataset_is_downloaded_once_however_often_it_is_asked_for(
-    folder: Path,
+    tmp_path: Path,
 ) -> None:
-    datasets = PublicDatasets((sys.executable, "-c", MAKES))
+    datasets = datasets_by(MAKES, tmp_path)
     assert datasets.missing("mnist-cnn") == "mnist"
     assert datasets.missing("digits-cnn") == datasets.missing("another") == ""
     await asyncio.gather(datasets.fetch("mnist-cnn"), datasets.fetch("mnist-cnn"))
     assert datasets.missing("mnist-cnn") == ""
-    assert (folder / "mnist").is_dir()
+    assert (tmp_path / "mnist").is_dir()
 
 
-async def test_a_dataset_that_cannot_be_downloaded_says_why(folder: Path) -> None:
-    datasets = PublicDatasets((sys.executable, "-c", "import sys; sys.exit('no route to host')"))
+async def test_a_dataset_that_cannot_be_downloaded_says_why(tmp_path: Path) -> None:
+    datasets = datasets_by("import sys; sys.exit('no route to host')", tmp_path)
     with pytest.raises(HyperGPUError, match="no route to host"):
         await datasets.fetch("cifar10-vgg11")
-    assert not (folder / "cifar10").exists()
+    assert not (tmp_path / "cifar10").exists()

@@ -24,17 +24,16 @@ def install() -> ModuleType:
     return module
 
 
-def test_uv_gets_the_indexes_and_wheels_that_pip_is_configured_with(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://a.example https://b.example")
-    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
-    monkeypatch.setenv("UV_INDEX", "https://chosen.example")
-    found = install.uv_environment()
+def test_uv_gets_the_indexes_and_wheels_that_pip_is_configured_with(install: ModuleType) -> None:
+    found = install.uv_environment(
+        {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": "https://mirror.example/simple",
+            "PIP_EXTRA_INDEX_URL": "https://a.example https://b.example",
+            "PIP_FIND_LINKS": "/wheels /more",
+            "UV_INDEX": "https://chosen.example",
+        }
+    )
     assert found["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
     assert found["UV_INDEX"] == "https://chosen.example"
     assert found["UV_FIND_LINKS"] == "/wheels,/more"

@@ -123,6 +123,21 @@ def test_a_node_certificate_lasts_a_day_and_a_clocks_error(authority: Authority)
     assert leaf.not_valid_after_utc.timestamp() == NOW_S + 2 * DAY_S
 
 
+@pytest.mark.parametrize("off_s", [-DAY_S, DAY_S])
+def test_a_clock_that_is_a_day_off_accepts_every_certificate_as_long_as_it_lasts(
+    authority: Authority, off_s: int
+) -> None:
+    node = authority.issue(NODE, request(node_key()), NOW_S).pem
+    presented = authority.server_identity((), NOW_S).chain_pem
+    certificates = [
+        *x509.load_pem_x509_certificates(presented),
+        x509.load_pem_x509_certificate(node),
+    ]
+    for certificate in certificates:
+        assert certificate.not_valid_before_utc.timestamp() <= NOW_S + off_s
+        assert NOW_S + NODE_CERTIFICATE_S + off_s <= certificate.not_valid_after_utc.timestamp()
+
+
 @pytest.mark.parametrize(
     ("pem", "problem"),
     [

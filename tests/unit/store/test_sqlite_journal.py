@@ -1,8 +1,12 @@
 import os
 import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from coordinator.shell.journal.database import journal_url, make_engine
@@ -99,6 +103,29 @@ def test_a_commit_waits_for_the_disk_and_locks_are_waited_for_longer_than_ten_se
         }
     engine.dispose()
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 30_000}
+
+
+@pytest.mark.parametrize("held_s", [1.0, pytest.param(10.0, marks=pytest.mark.full)])
+def test_eight_hundred_updates_at_once_wait_for_a_lock_and_none_is_lost(
+    path: Path, held_s: float
+) -> None:
+    journal = Journal(str(path))
+    jobs = [JobId(f"job-{number:012x}") for number in range(8)]
+
+    def write(job_id: JobId) -> None:
+        for sequence in range(100):
+            journal.append([replace(entry(sequence), job_id=job_id)])
+
+    locking = closing(sqlite3.connect(path, isolation_level=None))
+    with locking as other, ThreadPoolExecutor(8) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        writing = [pool.submit(write, job_id) for job_id in jobs]
+        assert not wait(writing, timeout=held_s).done
+        other.execute("ROLLBACK")
+        for each in writing:
+            each.result()
+    assert [len(journal.read(job_id).entries) for job_id in jobs] == [100] * 8
+    journal.close()
 
 
 def test_a_truncated_database_is_found_and_what_is_left_goes_on(path: Path) -> None:

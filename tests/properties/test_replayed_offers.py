@@ -1,0 +1,77 @@
+"""R10: ten thousand offers of updates that were sent before, forged, or put together of others."""
+
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from coordinator.shell.runtime.services import Services, UpdateOffers
+from coordinator.shell.servicers.node import offer_update
+from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.messages import digest_message
+from tests.journals import FolderJournal
+from tests.properties.test_malformed_calls import UPDATE_BYTES, world_over
+
+ATTACKS = 10_000
+HONEST_EACH = 100
+STRANGER = IdentityKey.generate().node_id
+REASONS = {
+    "replay": {Reason.NONCE_REPLAYED},
+    "forge": {Reason.SIGNATURE_INVALID},
+    "swap": {Reason.SIGNATURE_INVALID, Reason.LEASE_STALE, Reason.UPDATE_LATE},
+    "borrow": {Reason.LEASE_STALE},
+}
+Offer = node_pb2.OfferUpdateRequest
+
+
+def attack(kind: str, sent: list[Offer], fresh: Offer, dice: random.Random) -> Offer:
+    """An offer that must be refused, made of one that would be taken and of those that were."""
+    if kind == "replay":
+        return dice.choice(sent)
+    if kind == "forge":
+        fresh.signature = dice.choice((dice.randbytes(65), dice.choice(sent).signature))
+    elif kind == "swap":
+        match dice.choice(("digest", "nonce", "round", "lease")):
+            case "digest":
+                fresh.digest.CopyFrom(digest_message(digest_of(dice.randbytes(8))))
+            case "nonce":
+                fresh.nonce += dice.randrange(1, 1 << 40)
+            case "round":
+                fresh.lease.round += dice.randrange(1, 9)
+            case "lease":
+                fresh.lease.number += dice.randrange(1, 9)
+    return fresh
+
+
+async def reason_against(services: Services, node: NodeId, offer: Offer) -> Reason:
+    with pytest.raises(HyperGPUError) as refused:
+        await offer_update(services, node, offer)
+    return refused.value.reason
+
+
+async def test_no_replayed_forged_or_swapped_offer_is_taken_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    dice, reasons = random.Random(10), defaultdict[str, set[Reason]](set)
+    async with world_over(FolderJournal(tmp_path), tmp_path) as world:
+        services, sent, nonce = world.services, list[Offer](), 0
+        for count in range(ATTACKS):
+            if count == ATTACKS // 2:
+                # A restart forgets what was offered and reads the marks of nonces afresh.
+                services = services._replace(offers=UpdateOffers())
+            fresh = world.signed_offer(dice.randbytes(UPDATE_BYTES), nonce + 1, dice)
+            if count % HONEST_EACH == 0:
+                await offer_update(services, world.node, fresh)
+                sent.append(fresh)
+                nonce += 1
+                continue
+            kind = dice.choice(tuple(REASONS))
+            node = STRANGER if kind == "borrow" else world.node
+            offer = attack(kind, sent, fresh, dice)
+            reasons[kind].add(await reason_against(services, node, offer))
+        assert services.journal.nonce(world.node) == nonce
+    assert reasons == REASONS
