@@ -16,14 +16,14 @@ from hypergpu.units import several
 log = structlog.get_logger()
 
 
-def check_places(data: Mapping[str, str], root: Path) -> None:
+def check_places(folders: Mapping[str, str], root: Path) -> None:
     """Check that each folder is there and apart from the node's own, in which its keys are.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, with the key and what is right.
     """
     own = root.resolve()
-    for name, text in data.items():
+    for name, text in folders.items():
         folder = Path(text).resolve()
         if not folder.is_dir():
             detail = f"data.{name} is {text}, and there is no such folder"
@@ -33,17 +33,17 @@ def check_places(data: Mapping[str, str], root: Path) -> None:
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="move the data elsewhere")
 
 
-def checked_folder(data: Mapping[str, str], name: str) -> Path:
+def checked_folder(folders: Mapping[str, str], name: str) -> Path:
     """The folder of a data set, if it may be trained on. Blocks: each file is looked at once.
 
     Raises:
         HyperGPUError: OWNER_DATA, the owner names none, or others can change it, or something in
             it leads out of it.
     """
-    if name not in data:
+    if name not in folders:
         detail = f"its owner has named no folder for the data set {name}"
         raise HyperGPUError(Reason.OWNER_DATA, detail)
-    folder = Path(data[name]).resolve()
+    folder = Path(folders[name]).resolve()
     faults: dict[str, list[str]] = {}
     try:
         for path, fault in _faults(folder):

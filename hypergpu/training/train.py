@@ -103,8 +103,8 @@ def train(
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
-        data = None if spec.data.stays_on_nodes else settings["data"]
-        samples = JobSamples(data, settings.get("held_out"))
+        given = None if spec.data.stays_on_nodes else settings["data"]
+        samples = JobSamples(given, settings.get("held_out"))
         write_job(Path(folder), model, loss, samples, spec.training.batch_size)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
@@ -174,11 +174,11 @@ def job_spec(given: TrainArguments, workload: str = "program") -> JobSpec:
     if "data" not in given:
         raise HyperGPUError(Reason.SPEC_INVALID, "there are no data", fix=f"data= takes {FORMS}")
     tree: dict[str, Any] = {"workload": workload, "data": {"path": "."}}
-    if isinstance(data := given["data"], str) and data.startswith(_NODE_DATA):
+    if isinstance(named_set := given["data"], str) and named_set.startswith(_NODE_DATA):
         if given.get("held_out") is None:
-            detail = f"{data} stays on nodes, and there is nothing to judge the model by"
+            detail = f"{named_set} stays on nodes, and there is nothing to judge the model by"
             raise HyperGPUError(Reason.SPEC_INVALID, detail, fix="give held_out=")
-        tree["data"] |= {"source": "node", "name": data.removeprefix(_NODE_DATA)}
+        tree["data"] |= {"source": "node", "name": named_set.removeprefix(_NODE_DATA)}
     named: dict[str, Any] = dict(given)
     if steps := given.get("steps"):
         if "rounds" in given:

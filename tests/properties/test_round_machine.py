@@ -32,14 +32,14 @@ NODES = tuple(NodeId(f"node-{number}") for number in range(5))
 FIRST = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=(Samples(50),))
 
 specs = st.builds(
-    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay, data: JobSpec(
+    lambda strategy, nodes, rounds, deadline_ms, quorum, overlap, pay, source: JobSpec(
         workload="digits-softmax",
         strategy=strategy,
         training=TrainingSettings(rounds=rounds, inner_steps=2, batch_size=3, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms, quorum=quorum, overlap=overlap),
         evaluation=Evaluation(every=2, target=0.99 if deadline_ms else 0.0),
         pay=pay,
-        data=data,
+        data=source,
     ),
     st.sampled_from(["diloco", "aware"]),
     st.integers(1, 4),

@@ -106,21 +106,21 @@ def _accuracies(seed: int) -> tuple[float, float, float]:
     own = [_subset(train, indices) for indices in dealt]
     arms = ((Data(), [train] * NODES, 0), (OWN, own, 1), (OWN, own, 0))
     found = []
-    for data, samples, told in arms:
+    for source, samples, told in arms:
         with tempfile.TemporaryDirectory(prefix="hypergpu-bench-") as folder:
-            run = _JobInProcess(_spec(seed, data), samples, Path(folder), tells_counts=told > 0)
+            run = _JobInProcess(_spec(seed, source), samples, Path(folder), tells_counts=told > 0)
             found.append(100 * run.accuracy())
     return found[0], found[1], found[2]
 
 
-def _spec(seed: int, data: Data) -> JobSpec:
+def _spec(seed: int, source: Data) -> JobSpec:
     return JobSpec(
         workload="digits-mlp",
         training=TrainingSettings(ROUNDS, INNER_STEPS, BATCH, seed, NODES),
         inner=Inner(learning_rate=1e-3),
         codec=CodecChoice("int4", "int4"),
         round=RoundRule(quorum=1.0),
-        data=data,
+        data=source,
         evaluation=Evaluation(every=ROUNDS),
         trust=Trust(rule="mean"),
     )

@@ -77,8 +77,8 @@ class Evaluator:
             return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=detail)
 
     def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
-        data = (request.data_dir, request.is_held_out)
-        key = (entry.name, tuple(sorted(request.options.items())), data)
+        folder = (request.data_dir, request.is_held_out)
+        key = (entry.name, tuple(sorted(request.options.items())), folder)
         if self._model is None or self._key != key:
             self._model = None  # frees the last job's data before the next takes memory
             self._model = _open_workload(entry, request)

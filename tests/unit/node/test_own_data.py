@@ -23,8 +23,8 @@ def wards(tmp_path: Path) -> Path:
     return folder
 
 
-def limits_of(folder: Path, data: str) -> dict[str, str]:
-    (folder / "limits.toml").write_text(f"threads = 1\n[data]\n{data}\n")
+def limits_of(folder: Path, table: str) -> dict[str, str]:
+    (folder / "limits.toml").write_text(f"threads = 1\n[data]\n{table}\n")
     return load_limits(folder, ()).data
 
 
@@ -36,7 +36,7 @@ def test_an_owner_names_a_folder_for_each_data_set(tmp_path: Path, wards: Path) 
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("table", "said"),
     [
         ('wards = "srv/wards"', "data is .*; it must be a table of names and whole paths"),
         ('"Wards 5" = "/srv"', "it must be a table of names and whole paths"),
@@ -46,10 +46,10 @@ def test_an_owner_names_a_folder_for_each_data_set(tmp_path: Path, wards: Path) 
         ('wards = "HERE/inner"', "which holds the node's own folder or lies in it"),
     ],
 )
-def test_a_wrong_folder_stops_the_node_at_its_start(tmp_path: Path, data: str, said: str) -> None:
+def test_a_wrong_folder_stops_the_node_at_its_start(tmp_path: Path, table: str, said: str) -> None:
     (tmp_path / "inner").mkdir()
     with pytest.raises(HyperGPUError, match=said) as wrong:
-        limits_of(tmp_path, data.replace("HERE", str(tmp_path)))
+        limits_of(tmp_path, table.replace("HERE", str(tmp_path)))
     assert wrong.value.reason is Reason.ARGUMENT_INVALID
 
 
