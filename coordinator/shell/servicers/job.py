@@ -13,7 +13,7 @@ from coordinator.core.job.events import (
     JobStopped,
     ParametersChanged,
 )
-from coordinator.core.job.state import ENDED, Job, Model, ModelScore
+from coordinator.core.job.state import ENDED, Job, Model
 from coordinator.shell import translate
 from coordinator.shell.commands.evaluation import (
     laid_out_manifests,
@@ -26,6 +26,7 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
+from coordinator.shell.servicers.card import model_card
 from coordinator.shell.servicers.creation import JobCreation
 from coordinator.shell.servicers.job_view import (
     OwnNodes,
@@ -38,7 +39,7 @@ from coordinator.shell.servicers.job_view import (
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
-from hypergpu.units import Milliseconds, several
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message
 
@@ -127,7 +128,7 @@ async def resolve_model(
     return job_pb2.ResolveModelResponse(
         blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
-        model_card=model_card(runtime.job, model),
+        model_card=model_card(runtime.job, model, runtime.layout),
         ticket=await services.bulk.ticket(None, blob),
     )
 
@@ -141,53 +142,6 @@ def _choose_model(job: Job, which: str) -> Model:
         why = "no model yet" if which == "latest" else "no evaluated model yet"
         raise HyperGPUError(Reason.MODEL_MISSING, f"{job.job_id} has {why}")
     return model
-
-
-def model_card(job: Job, model: Model) -> str:
-    """What a person should know about the file, as Markdown."""
-    spec = job.spec
-    scores = [score for score in (job.score, job.best) if score and score.round == model.round]
-    lines = [
-        f"# {spec.name or spec.workload}",
-        "",
-        f"Trained by HyperGPU job `{job.job_id}` on workload `{spec.workload}`.",
-        "",
-        f"- Rounds: {model.round} of {spec.training.rounds}",
-        f"- Inner steps a round: {spec.training.inner_steps}",
-        f"- Samples trained on, whole job: {job.tally.samples}",
-        f"- Nodes that took part: {len(job.members)}",
-        f"- Updates accepted: {job.tally.updates_accepted}, rejected: {job.tally.updates_rejected}",
-        f"- Codec: {spec.codec.up} up, {spec.codec.down} down",
-        f"- Model digest (BLAKE3): `{model.blob.digest}`",
-        *(_score_line(score) for score in scores[:1]),
-        *_data_lines(job),
-        "",
-        "## Use",
-        "",
-        "`python load.py` beside this file loads the model and evaluates it on held-out data;",
-        "`load().model` gives it to your own code. `model.safetensors` holds all tensors by name.",
-        "",
-        "## Settings",
-        "",
-        "```json",
-        spec_json(spec),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _score_line(score: ModelScore) -> str:
-    return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
-
-
-def _data_lines(job: Job) -> list[str]:
-    """Where the training samples are, if they were never sent."""
-    if not job.spec.data.stays_on_nodes:
-        return []
-    told = sum(stream.size for stream in job.streams)
-    kept = f"Training data: `{job.spec.data.name}`, which stayed on the nodes that have it"
-    return [f"- {kept}; these say that they have {several(told, 'sample')}"]
 
 
 log = structlog.get_logger()

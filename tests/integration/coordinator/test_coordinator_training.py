@@ -189,6 +189,8 @@ def test_an_exported_model_has_the_bytes_of_its_digest(
     assert job.model in flat
     card = exported.card.read_text("utf-8")
     assert "digits-softmax" in card
+    assert "650 parameters, 2 tensors" in card
+    assert "- Preprocessing: grey values of 0 to 16 are divided by 16" in card
     said = run_loader(exported.loader, tmp_path / "elsewhere")
     found = re.fullmatch(r"digits-softmax: accuracy (\S+), loss (\S+) on 3\d\d .*\n", said)
     assert found is not None

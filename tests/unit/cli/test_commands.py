@@ -552,3 +552,9 @@ def test_number_that_no_option_takes_is_refused_in_one_line(
     assert line.startswith("error 6002: ")
     assert " Fix: " in line
     assert len(line) < 400
+
+
+def test_a_log_of_a_job_that_is_not_watched_is_refused(alone: Hypergpu) -> None:
+    ended = alone("job", "submit", "job.toml", "--log", "tensorboard:curves")
+    assert ended.exit_code == 2
+    assert "add --watch, or log by job watch" in ended.output

@@ -1,0 +1,89 @@
+"""The card of an exported model: enough to rebuild it, to feed it and to judge it."""
+
+from coordinator.core.job.state import Job, Model, ModelScore
+from hypergpu.jobfile.reading import spec_json
+from hypergpu.tensors.layout import Layout
+from hypergpu.units import several
+from hypergpu.workloads.entry import WorkloadEntry
+from hypergpu.workloads.installed import package_of
+from hypergpu.workloads.workload import UnknownWorkloadError, find
+
+_UNKNOWN = "as the workload's package says"
+
+
+def model_card(job: Job, model: Model, layout: Layout) -> str:
+    """What a person should know about the file, as Markdown."""
+    spec = job.spec
+    scores = [score for score in (job.score, job.best) if score and score.round == model.round]
+    lines = [
+        f"# {spec.name or spec.workload}",
+        "",
+        f"Trained by HyperGPU job `{job.job_id}` on workload `{spec.workload}`.",
+        "",
+        f"- Rounds: {model.round} of {spec.training.rounds}",
+        f"- Inner steps a round: {spec.training.inner_steps}",
+        f"- Samples trained on, whole job: {job.tally.samples}",
+        f"- Nodes that took part: {len(job.members)}",
+        f"- Updates accepted: {job.tally.updates_accepted}, rejected: {job.tally.updates_rejected}",
+        f"- Codec: {spec.codec.up} up, {spec.codec.down} down",
+        f"- Model digest (BLAKE3): `{model.blob.digest}`",
+        *(_score_line(score) for score in scores[:1]),
+        *_kept_data_lines(job),
+        "",
+        *_model_lines(job, layout),
+        "",
+        "## Use",
+        "",
+        "`python load.py` beside this file loads the model and evaluates it on held-out data;",
+        "`load().model` gives it to your own code. `model.safetensors` holds all tensors by name.",
+        "",
+        "## Settings",
+        "",
+        "```json",
+        spec_json(spec),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _score_line(score: ModelScore) -> str:
+    return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
+
+
+def _kept_data_lines(job: Job) -> list[str]:
+    """Where the training samples are, if they were never sent."""
+    if not job.spec.data.stays_on_nodes:
+        return []
+    told = sum(stream.size for stream in job.streams)
+    kept = f"Training data: `{job.spec.data.name}`, which stayed on the nodes that have it"
+    return [f"- {kept}; these say that they have {several(told, 'sample')}"]
+
+
+def _model_lines(job: Job, layout: Layout) -> list[str]:
+    """Architecture, data and licence. The licence is the owner's to state."""
+    spec = job.spec
+    try:
+        entry = find(spec.workload)
+    except UnknownWorkloadError:
+        entry = WorkloadEntry(name=spec.workload, dataset=_UNKNOWN, meaning=_UNKNOWN, builder="")
+    source = f"your folder `{spec.data.path}`" if spec.data.path else entry.dataset
+    tensors, parameters = len(layout.tensors), layout.parameters_count
+    return [
+        "## Model and data",
+        "",
+        f"- Architecture: {entry.meaning}; {parameters:,} parameters, {tensors} tensors",
+        f"- To rebuild it: {_rebuilding(entry, job.workload_version)}",
+        f"- Data: {source}",
+        f"- Preprocessing: {entry.preprocessing or _UNKNOWN}",
+        f"- Split: {entry.split or _UNKNOWN}",
+        "- Licence: not stated; `hypergpu job publish --license` states one",
+    ]
+
+
+def _rebuilding(entry: WorkloadEntry, version: int) -> str:
+    if entry.name == "program":
+        return "the torch module that was given to hypergpu.train; tensors have its names"
+    needs = package_of(entry.name) or entry.install
+    needs = needs or ("hypergpu[torch]" if entry.kind == "torch" else "hypergpu")
+    return f"`load.py`, with `pip install '{needs}'`, workload version {version}"
