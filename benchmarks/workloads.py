@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.ours.table import ResultTable
+from benchmarks.ours.first_job import pip_figures
+from benchmarks.ours.table import BenchmarkParts, PartFigures
 from hypergpu.programs.samples import SampleWriter
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, trace
@@ -120,8 +121,25 @@ class StepSeconds(NamedTuple):
         return self.program_s / self.eager_s
 
 
-def run(is_quick: bool) -> ResultTable:
-    """Measure each model."""
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Its parts."""
+    return BenchmarkParts(
+        title="A model of one's own",
+        columns=(
+            "model",
+            "M parameters",
+            "eager, ms",
+            "program, ms",
+            "ratio",
+            "trace, s",
+            "load, s",
+        ),
+        parts={"steps": lambda: step_figures(is_quick=is_quick), "pip": pip_figures},
+    )
+
+
+def step_figures(*, is_quick: bool) -> PartFigures:
+    """A step of a program beside the eager model's."""
     torch.set_num_threads(1)
     found = [measure_case(case) for case in cases(is_quick)]
     rows = [
@@ -137,20 +155,9 @@ def run(is_quick: bool) -> ResultTable:
         for each in found
     ]
     metrics = {f"program_step_over_eager_{each.key}": each.ratio for each in found}
-    metrics |= {"export_s": found[-1].export_s, "load_s": found[-1].load_s}
-    return ResultTable(
-        title="A step of a program beside the eager model's",
-        columns=(
-            "model",
-            "M parameters",
-            "eager, ms",
-            "program, ms",
-            "ratio",
-            "trace, s",
-            "load, s",
-        ),
+    return PartFigures(
         rows=rows,
-        metrics=metrics,
+        metrics=metrics | {"export_s": found[-1].export_s, "load_s": found[-1].load_s},
         notes=(
             "One thread; loss and gradients, no optimizer. Medians; both take turns.",
             "The first trace of a process includes the import of torch's compiler.",

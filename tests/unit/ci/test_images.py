@@ -102,9 +102,9 @@ def test_what_an_image_is_built_of_is_what_the_wheel_is_built_of() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda each: each.stem)
 def test_the_steps_of_an_image_run_as_a_script(dockerfile: Path, tmp_path: Path) -> None:
-    """Without a builder: those that need no package of the system, without extras."""
+    """Without a builder: those that need no package of the system, with an extra of nothing."""
     steps = [each for each in values(dockerfile, "RUN") if "apt-get" not in each]
-    script = "set -e; EXTRAS=; PIP_OPTIONS=; " + "; ".join(steps)
+    script = "set -e; EXTRAS=page; PIP_OPTIONS=; " + "; ".join(steps)
     moved = script.replace("/opt/hypergpu", str(tmp_path / "hypergpu"))
     subprocess.run(["sh", "-c", moved], cwd=ROOT, check=True)
     (entry,) = values(dockerfile, "ENTRYPOINT")
