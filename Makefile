@@ -31,7 +31,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu wheel node-pex full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: bandit audit
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
@@ -55,6 +55,11 @@ wheel: setup node_modules/.installed .venv-pex/.installed ## Build the wheel and
 
 node-pex: setup .venv-pex/.installed ## Build hypergpu-node as one file, dist/hypergpu-node.pex.
 	@$(BIN)/python .ci/node_pex.py dist/hypergpu-node.pex
+
+# It reads the packages of .venv, and lies beside them.
+api: setup .venv-pdoc/.installed ## Build the reference of the Python client from its docstrings into build/api.
+	@PYTHONWARNINGS=ignore PYTHONPATH="$$(echo $(CURDIR)/.venv-pdoc/lib/python3*/site-packages)" $(BIN)/python -m pdoc \
+		--docformat google --output-directory build/api hypergpu.training hypergpu.client hypergpu.errors
 
 # Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
 full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].
@@ -139,6 +144,7 @@ lock: setup ## Resolve every lock file afresh.
 	$(BIN)/python .ci/lock.py locks/audit.txt 'bandit[toml]' pip-audit
 	$(BIN)/python .ci/lock.py locks/uv.txt uv
 	$(BIN)/python .ci/lock.py locks/pex.txt pex
+	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/pdoc.txt pdoc
 	npm install --package-lock-only
 	cd $(WEB) && rm -rf node_modules package-lock.json && npm install --package-lock-only
 	@node -e 'const fs = require("fs"); \
@@ -191,6 +197,12 @@ web-drift: $(WEB)/node_modules/.installed
 	@echo "Installing pex into .venv-pex"
 	@test -x .venv-pex/bin/python || $(BIN)/python -m venv --without-pip .venv-pex
 	@$(INSTALL) .venv-pex $<
+	@touch $@
+
+.venv-pdoc/.installed: locks/pdoc.txt | .venv/.installed
+	@echo "Installing pdoc into .venv-pdoc"
+	@test -x .venv-pdoc/bin/python || $(BIN)/python -m venv --without-pip .venv-pdoc
+	@$(INSTALL) .venv-pdoc $<
 	@touch $@
 
 # Its own environment: it wants an older web3 than ours.

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from benchmarks.ours.workloads.billion import billion_figures
+from benchmarks.ours.workloads.first_job import pip_figures
 from benchmarks.ours.workloads.own_data import own_data_figures
 from hypergpu.programs.samples import SampleWriter
 from hypergpu.workloads.networks.program import ProgramWorkload
@@ -132,6 +133,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         columns=("", "beside it", "ours", "ratio", ""),
         parts={
             "steps": partial(step_figures, is_quick=is_quick),
+            "pip": pip_figures,
             "private": partial(own_data_figures, is_quick=is_quick),
             "billion": partial(billion_figures, is_quick=is_quick),
             "lora": partial(_adapter_figures, is_quick=is_quick),

@@ -1,6 +1,7 @@
 """The Dockerfiles and the compose file of `examples/images`, read as a linter reads them."""
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,16 @@ def test_what_an_image_is_built_of_is_what_the_wheel_is_built_of() -> None:
     sources = [each.removeprefix("!") for each in ignored if each.startswith("!")]
     assert all((ROOT / each).exists() for each in sources)
     assert {"coordinator", "gpu_node", "hypergpu", "contracts/artifacts"} <= set(sources)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda each: each.stem)
+def test_the_steps_of_an_image_run_as_a_script(dockerfile: Path, tmp_path: Path) -> None:
+    """Without a builder: those that need no package of the system, with an extra of nothing."""
+    steps = [each for each in values(dockerfile, "RUN") if "apt-get" not in each]
+    script = "set -e; EXTRAS=page; PIP_OPTIONS=; " + "; ".join(steps)
+    moved = script.replace("/opt/hypergpu", str(tmp_path / "hypergpu"))
+    subprocess.run(["sh", "-c", moved], cwd=ROOT, check=True)
+    (entry,) = values(dockerfile, "ENTRYPOINT")
+    program = tmp_path / "hypergpu" / "bin" / entry[2:-2]
+    subprocess.run([program, "--version"], check=True)
