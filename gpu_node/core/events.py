@@ -22,6 +22,10 @@ class TrainedUpdate(msgspec.Struct, frozen=True):
     loss_last: float | None = None
     encode_ms: Milliseconds = Milliseconds(0)
     """Compressing the update, and making it and the end state durable."""
+    memory_before_bytes: Bytes = Bytes(0)
+    """Device memory before the first inner step; 0: not measured."""
+    memory_peak_bytes: Bytes = Bytes(0)
+    """At that step's peak."""
 
 
 class Timer(Enum):

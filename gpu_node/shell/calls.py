@@ -302,6 +302,8 @@ def update_offer(
             loss_first=math.nan if update.loss_first is None else update.loss_first,
             loss_last=math.nan if update.loss_last is None else update.loss_last,
             phases=None if phases is None else phases_message(phases),
+            memory_before_bytes=update.memory_before_bytes,
+            memory_peak_bytes=update.memory_peak_bytes,
         ),
     )
 

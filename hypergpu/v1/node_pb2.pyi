@@ -1191,11 +1191,16 @@ class TrainingReport(google.protobuf.message.Message):
     LOSS_FIRST_FIELD_NUMBER: builtins.int
     LOSS_LAST_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
+    MEMORY_BEFORE_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_PEAK_BYTES_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     samples: builtins.int
     compute_ms: builtins.int
     loss_first: builtins.float
     loss_last: builtins.float
+    memory_before_bytes: builtins.int
+    """Of the device, before the first inner step and at its peak; 0: not measured, as on a CPU."""
+    memory_peak_bytes: builtins.int
     @property
     def phases(self) -> global___PhaseDurations: ...
     def __init__(
@@ -1207,9 +1212,11 @@ class TrainingReport(google.protobuf.message.Message):
         loss_first: builtins.float = ...,
         loss_last: builtins.float = ...,
         phases: global___PhaseDurations | None = ...,
+        memory_before_bytes: builtins.int = ...,
+        memory_peak_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["phases", b"phases"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "phases", b"phases", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "memory_before_bytes", b"memory_before_bytes", "memory_peak_bytes", b"memory_peak_bytes", "phases", b"phases", "samples", b"samples"]) -> None: ...
 
 global___TrainingReport = TrainingReport
 

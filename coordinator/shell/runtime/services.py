@@ -174,7 +174,10 @@ class NodeAllocator:
     async def _join(self, job_id: JobId, node: NodeId) -> None:
         """Make a node a member; what became of it while that was written is caught up with."""
         tokens = await asyncio.to_thread(self._journal.joined_tokens, node)
-        event = NodeJoined(at_ms=NOW, node=node, token=min(tokens, default=""))
+        stream = self._nodes.streams.get(node)
+        memory_bytes = Bytes(stream.capabilities.memory_bytes if stream is not None else 0)
+        token = min(tokens, default="")
+        event = NodeJoined(at_ms=NOW, node=node, token=token, memory_bytes=memory_bytes)
         if await self._driver.insist(job_id, event):
             return
         if self._nodes.silent_ms(node) is None:

@@ -284,6 +284,8 @@ def train_shard(
         loss_first=_finite(losses.first),
         loss_last=_finite(losses.last),
         encode_ms=Milliseconds(round((time.monotonic() - trained_s) * 1000)),
+        memory_before_bytes=trainer.memory.before_bytes,
+        memory_peak_bytes=trainer.memory.peak_bytes,
     )
 
 
