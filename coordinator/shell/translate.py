@@ -22,6 +22,7 @@ from coordinator.core.measure.reading import (
     TransferTime,
 )
 from coordinator.core.node_fit import NodeFeatures
+from coordinator.core.plan.decision import MemoryUse
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
@@ -257,6 +258,13 @@ def participant_summary(
         if progress.phase is not None and participant.is_open:
             message.phase = progress.phase.value
     return message
+
+
+def memory_use(report: node_pb2.TrainingReport) -> MemoryUse | None:
+    """What a node measured of its memory; None: it did not."""
+    if not report.memory_peak_bytes:
+        return None
+    return MemoryUse(Bytes(report.memory_before_bytes), Bytes(report.memory_peak_bytes))
 
 
 def role_value(role: int) -> Role | None:

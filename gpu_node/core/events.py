@@ -24,6 +24,10 @@ class TrainedUpdate(msgspec.Struct, frozen=True):
     """Compressing the update, and making it and the end state durable."""
     data_samples: Samples = Samples(0)
     """Samples in the node's own folder; 0: it trained on the job's data."""
+    memory_before_bytes: Bytes = Bytes(0)
+    """Device memory before the first inner step; 0: not measured."""
+    memory_peak_bytes: Bytes = Bytes(0)
+    """At that step's peak."""
 
 
 class Timer(Enum):

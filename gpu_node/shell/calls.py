@@ -303,6 +303,8 @@ def update_offer(
             loss_last=math.nan if update.loss_last is None else update.loss_last,
             phases=None if phases is None else phases_message(phases),
             data_samples=update.data_samples,
+            memory_before_bytes=update.memory_before_bytes,
+            memory_peak_bytes=update.memory_peak_bytes,
         ),
     )
 

@@ -1231,6 +1231,8 @@ class TrainingReport(google.protobuf.message.Message):
     LOSS_LAST_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     DATA_SAMPLES_FIELD_NUMBER: builtins.int
+    MEMORY_BEFORE_BYTES_FIELD_NUMBER: builtins.int
+    MEMORY_PEAK_BYTES_FIELD_NUMBER: builtins.int
     inner_steps: builtins.int
     samples: builtins.int
     compute_ms: builtins.int
@@ -1238,6 +1240,9 @@ class TrainingReport(google.protobuf.message.Message):
     loss_last: builtins.float
     data_samples: builtins.int
     """How many samples the node's own data set has, and all that is told of it; 0: the data are everybody's."""
+    memory_before_bytes: builtins.int
+    """Of the device, before the first inner step and at its peak; 0: not measured, as on a CPU."""
+    memory_peak_bytes: builtins.int
     @property
     def phases(self) -> global___PhaseDurations: ...
     def __init__(
@@ -1250,9 +1255,11 @@ class TrainingReport(google.protobuf.message.Message):
         loss_last: builtins.float = ...,
         phases: global___PhaseDurations | None = ...,
         data_samples: builtins.int = ...,
+        memory_before_bytes: builtins.int = ...,
+        memory_peak_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["phases", b"phases"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "data_samples", b"data_samples", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "phases", b"phases", "samples", b"samples"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compute_ms", b"compute_ms", "data_samples", b"data_samples", "inner_steps", b"inner_steps", "loss_first", b"loss_first", "loss_last", b"loss_last", "memory_before_bytes", b"memory_before_bytes", "memory_peak_bytes", b"memory_peak_bytes", "phases", b"phases", "samples", b"samples"]) -> None: ...
 
 global___TrainingReport = TrainingReport
 

@@ -119,3 +119,9 @@ def test_a_batch_that_does_not_fit_on_cuda_fits_in_parts(tmp_path: Path) -> None
 
     with spawn_worker("torch", {"HYPERGPU_WORKER_MEMORY_BYTES": str(4 << 30)}) as worker:
         assert worker.train(parts).samples
+
+
+def test_a_worker_on_cuda_tells_what_its_first_step_took(kit: ShardKit) -> None:
+    with spawn_worker("torch") as worker:
+        update = worker.train(kit.request(0))
+    assert update.memory_peak_bytes > update.memory_before_bytes > 0

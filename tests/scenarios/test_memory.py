@@ -10,13 +10,14 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.commands import AssignShard, WriteRecord
 from coordinator.core.job.state import Job, Phase
-from coordinator.core.plan.decision import MemoryFit, NodePlan
+from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
 from coordinator.core.round.assignment import node_band
 from coordinator.core.round.transition import transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec
 from hypergpu.optimizer import pass_sizes
+from hypergpu.units import Bytes
 from tests.unit.job_states import (
     ALICE,
     AWARE,
@@ -33,6 +34,7 @@ from tests.unit.job_states import (
     planning,
     training,
     update_event,
+    waiting,
 )
 
 HALF = "micro-batch 2 of 4: a larger one ran out of memory"
@@ -85,7 +87,7 @@ def test_a_plan_is_asked_for_with_what_fits() -> None:
     job = after(planning(), plan_event(0, {ALICE: node_plan(), BOB: node_plan()}))
     job = after(shortages(job, ALICE), *both_updates_after_one_retry(), fold_event(0))
     assert job.phase is Phase.PLANNING
-    assert job.members[ALICE].fit == MemoryFit(2)
+    assert job.members[ALICE].fit == MemoryFit(2, why="a larger one ran out of memory")
 
 
 def both_updates_after_one_retry() -> tuple[events.Event, events.Event]:
@@ -149,6 +151,61 @@ def test_a_node_that_runs_out_of_memory_while_the_job_is_paused_tries_again_on_r
     }
     assert tasks[ALICE].optimizer.micro_batch == 2
     assert tasks[BOB].optimizer.micro_batch == 0
+
+
+def measured_update(node: NodeId, *, lease: int, peak_bytes: int) -> events.Event:
+    """An update whose first step was measured: 1 GB before it."""
+    event = update_event(node, round_=0, lease=lease)
+    assert isinstance(event, events.UpdateReceived)
+    memory = MemoryUse(Bytes(10**9), Bytes(peak_bytes))
+    return replace(event, update=replace(event.update, memory=memory))
+
+
+def with_memory(node: NodeId, memory_bytes: int) -> events.Event:
+    return events.NodeJoined(at_ms=at(45), node=node, memory_bytes=Bytes(memory_bytes))
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "micro_batch", "checkpoints"),
+    [(0, 0, False), (8 * 10**9, 0, False), (4 * 10**9, 2, False), (2 * 10**9, 1, True)],
+)
+def test_a_newcomer_begins_with_what_fits_by_the_least_that_others_measured(
+    *, memory_bytes: int, micro_batch: int, checkpoints: bool
+) -> None:
+    job = after(replace(training(), can_checkpoint=True), with_memory(CAROL, memory_bytes))
+    # Bob's 4 GB are Alice's or an exaggeration: a sample takes 1 GB.
+    updates = (
+        measured_update(ALICE, lease=1, peak_bytes=5 * 10**9),
+        measured_update(BOB, lease=2, peak_bytes=17 * 10**9),
+    )
+    job = after(job, *updates, fold_event(0))
+    plan = job.open_round.participants[CAROL].plan
+    assert (plan.micro_batch, plan.checkpoints_activations) == (micro_batch, checkpoints)
+    if micro_batch == 2:
+        assert plan.reason.endswith("micro-batch 2 of 4: a sample takes 1 GB of 4 GB")
+
+
+def test_a_node_keeps_what_its_own_updates_showed_to_fit() -> None:
+    job = after(waiting(), with_memory(ALICE, 6 * 10**9), with_memory(BOB, 6 * 10**9))
+    for lease, node in enumerate((ALICE, BOB), 1):
+        job = after(job, measured_update(node, lease=lease, peak_bytes=5 * 10**9))
+    job = after(job, with_memory(CAROL, 4 * 10**9), fold_event(0))
+    # Four fifths of 6 GB are less than a whole batch has taken of it.
+    micro_batches = {n: p.plan.micro_batch for n, p in job.open_round.participants.items()}
+    assert micro_batches == {ALICE: 0, BOB: 0, CAROL: 2}
+    job = after(job, update_event(CAROL, round_=1, lease=5))
+    assert job.members[CAROL].fit.micro_batch == 2
+
+
+def test_a_measure_that_cannot_be_is_of_no_use() -> None:
+    job = after(training(), with_memory(CAROL, 10**9))
+    job = after(
+        job,
+        measured_update(ALICE, lease=1, peak_bytes=1),
+        measured_update(BOB, lease=2, peak_bytes=1),
+    )
+    job = after(job, fold_event(0))
+    assert job.open_round.participants[CAROL].plan.micro_batch == 0
 
 
 @pytest.mark.parametrize("spec", [SPEC, AWARE], ids=["stated", "planned"])

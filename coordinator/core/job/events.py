@@ -58,6 +58,8 @@ class NodeJoined(StampedEvent, frozen=True, tag=True):
     node: NodeId
     token: str = ""
     """Id of a join token that it used; empty where it is not known."""
+    memory_bytes: Bytes = Bytes(0)
+    """Its device's, as it says; 0: not known."""
 
 
 class NodeLost(StampedEvent, frozen=True, tag=True):

@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.job.standing import Standing
-from coordinator.core.plan.decision import MemoryFit, NodePlan, PlanMemory
+from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
@@ -85,6 +85,8 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     nonce: int = 0
     signature: bytes = b""
     """The node's signature of the contribution."""
+    memory: MemoryUse | None = None
+    """The sender's measure: before its first step, and at its peak; None: there is none."""
     phases: PhaseDurations | None = None
     """The sender's report, with the upload until it was in; None: there is none."""
     data_samples: Samples = Samples(0)
@@ -302,6 +304,8 @@ class Member(msgspec.Struct, frozen=True):
     """Updates of it in a row that spoke clearly against it."""
     ban: str = ""
     """Why it gets no work in this job any more; empty: it does."""
+    memory_bytes: Bytes = Bytes(0)
+    """Its device's, as it says; 0: not known."""
     fit: MemoryFit = MemoryFit()
     """What running out of memory has taught of its device."""
 
@@ -382,6 +386,8 @@ class Job(msgspec.Struct, frozen=True):
     workload_version: int = 1
     can_checkpoint: bool = False
     """Whether its workload can compute activations again, rather than keep them."""
+    memory_use: MemoryUse | None = None
+    """The least that its steps were measured to take."""
     lost_model: bool = False
     """The current model's bytes are damaged; they are being made again from ``previous`` and
     ``closed``.

@@ -135,12 +135,23 @@ class NodeResult(msgspec.Struct, frozen=True):
     """From the round's opening until its update was in; 0: it never was."""
 
 
+class MemoryUse(msgspec.Struct, frozen=True):
+    """What a job's steps take of a device's memory, by the workers' own measure."""
+
+    before_bytes: Bytes
+    """Before the step: parameters and all else that stays."""
+    sample_bytes: Bytes
+    """At the step's peak, for each sample that was in memory at once; gradients are in it."""
+
+
 class MemoryFit(msgspec.Struct, frozen=True):
     """How a member's steps are made to fit into its device's memory, see `memory_fit`."""
 
     micro_batch: int = 0
     """Most samples in memory at once; 0: nothing says that a whole batch is too much."""
     checkpoints_activations: bool = False
+    why: str = ""
+    """Reason of the micro-batch, for people."""
     shortage: str = ""
     """Why it gets no work in this job: not even one sample fits; empty: it does."""
 

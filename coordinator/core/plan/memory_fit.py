@@ -8,10 +8,15 @@ for memory: with one sample at a time a smaller one would need no less.
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import MemoryFit, NodePlan
+from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import OptimizerRule, pass_sizes
+from hypergpu.units import Bytes
 
+_USABLE = 0.8
+"""Part of a device's memory that an estimate counts on: the rest is for the display, other
+programs, and what allocators cannot use.
+"""
 _SHORTAGE = "left out: one sample at a time runs out of memory"
 _RECOMPUTED = " with activation checkpointing"
 
@@ -28,10 +33,60 @@ def tighter_fit(plan: NodePlan, spec: JobSpec, *, can_checkpoint: bool) -> Memor
     largest = pass_sizes(plan.batch(spec.training.batch_size), rule.micro_batch)[0]
     checkpoints = plan.checkpoints_activations
     if largest > 1:
-        return MemoryFit(largest // 2, checkpoints)
+        return MemoryFit(largest // 2, checkpoints, "a larger one ran out of memory")
     if can_checkpoint and not checkpoints:
-        return MemoryFit(1, checkpoints_activations=True)
-    return MemoryFit(1, checkpoints, f"{_SHORTAGE}{_RECOMPUTED if checkpoints else ''}")
+        return MemoryFit(1, checkpoints_activations=True, why="it ran out of memory without")
+    shortage = f"{_SHORTAGE}{_RECOMPUTED if checkpoints else ''}"
+    return MemoryFit(1, checkpoints, shortage=shortage)
+
+
+def least_use(
+    known: MemoryUse | None, measured: MemoryUse, plan: NodePlan, spec: JobSpec
+) -> MemoryUse:
+    """The least that any step was measured to take: a node that exaggerates slows nobody, and one
+    that tells too little costs others a try.
+
+    Args:
+        known: By earlier steps.
+        measured: Bytes before a step under the plan, and in ``sample_bytes`` those at its peak.
+        plan: Of the node.
+        spec: The settings of its round.
+    """
+    batch, micro_batch = plan.batch(spec.training.batch_size), fitted_rule(plan, spec).micro_batch
+    taken = (measured.sample_bytes - measured.before_bytes) // pass_sizes(batch, micro_batch)[0]
+    if plan.checkpoints_activations or taken <= 0 or measured.before_bytes <= 0:
+        return known or MemoryUse(Bytes(0), Bytes(0))
+    if known is None or not known.sample_bytes:
+        return MemoryUse(measured.before_bytes, Bytes(taken))
+    return MemoryUse(
+        min(known.before_bytes, measured.before_bytes), Bytes(min(known.sample_bytes, taken))
+    )
+
+
+def estimated_fit(
+    use: MemoryUse | None, memory_bytes: Bytes, *, most: int, can_checkpoint: bool
+) -> MemoryFit:
+    """What fits into a device's memory by what steps took on others; whatever, where nothing is
+    known.
+
+    Args:
+        use: By steps of the job.
+        memory_bytes: The device's; 0: not known.
+        most: The largest batch of the job.
+        can_checkpoint: Whether the workload can compute activations again.
+    """
+    if use is None or not use.sample_bytes or not memory_bytes:
+        return MemoryFit()
+    room = int(_USABLE * memory_bytes) - use.before_bytes
+    fits = room // use.sample_bytes
+    if fits >= most:
+        return MemoryFit()
+    why = f"a sample takes {_size(use.sample_bytes)} of {_size(memory_bytes)}"
+    return MemoryFit(max(1, fits), can_checkpoint and fits < 1, why)
+
+
+def _size(count: Bytes) -> str:
+    return f"{count / 1e9:.2g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 def fit_plan(plan: NodePlan, fit: MemoryFit, spec: JobSpec) -> NodePlan:
@@ -44,10 +99,7 @@ def fit_plan(plan: NodePlan, fit: MemoryFit, spec: JobSpec) -> NodePlan:
     if micro_batch == most and not fit.checkpoints_activations:
         return plan
     why = f"micro-batch {micro_batch} of {batch}"
-    if fit.checkpoints_activations:
-        why += f"{_RECOMPUTED}: it ran out of memory without"
-    else:
-        why += ": a larger one ran out of memory"
+    why += f"{_RECOMPUTED if fit.checkpoints_activations else ''}: {fit.why}"
     return replace(
         plan,
         micro_batch=micro_batch,

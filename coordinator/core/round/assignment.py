@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.commands import AssignShard, CancelShard, Command, SetDeadline
 from coordinator.core.job.state import (
+    AcceptedUpdate,
     Job,
     Member,
     Participant,
@@ -33,7 +34,13 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.memory_fit import fit_plan, fitted_rule
+from coordinator.core.plan.memory_fit import (
+    estimated_fit,
+    fit_plan,
+    fitted_rule,
+    least_use,
+)
+from coordinator.core.plan.node_work import most_samples
 from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
     is_awaited,
@@ -174,6 +181,25 @@ def available_nodes(job: Job) -> list[NodeId]:
     return [node for _, node in sorted(able)]
 
 
+def fit_of(job: Job, node: NodeId) -> MemoryFit:
+    """How a member's steps are made to fit: by its own, else by what others measured."""
+    member = job.members[node]
+    if member.fit != MemoryFit() or member.accepted_lease:
+        return member.fit
+    most = most_samples(job.spec)
+    return estimated_fit(
+        job.memory_use, member.memory_bytes, most=most, can_checkpoint=job.can_checkpoint
+    )
+
+
+def with_memory_use(job: Job, plan: NodePlan, update: AcceptedUpdate) -> Job:
+    """The job with what the sender of an update measured of its memory."""
+    if update.memory is None:
+        return job
+    use = least_use(job.memory_use, update.memory, plan, job.open_round.spec)
+    return replace(job, memory_use=use)
+
+
 def left_out(job: Job) -> int:
     """How many nodes are there and get no work, since not even one sample fits into memory."""
     return sum(1 for each in job.members.values() if each.is_present and each.fit.shortage)
@@ -210,7 +236,7 @@ def plan_request(job: Job) -> PlanRequest:
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
         prefetched={node: each.inner_steps for node, each in due.items() if each},
-        fits={node: fit for node in nodes if (fit := job.members[node].fit) != MemoryFit()},
+        fits={node: fit for node in nodes if (fit := fit_of(job, node)) != MemoryFit()},
     )
 
 
@@ -356,7 +382,7 @@ def reassign_orphans(job: Job) -> JobStep:
         if job.spec.data.stays_on_nodes and not own:
             plan = own_pass(job, node, plan)
             job, shard = _swap_shard(job, node, shard, plan)
-        plan = fit_plan(plan, member.fit, round_.spec)
+        plan = fit_plan(plan, fit_of(job, node), round_.spec)
         taken = Participant(member.slot, lease, shard, plan, job.at_ms)
         started[node] = replace(taken, work=_first_work(round_, member))
         lease += 1

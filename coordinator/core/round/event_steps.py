@@ -32,6 +32,7 @@ from coordinator.core.round.assignment import (
     JobStep,
     assignment,
     cancellations,
+    fit_of,
     is_done,
     mark_late,
     reassign_orphans,
@@ -40,6 +41,7 @@ from coordinator.core.round.assignment import (
     return_samples,
     shard_samples,
     vacate_shard,
+    with_memory_use,
 )
 from coordinator.core.round.hand_back import refit_work, with_reason
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
@@ -54,7 +56,8 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     """Give the node its slot, and work if there is some."""
     before = job.members.get(event.node) or Member(Slot(len(job.members)))
     fit = replace(before.fit, shortage="")  # its owner may have given it more memory
-    member = replace(before, is_present=True, is_leaving=False, token=event.token, fit=fit)
+    told = replace(before, token=event.token, memory_bytes=event.memory_bytes)
+    member = replace(told, is_present=True, is_leaving=False, fit=fit)
     job = with_own_streams(replace(job, members={**job.members, event.node: member}))
     if job.phase is Phase.WAITING:
         return open_round(job)
@@ -121,6 +124,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         last_accepted=update.blob.digest,
         accepted_lease=event.lease,
         standing=before.standing.after_update(took_ms, participant.inner_steps),
+        fit=fit_of(job, event.node) if participant.plan.micro_batch else before.fit,
     )
     round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
     twice = samples if round_.is_covered(event.node) else 0
@@ -132,7 +136,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         updates_accepted=job.tally.updates_accepted + 1,
     )
     job = replace(
-        job,
+        with_memory_use(job, participant.plan, update),
         round=replace_participants(round_, {event.node: participant}),
         members={**job.members, event.node: member},
         streams=counted_streams(job, event.node, update.data_samples),
@@ -143,15 +147,13 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
 
 def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
     """Count a rejected update for the tables."""
-    rejected = job.tally.updates_rejected + 1
-    return JobStep(replace(job, tally=replace(job.tally, updates_rejected=rejected)))
+    tally = replace(job.tally, updates_rejected=job.tally.updates_rejected + 1)
+    return JobStep(replace(job, tally=tally))
 
 
 def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
-    """Give the shard to another node; a holder that stays gets none in this round, unless it takes
-    the shard again with less in memory at once.
-
-    One that leaves is lost to the round like any other, and may take part again once it is back.
+    """Give the shard to its holder again, with less in memory at once, or to another node. A holder
+    that leaves is lost to the round like any other, and may take part again once it is back.
     """
     is_leaving = job.members[event.node].is_leaving
     if event.is_out_of_memory and not is_leaving:

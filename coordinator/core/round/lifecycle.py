@@ -36,6 +36,7 @@ from coordinator.core.round.assignment import (
     deadline,
     deal_shards,
     due_prefetch,
+    fit_of,
     left_out,
     nodes_needed,
     plan_request,
@@ -198,7 +199,7 @@ def _stated_plan(job: Job) -> RoundPlan:
     return RoundPlan(
         round=number,
         nodes={
-            node: fit_plan(trial if node in on_trial else full, job.members[node].fit, spec)
+            node: fit_plan(trial if node in on_trial else full, fit_of(job, node), spec)
             for node in nodes
         },
         resting=resting,

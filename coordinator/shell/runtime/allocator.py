@@ -21,7 +21,7 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
-from hypergpu.units import Milliseconds
+from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
 
@@ -149,7 +149,10 @@ class NodeAllocator:
     async def _join(self, job_id: JobId, node: NodeId) -> None:
         """Make a node a member; what became of it while that was written is caught up with."""
         tokens = await asyncio.to_thread(self._journal.joined_tokens, node)
-        event = NodeJoined(at_ms=_NOW, node=node, token=min(tokens, default=""))
+        stream = self._nodes.streams.get(node)
+        memory_bytes = Bytes(stream.capabilities.memory_bytes if stream is not None else 0)
+        token = min(tokens, default="")
+        event = NodeJoined(at_ms=_NOW, node=node, token=token, memory_bytes=memory_bytes)
         if await self._driver.insist(job_id, event):
             return
         if self._nodes.silent_ms(node) is None:

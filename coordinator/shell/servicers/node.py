@@ -122,6 +122,7 @@ class _Offer:
                 inner_steps=request.report.inner_steps,
                 compute_ms=Milliseconds(request.report.compute_ms),
                 loss_last=translate.finite(request.report.loss_last),
+                memory=translate.memory_use(request.report),
                 codec=codec,
                 nonce=request.nonce,
                 signature=request.signature,

@@ -17,7 +17,7 @@ from gpu_node.shell.worker.protocol import (
     cap_memory,
 )
 from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
-from gpu_node.shell.worker.trainer import InitialState, Trainer
+from gpu_node.shell.worker.trainer import DeviceMemory, InitialState, Trainer
 from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
@@ -48,12 +48,14 @@ class TorchTrainer:
         self.layout = module_layout(self._model)
         self._optimizer = TorchOptimizer(self._model, self._device)
         self._micro_batch = 0
+        self.memory = DeviceMemory()
 
     def begin(self, start: InitialState) -> None:
         """See `Trainer`."""
         torch.manual_seed(start.seed & (2**63 - 1))
         load_module(self._model, self.layout, start.model)
         self._micro_batch = start.rule.micro_batch
+        self.memory = DeviceMemory()
         if isinstance(self._model, CheckpointedModule):
             self._model.checkpoint_activations(is_on=start.rule.checkpoints_activations)
         self._optimizer.begin(start.rule, start.optimizer)
@@ -61,11 +63,18 @@ class TorchTrainer:
     def step(self, indices: NDArray[np.int64], learning_rate: float) -> torch.Tensor:
         """See `Trainer`."""
         self._model.zero_grad(set_to_none=True)
+        before_bytes = Bytes(0)
+        if self._device.type == "cuda" and not self.memory.peak_bytes:
+            torch.cuda.reset_peak_memory_stats()
+            before_bytes = Bytes(torch.cuda.memory_allocated())
         sizes = pass_sizes(len(indices), self._micro_batch)
         parts = np.split(indices, np.cumsum(sizes)[:-1])
         shares = self._shares(parts)
         losses = [self._add_gradient(*each) for each in zip(parts, shares, strict=True)]
         self._optimizer.step(learning_rate)
+        if before_bytes:
+            peak_bytes = Bytes(torch.cuda.max_memory_allocated())
+            self.memory = DeviceMemory(before_bytes, peak_bytes)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def store(self, out: Flat) -> None:

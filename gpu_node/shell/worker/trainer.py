@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpu_node.shell.worker.protocol import ShardProgress
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.layout import Flat, Layout
+from hypergpu.units import Bytes
 from hypergpu.workloads.workload import Samples
 
 OptimizerState = Mapping[str, NDArray[np.float32]]
@@ -26,6 +27,13 @@ class InitialState(NamedTuple):
     rule: OptimizerRule
 
 
+class DeviceMemory(NamedTuple):
+    """What a first step took of a device's memory; 0: not measured, as on a CPU."""
+
+    before_bytes: Bytes = Bytes(0)
+    peak_bytes: Bytes = Bytes(0)
+
+
 class Trainer(Protocol):
     """A model and its optimizer on one device. Each round begins it anew; nothing stays between."""
 
@@ -33,6 +41,11 @@ class Trainer(Protocol):
     """The model's tensors."""
     samples: Samples
     """The training data."""
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory that the first step since it began took."""
+        ...
 
     def begin(self, start: InitialState) -> None:
         """Take over a model and an optimizer state."""

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
 from gpu_node.shell.worker.protocol import Limits, TrainShard, WorkerCapabilities, WriteInitialModel
-from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
+from gpu_node.shell.worker.trainer import (
+    DeviceMemory,
+    InitialState,
+    ShardCallbacks,
+    ShardError,
+    Trainer,
+)
 from gpu_node.shell.worker.training import (
     PrefetchRun,
     PrefetchWork,
@@ -59,6 +65,7 @@ class NumpyTrainer:
     def __init__(self, workload: NumpyWorkload, samples: Samples) -> None:
         self._workload = workload
         self.samples = samples
+        self.memory = DeviceMemory()
         self.layout = numpy_layout(workload)
         self._flat = Flat.empty(self.layout)
         self._gradient = Flat.empty(self.layout)
@@ -135,6 +142,11 @@ class SlowedTrainer:
         self._floor = floor
         self._full_batch = full_batch
         self.layout, self.samples = trainer.layout, trainer.samples
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """See `Trainer`."""
+        return self._trainer.memory
 
     def begin(self, start: InitialState) -> None:
         """See `Trainer`."""

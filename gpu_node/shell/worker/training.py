@@ -285,6 +285,8 @@ def train_shard(
         loss_last=_finite(losses.last),
         encode_ms=Milliseconds(round((time.monotonic() - trained_s) * 1000)),
         data_samples=Samples(len(trainer.samples.labels) if task.data_name else 0),
+        memory_before_bytes=trainer.memory.before_bytes,
+        memory_peak_bytes=trainer.memory.peak_bytes,
     )
 
 

@@ -46,8 +46,8 @@ def test_a_device_short_of_memory_keeps_batch_and_steps_and_has_fewer_samples_at
     request = fleet.request(FLEET)
     found = {n: reading_of(t) for n, t in FLEET.items()} if is_measured else {}
     whole = plan_round(request, found, SIZES).nodes[N0]
-    part = plan_round(replace(request, fits={N0: MemoryFit(16)}), found, SIZES).nodes[N0]
-    why = "micro-batch 16 of 32: a larger one ran out of memory"
+    part = plan_round(replace(request, fits={N0: MemoryFit(16, why="so")}), found, SIZES).nodes[N0]
+    why = "micro-batch 16 of 32: so"
     assert part == replace(whole, micro_batch=16, reason=f"{whole.reason}; {why}")
 
 
