@@ -156,7 +156,7 @@ class Reason(Enum):
     OWNER_DATA = (
         7108,
         "FAILED_PRECONDITION",
-        "its owner names a folder under [data] in limits.toml there, and mends what is said of it",
+        "its owner names a folder under [data] in node.toml there, and mends what is said of it",
     )
     # 8xxx: the chain
     CHAIN_UNREACHABLE = 8001, "UNAVAILABLE", "start the chain, or correct the address of its RPC"

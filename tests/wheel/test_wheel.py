@@ -279,8 +279,9 @@ def test_uv_installs_the_programs_as_tools(wheel: Path, tmp_path: Path) -> None:
     places = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
     environment = made.uv_environment() | places
     command = [uv, "tool", "install", "-q", "--python", sys.executable]
-    constraint = ["--constraints", str(ROOT / "locks" / "dev.txt")]
-    subprocess.run([*command, *constraint, str(wheel)], env=environment, check=True)
+    with made.versions_of(ROOT / "locks" / "dev.txt") as versions_file:
+        constraint = ["--constraints", versions_file]
+        subprocess.run([*command, *constraint, str(wheel)], env=environment, check=True)
     assert tell_versions(tmp_path / "bin") == versions(wheel)
 
 
@@ -291,10 +292,18 @@ def test_pipx_installs_the_programs(wheel: Path, tmp_path: Path) -> None:
     installs = [sys.executable, str(ROOT / ".ci" / "install.py"), str(environment)]
     subprocess.run([*installs, "--package", "pipx"], check=True)
     places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    constraint = f"--pip-args=--constraint {ROOT / 'locks' / 'dev.txt'}"
-    subprocess.run(
-        [environment / "bin" / "pipx", "install", "--python", sys.executable, constraint, wheel],
-        env=os.environ | places,
-        check=True,
-    )
+    with installer().versions_of(ROOT / "locks" / "dev.txt") as versions_file:
+        words = ["--python", sys.executable, f"--pip-args=--constraint {versions_file}"]
+        subprocess.run(
+            [
+                environment / "bin" / "pipx",
+                "install",
+                "--python",
+                sys.executable,
+                constraint,
+                wheel,
+            ],
+            env=os.environ | places,
+            check=True,
+        )
     assert tell_versions(tmp_path / "bin") == versions(wheel)

@@ -32,6 +32,7 @@ from benchmarks.ours.trust.training import (
 from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.quality import quality_of
+from coordinator.core.round.outer_step import PLAIN_STEP
 from coordinator.core.trust import WHOLE, ban_reason, is_exploded
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
@@ -40,7 +41,6 @@ from coordinator.shell.aggregation.evidence import (
 )
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
-    PLAIN_STEP,
     DivergedError,
     FoldRequest,
     NoUpdatesError,

@@ -225,7 +225,7 @@ class _JobInProcess:
             FoldRequest(
                 layout=self._trainer.layout,
                 down=command.down,
-                outer=command.spec.outer,
+                outer=command.outer,
                 scale=command.scale,
                 base_model=self._stored_blob(base.blob),
                 outer_state=None if kept is None else self._stored_blob(kept),

@@ -17,7 +17,6 @@ from coordinator.core.job.state import Job
 from coordinator.core.round.transition import transition
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
-    PLAIN_STEP,
     FoldRequest,
     StoredBlob,
     StoredUpdate,
@@ -147,7 +146,7 @@ class PlannedTraining:
             FoldRequest(
                 layout=self.layout,
                 down=command.down,
-                outer=PLAIN_STEP if command.is_sparse else command.spec.outer,
+                outer=command.outer,
                 scale=command.scale,
                 base_model=StoredBlob(self._model, digest_of_file(self._model)),
                 outer_state=self._outer_state,

@@ -301,4 +301,7 @@ ModelEvent = (
 Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded
 """What the machine writes and never reads."""
 
+PaymentEvent = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded
+"""What payments fold: nothing else wakes them."""
+
 Event = JobCreated | NodeEvent | ControlEvent | ModelEvent | RoundPlanned | Record

@@ -33,6 +33,7 @@ from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Layout, LayoutError
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import OptionError, WorkloadEntry
+from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -40,7 +41,6 @@ from hypergpu.workloads.workload import (
     all_finite,
     build_for_job,
     find,
-    held_out_dataset,
 )
 
 

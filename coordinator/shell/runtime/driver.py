@@ -18,11 +18,8 @@ from coordinator.core.job.events import (
     AggregateReady,
     Event,
     JobCreated,
-    JobEnded,
-    ModelInitialised,
     ModelLost,
-    ParametersChanged,
-    RoundMeasured,
+    PaymentEvent,
     UpdateReceived,
     UpdateRejected,
 )
@@ -254,8 +251,6 @@ def _replay_job(journal: Journal, job_id: JobId) -> JobRuntime | None:
 SNAPSHOT_ROUNDS_MAX = 50
 """A job that evaluates less often is snapshot anyway."""
 _RETRY_S = 5.0
-PAYMENT_EVENTS = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded
-"""Events that payments fold: they are woken by no other one."""
 _WITHIN_A_ROUND = UpdateReceived | UpdateRejected
 """Events once a node and round: an allocation after each would cost too much."""
 Result = TypeVar("Result")
@@ -322,7 +317,7 @@ def _decide(
     start = runtime.next_sequence if runtime else 0
     for row in (event, *records):
         entries.append(event_entry(job_id, start + len(entries), row))
-        decision.concerns_payments |= isinstance(row, PAYMENT_EVENTS)
+        decision.concerns_payments |= isinstance(row, PaymentEvent)
     decision.jobs[job_id] = step.job
     decision.commands += [
         (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)

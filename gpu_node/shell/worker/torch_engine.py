@@ -33,7 +33,8 @@ from hypergpu.workloads.networks.task import (
     module_layout,
     store_module,
 )
-from hypergpu.workloads.workload import Samples, build_for_job, training_samples
+from hypergpu.workloads.node_data import training_samples
+from hypergpu.workloads.workload import Samples, build_for_job
 
 
 class TorchTrainer:

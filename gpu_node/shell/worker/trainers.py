@@ -42,6 +42,7 @@ from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry, missing_modules
+from hypergpu.workloads.node_data import training_samples
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -52,7 +53,6 @@ from hypergpu.workloads.workload import (
     entries,
     numpy_initial,
     numpy_layout,
-    training_samples,
 )
 
 if TYPE_CHECKING:

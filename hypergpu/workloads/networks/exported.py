@@ -17,6 +17,7 @@ from hypergpu.workloads.entry import (
     Options,
     Value,
 )
+from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
@@ -27,7 +28,6 @@ from hypergpu.workloads.workload import (
     UnknownWorkloadError,
     build,
     find,
-    held_out_dataset,
 )
 
 _MODEL_NAME = "model.safetensors"

@@ -25,6 +25,7 @@ from hypergpu.units import are, several
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
 from hypergpu.workloads.networks.task import Classification
+from hypergpu.workloads.node_data import NodeDataReaders
 from hypergpu.workloads.workload import (
     NO_SAMPLES,
     Array,
@@ -32,7 +33,6 @@ from hypergpu.workloads.workload import (
     Dataset,
     DatasetError,
     NodeDataError,
-    NodeDataReaders,
 )
 
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.task import Classification, NextByte
+from hypergpu.workloads.node_data import NodeDataReaders
 from hypergpu.workloads.workload import (
     CLASSES,
     NO_SAMPLES,
@@ -29,7 +30,6 @@ from hypergpu.workloads.workload import (
     Array,
     Dataset,
     DatasetError,
-    NodeDataReaders,
     digits,
     draw_digits,
 )

@@ -14,15 +14,8 @@ from torch.nn import functional as F
 
 from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
 from hypergpu.units import Bytes, several
-from hypergpu.workloads.workload import (
-    Array,
-    Dataset,
-    Example,
-    NodeDataReaders,
-    Sums,
-    Workload,
-    labelled_images,
-)
+from hypergpu.workloads.node_data import NodeDataReaders
+from hypergpu.workloads.workload import Array, Dataset, Example, Sums, Workload, labelled_images
 
 
 class Device(NamedTuple):

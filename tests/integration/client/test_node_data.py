@@ -26,7 +26,7 @@ def add_node(cluster: Cluster, name: str, limits: str) -> NodeProcess:
     """Let a node join whose owner wrote these limits."""
     node = NodeProcess(cluster.folder, name, "torch", {"HYPERGPU_NODE_NAME": name})
     node.state_dir.mkdir(mode=0o700)
-    (node.state_dir / "limits.toml").write_text(limits)
+    (node.state_dir / "node.toml").write_text(limits)
     node.join(cluster.coordinator.node_token())
     cluster.nodes.append(node)
     return node

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpu_node.shell.owner import LIMITS_FILE
+from gpu_node.shell.owner import OWNER_FILE
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
 from tests.processes import Cluster, accepted_updates
 
@@ -30,7 +30,7 @@ def test_only_a_node_with_the_label_trains_and_another_is_named_with_the_reason(
 
         folder = tmp_path / "node-1"
         folder.mkdir(mode=0o700)
-        (folder / LIMITS_FILE).write_text('[labels]\nsite = "attic"\n', "utf-8")
+        (folder / OWNER_FILE).write_text('[labels]\nsite = "attic"\n', "utf-8")
         cluster.add_nodes(1)
         cluster.wait_until_finished(job_id)
         trained = {node for _, node, _ in accepted_updates([*cluster.events(job_id)])}

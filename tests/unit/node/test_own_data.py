@@ -24,7 +24,7 @@ def wards(tmp_path: Path) -> Path:
 
 
 def limits_of(folder: Path, table: str) -> dict[str, str]:
-    (folder / "limits.toml").write_text(f"threads = 1\n[data]\n{table}\n")
+    (folder / "node.toml").write_text(f"threads = 1\n[data]\n{table}\n")
     return load_limits(folder, ()).data
 
 

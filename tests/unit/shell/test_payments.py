@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
+from coordinator.core.job.events import PaymentEvent
 from coordinator.core.job.state import Funding, Phase
 from coordinator.shell.app.startup import PaymentsHost, load_payments
-from coordinator.shell.runtime.driver import PAYMENT_EVENTS
 from coordinator.shell.runtime.services import NewJobTerms, Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
@@ -112,4 +112,4 @@ def test_an_absent_package_is_no_payments(tmp_path: Path) -> None:
 
 def test_every_event_that_payments_fold_wakes_them() -> None:
     """One that does not is folded with the next that does, and a job may wait for it for ever."""
-    assert {kind.__name__ for kind in get_args(PAYMENT_EVENTS)} == FACT_KINDS
+    assert {kind.__name__ for kind in get_args(PaymentEvent)} == FACT_KINDS
