@@ -294,16 +294,6 @@ def test_pipx_installs_the_programs(wheel: Path, tmp_path: Path) -> None:
     places = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
     with installer().versions_of(ROOT / "locks" / "dev.txt") as versions_file:
         words = ["--python", sys.executable, f"--pip-args=--constraint {versions_file}"]
-        subprocess.run(
-            [
-                environment / "bin" / "pipx",
-                "install",
-                "--python",
-                sys.executable,
-                constraint,
-                wheel,
-            ],
-            env=os.environ | places,
-            check=True,
-        )
+        command = [str(environment / "bin" / "pipx"), "install", *words, str(wheel)]
+        subprocess.run(command, env=os.environ | places, check=True)
     assert tell_versions(tmp_path / "bin") == versions(wheel)
