@@ -154,7 +154,7 @@ class CoordinatorActor:
                 round=lease.round,
                 lease=lease.number,
                 reason=reason,
-                is_out_of_memory=reason.startswith(OUT_OF_MEMORY),
+                lacks_memory=reason.startswith(OUT_OF_MEMORY),
             ),
         )
 

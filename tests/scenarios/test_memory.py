@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job import events
 from coordinator.core.job.commands import AssignShard, WriteRecord
-from coordinator.core.job.state import Job, Phase
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
 from coordinator.core.round.assignment import node_band
@@ -48,7 +49,7 @@ def shortage(job: Job, node: NodeId) -> events.ShardHandedBack:
         round=job.open_round.number,
         lease=job.open_round.participants[node].lease,
         reason="out of memory: 2 GiB",
-        is_out_of_memory=True,
+        lacks_memory=True,
     )
 
 
@@ -72,6 +73,15 @@ def test_a_node_short_of_memory_takes_its_shard_again_with_half_as_much_at_once(
     assert isinstance(record, events.MemoryFitted)
     assert (record.node, record.micro_batch, record.reason.endswith(HALF)) == (ALICE, 2, True)
     assert node_band(step.job, ALICE) == ("normal", f"H=2, int4, once more; {HALF}")
+
+
+def test_a_journal_from_before_refits_replays_as_it_was() -> None:
+    told = {"node": ALICE, "round": 0, "lease": 1, "reason": "out of memory: 2 GiB"}
+    row = {"kind": "ShardHandedBack", "at_ms": 40, **told, "is_out_of_memory": True}
+    before = training()
+    job = after(before, msgspec.convert(row, events.Event))
+    assert job.open_round.participants[ALICE].work is WorkState.HANDED_BACK
+    assert job.next_lease == before.next_lease
 
 
 def test_what_fits_is_known_in_later_rounds() -> None:

@@ -156,7 +156,7 @@ def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
     that leaves is lost to the round like any other, and may take part again once it is back.
     """
     is_leaving = job.members[event.node].is_leaving
-    if event.is_out_of_memory and not is_leaving:
+    if event.lacks_memory and not is_leaving:
         again = refit_work(job, event.node)
         if again.commands:
             return again
