@@ -115,7 +115,7 @@ def _event(job: Job, choice: int, node: NodeId, at_ms: int) -> Event:
             round=round_,
             lease=lease,
             reason="out of memory",
-            is_out_of_memory=True,
+            lacks_memory=True,
         ),
         lambda: events.DeadlineReached(at_ms=now, round=round_),
         lambda: events.AggregateReady(

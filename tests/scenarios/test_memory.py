@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard, WriteRecord
-from coordinator.core.job.state import Job, Phase
+from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
 from coordinator.core.round.assignment import node_band
@@ -48,7 +49,7 @@ def shortage(job: Job, node: NodeId) -> events.ShardHandedBack:
         round=job.open_round.number,
         lease=job.open_round.participants[node].lease,
         reason="out of memory: 2 GiB",
-        is_out_of_memory=True,
+        lacks_memory=True,
     )
 
 
@@ -72,6 +73,15 @@ def test_a_node_short_of_memory_takes_its_shard_again_with_half_as_much_at_once(
     assert isinstance(record, events.MemoryFitted)
     assert (record.node, record.micro_batch, record.reason.endswith(HALF)) == (ALICE, 2, True)
     assert node_band(step.job, ALICE) == ("normal", f"H=2, int4, once more; {HALF}")
+
+
+def test_a_journal_from_before_refits_replays_as_it_was() -> None:
+    told = {"node": ALICE, "round": 0, "lease": 1, "reason": "out of memory: 2 GiB"}
+    row = {"kind": "ShardHandedBack", "at_ms": 40, **told, "is_out_of_memory": True}
+    before = training()
+    job = after(before, msgspec.convert(row, events.Event))
+    assert job.open_round.participants[ALICE].work is WorkState.HANDED_BACK
+    assert job.next_lease == before.next_lease
 
 
 def test_what_fits_is_known_in_later_rounds() -> None:
@@ -111,6 +121,19 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
     assert node_band(job, ALICE) == ("poor", why)
+
+
+def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
+    def folded(*short: NodeId) -> Aggregate:
+        job = training()
+        job = replace(job, round=replace(job.open_round, duplicates={BOB: ALICE}))
+        job = shortages(job, *short)
+        lease = job.open_round.participants[ALICE].lease
+        job = after(job, update_event(ALICE, round_=0, lease=lease))
+        return only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
+
+    assert folded(ALICE).duplicates == {BOB: ALICE}
+    assert (folded().incomparable, folded(ALICE).incomparable) == (frozenset(), {BOB})
 
 
 def test_a_node_that_left_and_came_back_is_tried_with_one_sample_at_a_time() -> None:
@@ -205,6 +228,14 @@ def test_a_measure_that_cannot_be_is_of_no_use() -> None:
         measured_update(BOB, lease=2, peak_bytes=1),
     )
     job = after(job, fold_event(0))
+    assert job.open_round.participants[CAROL].plan.micro_batch == 0
+
+
+def test_a_peak_above_the_memory_of_its_device_binds_nobody() -> None:
+    job = after(waiting(), *(with_memory(node, 8 * 10**9) for node in (ALICE, BOB, CAROL)))
+    job = after(job, measured_update(ALICE, lease=1, peak_bytes=2**62))
+    assert job.memory_use is None
+    job = after(job, update_event(BOB, round_=0, lease=2), fold_event(0))
     assert job.open_round.participants[CAROL].plan.micro_batch == 0
 
 

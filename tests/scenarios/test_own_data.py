@@ -4,14 +4,15 @@ from msgspec.structs import replace
 
 from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocation
 from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard
+from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job
 from coordinator.core.round.assignment import shard_samples
+from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
 from hypergpu.statements import Task
-from hypergpu.units import Samples
+from hypergpu.units import Milliseconds, Samples
 from tests.unit.job_states import (
     ALICE,
     BOB,
@@ -22,6 +23,7 @@ from tests.unit.job_states import (
     fold_event,
     model,
     new_job,
+    node_plan,
     update,
 )
 
@@ -73,6 +75,16 @@ def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
     assert job.open_round.participants[BOB].shard.ranges == (left,)
 
 
+def test_who_takes_a_lost_nodes_place_makes_no_second_participant() -> None:
+    alone = replace(OWN, training=replace(OWN.training, nodes=1))
+    made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
+    lost = events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
+    job = after(new_job(alone), made, join(ALICE), join(BOB, 10), lost)
+    step = transition(job, update_of(BOB, 2, 100))
+    (command,) = [each for each in step.commands if isinstance(each, Aggregate)]
+    assert command.outer_reason == "plain: one node takes part"
+
+
 def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:
     job = after(first_round(), events.NodeLost(at_ms=at(20), node=BOB, reason="silent"))
     step = transition(job, join(BOB, 30))
@@ -89,6 +101,14 @@ def test_a_node_takes_no_more_than_a_pass_over_its_own_samples() -> None:
     alice = job.open_round.participants[ALICE]
     assert shard_samples(alice.shard.ranges) == 4
     assert alice.plan.reason.endswith("a pass over its own 5 samples is 1 step")
+
+
+def test_a_forecast_of_more_steps_says_nothing_of_a_pass_over_few_samples() -> None:
+    job = after(first_round(), update_of(ALICE, 1, 5))
+    part = replace(node_plan(), forecast_ms=Milliseconds(9000), spread_ms=Milliseconds(90))
+    assert own_pass(job, BOB, part) == part
+    cut = own_pass(job, ALICE, part)
+    assert (cut.inner_steps, cut.forecast_ms, cut.spread_ms) == (1, 0, 0)
 
 
 def test_a_task_does_not_change_when_others_join() -> None:

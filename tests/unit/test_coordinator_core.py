@@ -210,6 +210,53 @@ def test_a_job_whose_nodes_are_not_there_leaves_the_others_theirs() -> None:
     assert loans(demands, machines(free="Abc")) == {"A": "small", "b": "small", "c": "small"}
 
 
+def test_a_job_that_swaps_its_node_gives_the_first_one_back() -> None:
+    demands = [
+        wanting("any", "A", requires="", nodes_max=1),
+        wanting("picky", "B", requires="gpu >= 8GB", nodes_max=1),
+    ]
+    moves = plan_allocation(demands, machines(any="A", picky="B", free="c"))
+    assert [(type(move), move.node, move.job_id) for move in moves] == [
+        (Lend, "c", "any"),
+        (Recall, "A", "any"),
+    ]
+    after = [replace(demands[0], members=frozenset({NodeId("c")})), demands[1]]
+    assert plan_allocation(after, machines(any="c", picky="B", free="A")) == ()
+
+
+def test_a_job_that_cannot_start_makes_no_other_swap_nodes() -> None:
+    big = replace(wanting("big", requires="gpu >= 8GB"), nodes_min=2)
+    demands = [wanting("any", "A", requires="", nodes_max=1), big]
+    assert plan_allocation(demands, machines(any="A", free="b")) == ()
+
+
+def test_a_member_without_the_workloads_version_or_the_data_set_is_recalled() -> None:
+    reasons = [
+        move.reason
+        for changed in (demand("one", "a", version=2), replace(demand("one", "a"), data_name="my"))
+        for move in plan_allocation([changed], offers("", one="a"))
+    ]
+    assert reasons == ["it does not offer digits-softmax 2", "its owner has named no folder for my"]
+
+
+def test_a_job_gets_another_node_for_one_that_it_gives_no_work() -> None:
+    held = wanting("one", "a", requires="", nodes_max=1)
+    excluded = replace(held, excluded={NodeId("a"): "left out"})
+    assert loans([excluded], offers("b", one="a")) == {"b": "one"}
+    assert plan_allocation([excluded], offers("", one="a")) == ()
+    assert loans([excluded], offers("b")) == {"b": "one"}
+
+
+def test_nodes_that_a_job_gives_no_work_go_to_one_that_can_use_them() -> None:
+    left_out = {NodeId(letter): "left out" for letter in "ab"}
+    demands = [replace(demand("one", "a", "b"), excluded=left_out), demand("two", nodes_min=2)]
+    moves = plan_allocation(demands, offers("", one="ab"))
+    assert [(type(move), move.node, move.job_id) for move in moves] == [
+        (Recall, "a", "one"),
+        (Recall, "b", "one"),
+    ]
+
+
 MODEL_BYTES = Bytes(1000)
 
 

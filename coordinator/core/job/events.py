@@ -119,8 +119,10 @@ class ShardHandedBack(StampedEvent, frozen=True, tag=True):
     round: int
     lease: int
     reason: str
-    is_out_of_memory: bool = False
-    """Whether its batch did not fit into the memory of the node's device."""
+    lacks_memory: bool = False
+    """Whether its batch did not fit into the memory of the node's device, so that it is tried again
+    with less at once. Rows from before it was tried again have another key, which replay ignores.
+    """
 
 
 class DeadlineReached(StampedEvent, frozen=True, tag=True):

@@ -136,7 +136,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         updates_accepted=job.tally.updates_accepted + 1,
     )
     job = replace(
-        with_memory_use(job, participant.plan, update),
+        with_memory_use(job, event.node, update),
         round=replace_participants(round_, {event.node: participant}),
         members={**job.members, event.node: member},
         streams=counted_streams(job, event.node, update.data_samples),
@@ -156,7 +156,7 @@ def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
     that leaves is lost to the round like any other, and may take part again once it is back.
     """
     is_leaving = job.members[event.node].is_leaving
-    if event.is_out_of_memory and not is_leaving:
+    if event.lacks_memory and not is_leaving:
         again = refit_work(job, event.node)
         if again.commands:
             return again

@@ -12,15 +12,17 @@ from coordinator.core.allocation import (
     NodeOffer,
     Withdraw,
     plan_allocation,
+    unfit_reason,
 )
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.node_fit import unmet_reason
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
@@ -92,10 +94,43 @@ class NodeAllocator:
 
     def _demands(self) -> list[JobDemand]:
         return [
-            _demand(runtime)
+            self._demand(runtime)
             for runtime in self._open_runtimes()
             if runtime.job.phase in _USES_NODES and not runtime.is_recovering
         ]
+
+    def _demand(self, runtime: JobRuntime) -> JobDemand:
+        job, chosen = runtime.job, runtime.job.spec.nodes
+        version = runtime.workload_version
+        if version and job.model is not None:
+            version = job.workload_version  # as its tasks say; the catalogue may have a newer one
+        return JobDemand(
+            job_id=job.job_id,
+            nodes_min=nodes_needed(job),
+            workload=job.spec.workload,
+            workload_version=version,
+            members=frozenset(
+                node
+                for node, member in job.members.items()
+                if member.is_present and not member.is_leaving
+            ),
+            nodes_max=chosen.max,
+            requirements=chosen.requirements,
+            data_name=job.spec.data.name,
+            excluded=self._excluded(job),
+        )
+
+    def _excluded(self, job: Job) -> dict[NodeId, str]:
+        """Nodes without work in a job. One that left is tried again, unless others were due it."""
+        streams = self._nodes.streams
+        return {
+            node: member.exclusion
+            for node, member in job.members.items()
+            if member.exclusion
+            and (
+                member.is_present or (node in streams and job.job_id in streams[node].recalled_from)
+            )
+        }
 
     def _offers(self) -> list[NodeOffer]:
         places: dict[NodeId, JobId] = {}
@@ -108,6 +143,20 @@ class NodeAllocator:
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
         ]
+
+    def fitting_nodes(self, spec: JobSpec) -> int:
+        """How many nodes that take work now could work for a new job."""
+        demand = JobDemand(
+            job_id=JobId(""),
+            nodes_min=spec.training.nodes,
+            workload=spec.workload,
+            workload_version=catalogue_version(spec.workload),
+            members=frozenset(),
+            requirements=spec.nodes.requirements,
+            data_name=spec.data.name,
+        )
+        offers = (offer for offer in self._offers() if not offer.pause_reason)
+        return sum(not unfit_reason(demand, offer) for offer in offers)
 
     def unmet_reasons(self, runtime: JobRuntime) -> dict[NodeId, str]:
         """Connected nodes that do not meet a job's requirements, with the reason."""
@@ -134,6 +183,8 @@ class NodeAllocator:
             await self._driver.insist(move.job_id, paused)
             return
         if not isinstance(move, Lend):
+            if (stream := self._nodes.streams.get(move.node)) is not None:
+                stream.recalled_from.add(move.job_id)
             event = NodeDraining(at_ms=_NOW, node=move.node, reason=move.reason)
             await self._driver.insist(move.job_id, event)
             return
@@ -159,24 +210,6 @@ class NodeAllocator:
             await self.lose(node, "lost while it joined")
         elif reason := self._nodes.drain_reason(node):
             await self._driver.insist(job_id, NodeDraining(at_ms=_NOW, node=node, reason=reason))
-
-
-def _demand(runtime: JobRuntime) -> JobDemand:
-    job, chosen = runtime.job, runtime.job.spec.nodes
-    return JobDemand(
-        job_id=job.job_id,
-        nodes_min=nodes_needed(job),
-        workload=job.spec.workload,
-        workload_version=runtime.workload_version,
-        members=frozenset(
-            node
-            for node, member in job.members.items()
-            if member.is_present and not member.is_leaving
-        ),
-        nodes_max=chosen.max,
-        requirements=chosen.requirements,
-        data_name=job.spec.data.name,
-    )
 
 
 def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> NodeOffer:

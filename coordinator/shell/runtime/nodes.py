@@ -114,6 +114,8 @@ class ControlStream:
         self.software = software
         self.features = capabilities.features(software)
         """What jobs may require of the node."""
+        self.recalled_from: set[JobId] = set()
+        """Jobs that gave it up for others; one that has no work for it is not lent it again."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
 
     def send(self, message: node_pb2.ControlResponse) -> None:
@@ -220,11 +222,6 @@ class ConnectedNodes:
     def pause_reasons(self, nodes: Iterable[NodeId]) -> dict[NodeId, str]:
         """Those of the nodes that are paused, with the reason."""
         return {node: self._pauses[node] for node in nodes if node in self._pauses}
-
-    @property
-    def at_work(self) -> int:
-        """How many nodes are connected and take work."""
-        return sum(node not in self._draining and node not in self._pauses for node in self.streams)
 
     def name_of(self, node: NodeId) -> str:
         """Name that the node's owner gave it; empty before it dials in."""

@@ -309,7 +309,7 @@ async def _hand_back(services: Services, node: NodeId, message: node_pb2.HandBac
         round=message.lease.round,
         lease=message.lease.number,
         reason=reason,
-        is_out_of_memory=reason.startswith(OUT_OF_MEMORY),
+        lacks_memory=reason.startswith(OUT_OF_MEMORY),
     )
     refused = await services.driver.insist(JobId(message.lease.job_id), event)
     if refused:
