@@ -52,7 +52,7 @@ def upgrade(*, dry_run: DryRun = False) -> None:
 def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     """Say what lies where on this machine, and delete it. Keys that may be owed money stay."""
     from hypergpu.cli.installation import command_line, this_installation
-    from hypergpu.cli.removal import places, remove, require_idle, size_of
+    from hypergpu.cli.removal import places, remove_all, require_idle, size_of
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import confirm, note, say, size
 
@@ -64,8 +64,7 @@ def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     if not dry_run and found:
         require_idle(found)
         confirm("delete all of it but for what is kept?", yes=yes)
-        for place in found:
-            remove(place.path, place.kept)
+        remove_all(found)
     say(f"the programs themselves: {command_line(this_installation().uninstall)}")
 
 

@@ -49,7 +49,7 @@ def places(settings: Mapping[str, ResolvedSetting]) -> list[Place]:
         Place(cache_folder(), "public data sets and fetched certificates"),
         Place(comparisons_folder(), "results of `hypergpu compare`"),
     ]
-    return [each for each in found if each.path.exists()]
+    return [each._replace(path=each.path.resolve()) for each in found if each.path.exists()]
 
 
 def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) -> Iterator[Place]:
@@ -100,17 +100,25 @@ def size_of(path: Path) -> int:
     return sum(each.lstat().st_size for each in files if not each.is_dir())
 
 
-def remove(path: Path, kept: tuple[Path, ...] = ()) -> None:
-    """Remove a file or folder but for what is kept of it.
+def remove_all(found: list[Place]) -> None:
+    """Remove all places but for what is kept of any of them: one may lie in another.
 
     Raises:
-        OSError: It cannot be removed.
+        OSError: One cannot be removed.
     """
+    stay = [path for place in found for path in place.kept]
+    kept = {path.resolve() for path in stay} | {path.parent.resolve() / path.name for path in stay}
+    for place in found:
+        if place.path.exists():
+            _remove(place.path, kept)
+
+
+def _remove(path: Path, kept: set[Path]) -> None:
     if path in kept:
         return
     if any(each.is_relative_to(path) for each in kept):
         for entry in list(path.iterdir()):
-            remove(entry, kept)
+            _remove(entry, kept)
     elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -93,6 +93,38 @@ def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
     }
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize(
+    ("node", "coordinator"), [("data/hypergpu", "data"), ("data", "data/hypergpu")]
+)
+def test_uninstall_keeps_a_key_whose_folder_lies_in_that_of_another_daemon(
+    alone: Hypergpu,
+    tmp_path: Path,
+    node: str,
+    coordinator: str,
+    is_linked: bool,  # noqa: FBT001
+) -> None:
+    kept = {
+        f"{node}/identity.key",
+        f"{node}/ledger/job/newest.json",
+        f"{node}.passphrase",
+        f"{coordinator}/identity/coordinator.key",
+        f"{coordinator}.passphrase",
+    }
+    for name in (*kept, f"{node}/tls.key", f"{coordinator}/journal.db"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    home = tmp_path / "link" if is_linked else tmp_path
+    folders = {
+        "HYPERGPU_STATE_DIR": f"{home / node}",
+        "HYPERGPU_DATA_DIR": str(tmp_path / coordinator),
+    }
+    ended = alone("uninstall", "--yes", **folders)
+    assert ended.exit_code == 0, ended.output
+    assert files_in(tmp_path) == kept
+
+
 def test_uninstall_asks_first(alone: Hypergpu, tmp_path: Path) -> None:
     make_places(tmp_path)
     before = files_in(tmp_path)
