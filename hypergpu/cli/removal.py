@@ -60,11 +60,11 @@ def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) ->
 
 
 def _nodes_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
-    """Keys and receipts of a machine's nodes, where there is one to be paid."""
+    """Keys and receipts of a machine's nodes, also without receipts: stake is owed, too."""
     nodes = [folder, *folder.glob(DEVICE_FOLDERS)]
-    owed = [node for node in nodes if any((node / RECEIPTS).glob("*/newest.json"))]
-    kept = tuple(node / name for node in owed for name in (NODES_KEY, RECEIPTS))
-    return kept, "its receipts may be unpaid: hypergpu ledger claim" if owed else ""
+    names = [node / name for node in nodes for name in (NODES_KEY, RECEIPTS)]
+    kept = tuple(path for path in names if path.exists())
+    return kept, "what it earned or staked is paid to it alone: hypergpu ledger claim"
 
 
 def _coordinators_keys(folder: Path) -> tuple[tuple[Path, ...], str]:

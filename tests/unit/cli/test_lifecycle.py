@@ -55,7 +55,8 @@ def make_places(home: Path) -> tuple[Path, Path]:
         node / "ledger/job/newest.json",
         node / "device-2/identity.key",
         node / "device-2/tls.key",
-        node / "device-2/ledger/job/newest.json",
+        node / "device-2/ledger/job/newest.json.damaged",
+        node / "device-3/identity.key",
         node.with_name("node.passphrase"),
         node.with_name("node.worker") / "bin/python",
         coordinator / "identity/coordinator.key",
@@ -80,13 +81,14 @@ def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
     ended = alone("uninstall", "--yes")
     assert ended.exit_code == 0, ended.output
     assert f"{tmp_path}/data/hypergpu/node  " in ended.stdout
-    assert "identity.key, since its receipts may be unpaid: hypergpu ledger claim" in ended.stderr
+    assert "identity.key, since what it earned or staked is paid to it alone" in ended.stderr
     assert "the programs themselves: " in ended.stdout
     assert files_in(tmp_path) == {
         "data/hypergpu/node/identity.key",
         "data/hypergpu/node/ledger/job/newest.json",
         "data/hypergpu/node/device-2/identity.key",
-        "data/hypergpu/node/device-2/ledger/job/newest.json",
+        "data/hypergpu/node/device-2/ledger/job/newest.json.damaged",
+        "data/hypergpu/node/device-3/identity.key",
         "data/hypergpu/node.passphrase",
         "data/hypergpu/coordinator/identity/coordinator.key",
         "data/hypergpu/coordinator.passphrase",
