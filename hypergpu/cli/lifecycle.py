@@ -52,11 +52,12 @@ def upgrade(*, dry_run: DryRun = False) -> None:
 def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     """Say what lies where on this machine, and delete it. Keys that may be owed money stay."""
     from hypergpu.cli.installation import command_line, this_installation
-    from hypergpu.cli.removal import places, remove, require_idle, size_of
+    from hypergpu.cli.removal import places, remove_all, require_idle, size_of
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import confirm, note, say, size
 
-    found = places(resolve_settings())
+    settings = resolve_settings()
+    found = places(settings)
     for place in found:
         say(f"{place.path}  {size(size_of(place.path))}: {place.meaning}")
         for kept in place.kept:
@@ -64,8 +65,10 @@ def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     if not dry_run and found:
         require_idle(found)
         confirm("delete all of it but for what is kept?", yes=yes)
-        for place in found:
-            remove(place.path, place.kept)
+        # The answer takes its time: a daemon may have begun, and made a key.
+        found = places(settings)
+        require_idle(found)
+        remove_all(found)
     say(f"the programs themselves: {command_line(this_installation().uninstall)}")
 
 

@@ -49,7 +49,7 @@ def places(settings: Mapping[str, ResolvedSetting]) -> list[Place]:
         Place(cache_folder(), "public data sets and fetched certificates"),
         Place(comparisons_folder(), "results of `hypergpu compare`"),
     ]
-    return [each for each in found if each.path.exists()]
+    return [each._replace(path=each.path.resolve()) for each in found if each.path.exists()]
 
 
 def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) -> Iterator[Place]:
@@ -60,11 +60,11 @@ def _with_key(folder: Path, meaning: str, kept: tuple[tuple[Path, ...], str]) ->
 
 
 def _nodes_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
-    """Keys and receipts of a machine's nodes, where there is one to be paid."""
+    """Keys and receipts of a machine's nodes, also without receipts: stake is owed, too."""
     nodes = [folder, *folder.glob(DEVICE_FOLDERS)]
-    owed = [node for node in nodes if any((node / RECEIPTS).glob("*/newest.json"))]
-    kept = tuple(node / name for node in owed for name in (NODES_KEY, RECEIPTS))
-    return kept, "its receipts may be unpaid: hypergpu ledger claim" if owed else ""
+    names = [node / name for node in nodes for name in (NODES_KEY, RECEIPTS)]
+    kept = tuple(path for path in names if path.exists())
+    return kept, "what it earned or staked is paid to it alone: hypergpu ledger claim"
 
 
 def _coordinators_keys(folder: Path) -> tuple[tuple[Path, ...], str]:
@@ -100,17 +100,25 @@ def size_of(path: Path) -> int:
     return sum(each.lstat().st_size for each in files if not each.is_dir())
 
 
-def remove(path: Path, kept: tuple[Path, ...] = ()) -> None:
-    """Remove a file or folder but for what is kept of it.
+def remove_all(found: list[Place]) -> None:
+    """Remove all places but for what is kept of any of them: one may lie in another.
 
     Raises:
-        OSError: It cannot be removed.
+        OSError: One cannot be removed.
     """
+    stay = [path for place in found for path in place.kept]
+    kept = {path.resolve() for path in stay} | {path.parent.resolve() / path.name for path in stay}
+    for place in found:
+        if place.path.exists():
+            _remove(place.path, kept)
+
+
+def _remove(path: Path, kept: set[Path]) -> None:
     if path in kept:
         return
     if any(each.is_relative_to(path) for each in kept):
         for entry in list(path.iterdir()):
-            remove(entry, kept)
+            _remove(entry, kept)
     elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,6 +1,9 @@
 """Upgrading and uninstalling, and `doctor --fix`."""
 
 import fcntl
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,7 +58,8 @@ def make_places(home: Path) -> tuple[Path, Path]:
         node / "ledger/job/newest.json",
         node / "device-2/identity.key",
         node / "device-2/tls.key",
-        node / "device-2/ledger/job/newest.json",
+        node / "device-2/ledger/job/newest.json.damaged",
+        node / "device-3/identity.key",
         node.with_name("node.passphrase"),
         node.with_name("node.worker") / "bin/python",
         coordinator / "identity/coordinator.key",
@@ -80,17 +84,50 @@ def test_uninstall_names_what_lies_where_and_keeps_keys_that_may_be_owed(
     ended = alone("uninstall", "--yes")
     assert ended.exit_code == 0, ended.output
     assert f"{tmp_path}/data/hypergpu/node  " in ended.stdout
-    assert "identity.key, since its receipts may be unpaid: hypergpu ledger claim" in ended.stderr
+    assert "identity.key, since what it earned or staked is paid to it alone" in ended.stderr
     assert "the programs themselves: " in ended.stdout
     assert files_in(tmp_path) == {
         "data/hypergpu/node/identity.key",
         "data/hypergpu/node/ledger/job/newest.json",
         "data/hypergpu/node/device-2/identity.key",
-        "data/hypergpu/node/device-2/ledger/job/newest.json",
+        "data/hypergpu/node/device-2/ledger/job/newest.json.damaged",
+        "data/hypergpu/node/device-3/identity.key",
         "data/hypergpu/node.passphrase",
         "data/hypergpu/coordinator/identity/coordinator.key",
         "data/hypergpu/coordinator.passphrase",
     }
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+@pytest.mark.parametrize(
+    ("node", "coordinator"), [("data/hypergpu", "data"), ("data", "data/hypergpu")]
+)
+def test_uninstall_keeps_a_key_whose_folder_lies_in_that_of_another_daemon(
+    alone: Hypergpu,
+    tmp_path: Path,
+    node: str,
+    coordinator: str,
+    is_linked: bool,  # noqa: FBT001
+) -> None:
+    kept = {
+        f"{node}/identity.key",
+        f"{node}/ledger/job/newest.json",
+        f"{node}.passphrase",
+        f"{coordinator}/identity/coordinator.key",
+        f"{coordinator}.passphrase",
+    }
+    for name in (*kept, f"{node}/tls.key", f"{coordinator}/journal.db"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    home = tmp_path / "link" if is_linked else tmp_path
+    folders = {
+        "HYPERGPU_STATE_DIR": f"{home / node}",
+        "HYPERGPU_DATA_DIR": str(tmp_path / coordinator),
+    }
+    ended = alone("uninstall", "--yes", **folders)
+    assert ended.exit_code == 0, ended.output
+    assert files_in(tmp_path) == kept
 
 
 def test_uninstall_asks_first(alone: Hypergpu, tmp_path: Path) -> None:
@@ -108,6 +145,35 @@ def test_uninstall_leaves_what_a_daemon_uses(alone: Hypergpu, tmp_path: Path) ->
         ended = alone("uninstall", "--yes")
     assert ended.exit_code == Reason.STATE_LOCKED.exit_code
     assert "hypergpu leave" in ended.stderr
+    assert (node / "tls.key").exists()
+
+
+def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
+    environment: dict[str, str | None], tmp_path: Path
+) -> None:
+    node, _ = make_places(tmp_path)
+    given = {name: value for name, value in environment.items() if value is not None}
+    terminal, stdin = os.openpty()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "hypergpu.cli", "uninstall"],
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | given,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as uninstall,
+        (node / "lock").open("w") as lock,
+    ):
+        os.close(stdin)
+        assert uninstall.stdout is not None
+        said = b""
+        while b"[y/N]" not in said and (more := uninstall.stdout.read1()):
+            said += more
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(terminal, b"y\n")
+        assert b"hypergpu leave" in uninstall.stdout.read(), said
+    os.close(terminal)
+    assert uninstall.returncode == Reason.STATE_LOCKED.exit_code
     assert (node / "tls.key").exists()
 
 
