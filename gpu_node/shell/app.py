@@ -4,8 +4,6 @@ Daemons share nothing: one process may run many.
 """
 
 import asyncio
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +28,14 @@ from gpu_node.shell.calls import (
 from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.gate import OwnerGate, bulk_rates
 from gpu_node.shell.inputs import InitialModels
-from gpu_node.shell.interpreter import WorkerPython, worker_python
+from gpu_node.shell.interpreter import worker_python
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.packages import watch_packages
 from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import (
-    Sandbox,
-    SandboxKind,
-    WorkerFolders,
-    chosen_sandbox,
-    datasets_folder,
-)
+from gpu_node.shell.sandbox import Sandbox, SandboxKind, worker_sandbox
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -58,10 +50,10 @@ from gpu_node.shell.state import (
 from gpu_node.shell.step_log import log_step
 from gpu_node.shell.supervision import WorkerLaunch, WorkerSupervisor, worker_caps
 from gpu_node.shell.transfers import TransferTasks, Uploader
-from gpu_node.shell.worker.protocol import SLOWNESS_FILE, TrainShard, WorkerCapabilities
+from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.keys import Passphrase, place_beside
+from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
 from hypergpu.statements import Assignment
 from hypergpu.streams import monotonic_ms
@@ -109,7 +101,7 @@ class Daemon:
         prober = Prober(_probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
         self._stage = Stage(paths)
-        self._sandbox = _worker_sandbox(paths, settings, self._limits, python)
+        self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
         self._worker = WorkerSupervisor(
             *self._launch(self._sandbox),
             report=self._event_queue.put,
@@ -469,28 +461,6 @@ def _stall_timeouts(settings: NodeSettings) -> StallTimeouts:
         first_ms=Milliseconds(settings.first_progress_limit_ms),
         later_ms=Milliseconds(settings.progress_limit_ms),
     )
-
-
-def _worker_sandbox(
-    paths: StatePaths, settings: NodeSettings, limits: OwnerLimits, python: WorkerPython
-) -> Sandbox:
-    """The worker's sandbox, tried with those parts of this machine that the worker may see."""
-    datasets = datasets_folder(os.environ)
-    with contextlib.suppress(OSError):
-        # Shown to the worker from the start, and filled by the daemon.
-        datasets.mkdir(parents=True, exist_ok=True)
-    readable = [paths.inputs, datasets, *python.folders]
-    if slowness := os.environ.get(SLOWNESS_FILE):
-        readable.append(Path(slowness).parent)
-    hidden = [paths.machine, place_beside(paths.machine)]
-    if settings.passphrase_file is not None:
-        hidden.append(settings.passphrase_file.expanduser().absolute())
-    writable = (paths.scratch, paths.open_folder)
-    folders = WorkerFolders(writable, tuple(readable), tuple(hidden), limits.gpu != "none")
-    sandbox = chosen_sandbox(SandboxKind(settings.sandbox), folders)
-    if sandbox.kind is SandboxKind.OFF:
-        log.warning("the worker runs without a sandbox", reason=sandbox.text)
-    return sandbox
 
 
 def _probe_intervals(settings: NodeSettings) -> ProbeIntervals:

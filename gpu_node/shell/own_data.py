@@ -24,7 +24,7 @@ def check_places(folders: Mapping[str, str], root: Path) -> None:
     """
     own = root.resolve()
     for name, text in folders.items():
-        folder = Path(text).resolve()
+        folder = _real(text)
         if not folder.is_dir():
             detail = f"data.{name} is {text}, and there is no such folder"
             raise HyperGPUError(Reason.ARGUMENT_INVALID, detail)
@@ -43,7 +43,7 @@ def checked_folder(folders: Mapping[str, str], name: str) -> Path:
     if name not in folders:
         detail = f"its owner has named no folder for the data set {name}"
         raise HyperGPUError(Reason.OWNER_DATA, detail)
-    folder = Path(folders[name]).resolve()
+    folder = _real(folders[name])
     faults: dict[str, list[str]] = {}
     try:
         for path, fault in _faults(folder):
@@ -58,27 +58,48 @@ def checked_folder(folders: Mapping[str, str], name: str) -> Path:
 
 
 _OPEN = "other users can change it: chmod -R go-w there"
+_FOREIGN = "other users own it: chown -R $(id -u) there"
+_AROUND = "other users can change a folder around it: chmod go-w there, or move the data"
 _LEADS_OUT = "links lead out of it: remove them"
 _NO_FILE = "it holds what is neither file nor folder: remove it"
 
 
 def _faults(folder: Path) -> Iterator[tuple[str, str]]:
     """Paths that must not be there as they are, with the reason."""
+    for parent in folder.parents:
+        around = parent.lstat()
+        # In a sticky folder, such as /tmp, others cannot replace what is not theirs.
+        is_open = around.st_mode & 0o022 and not around.st_mode & stat.S_ISVTX
+        if is_open or _is_foreign(around):
+            yield str(parent), _AROUND
     waiting = [str(folder)]
     while waiting:
         path = waiting.pop()
-        mode = os.lstat(path).st_mode
-        if fault := _fault(path, mode, folder):
+        found = os.lstat(path)
+        if fault := _fault(path, found, folder):
             yield path, fault
-        if stat.S_ISDIR(mode):
+        if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
                 waiting += [entry.path for entry in entries]
 
 
-def _fault(path: str, mode: int, folder: Path) -> str:
+def _fault(path: str, found: os.stat_result, folder: Path) -> str:
     """Why a path must not be there as it is; empty: it may."""
-    if stat.S_ISLNK(mode):
-        return "" if Path(path).resolve().is_relative_to(folder) else _LEADS_OUT
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+    if stat.S_ISLNK(found.st_mode):
+        real = _real(path)
+        # One that leads in a circle ends at a link.
+        return "" if real.is_relative_to(folder) and not real.is_symlink() else _LEADS_OUT
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)):
         return _NO_FILE
-    return _OPEN if mode & 0o022 else ""
+    if _is_foreign(found):
+        return _FOREIGN
+    return _OPEN if found.st_mode & 0o022 else ""
+
+
+def _is_foreign(found: os.stat_result) -> bool:
+    return found.st_uid not in (0, os.geteuid())
+
+
+def _real(path: str) -> Path:
+    """The path without links; unlike `Path.resolve`, one in a circle is no error."""
+    return Path(os.path.realpath(path))

@@ -4,6 +4,7 @@ bubblewrap sets it up where it may; else the worker confines itself. What works 
 the very paths that workers get.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -13,8 +14,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
+
+from gpu_node.config import NodeSettings
+from gpu_node.core.limits import OwnerLimits
+from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.confinement import VARIABLE, confinement_text
+from gpu_node.shell.worker.protocol import SLOWNESS_FILE
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.keys import place_beside
+
+log = structlog.get_logger()
 
 _TRIAL_S = 20.0
 _INSTALL = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
@@ -55,7 +65,9 @@ class WorkerFolders(NamedTuple):
     """The first one is its home and the place of its temporary files."""
     readable: tuple[Path, ...]
     hidden: tuple[Path, ...]
-    """Never seen, whatever else lies around them: the node's folder and its passphrase."""
+    """Never seen, whatever else lies around them: the node's folder, its passphrase and the owner's
+    data. Without links.
+    """
     has_gpu: bool = True
 
 
@@ -69,9 +81,15 @@ class Sandbox(NamedTuple):
     folders: WorkerFolders
 
     def with_readable(self, folder: Path) -> "Sandbox":
-        """The same one, in which a further folder can be read."""
+        """The same one, in which a further folder can be read, with others of data in it."""
         readable = (*self.folders.readable, folder)
-        return self._replace(folders=self.folders._replace(readable=readable))
+        hidden = tuple(
+            each
+            for each in self.folders.hidden
+            if not (each.is_relative_to(folder) and each.is_dir())
+        )
+        folders = self.folders._replace(readable=readable, hidden=hidden)
+        return self._replace(folders=folders)
 
     def command(self, command: Sequence[str]) -> tuple[str, ...]:
         """A worker's command line, in the sandbox."""
@@ -111,6 +129,36 @@ def datasets_folder(environment: Mapping[str, str]) -> Path:
     """The folder of public datasets, as the workloads find it."""
     named = environment.get("HYPERGPU_DATASETS")
     return Path(named) if named else Path.home() / ".cache" / "hypergpu" / "datasets"
+
+
+def worker_sandbox(
+    paths: StatePaths, settings: NodeSettings, limits: OwnerLimits, python: Iterable[Path]
+) -> Sandbox:
+    """The worker's sandbox, tried with those parts of this machine that the worker may see.
+
+    Args:
+        paths: The node's folder.
+        settings: Name the sandbox, and the file of the passphrase.
+        limits: Name the folders of data, each of which is seen by the workers of its jobs alone.
+        python: The folders of the worker's Python.
+    """
+    datasets = datasets_folder(os.environ)
+    with contextlib.suppress(OSError):
+        # Shown to the worker from the start, and filled by the daemon.
+        datasets.mkdir(parents=True, exist_ok=True)
+    readable = [paths.inputs, datasets, *python]
+    if slowness := os.environ.get(SLOWNESS_FILE):
+        readable.append(Path(slowness).parent)
+    hidden = [paths.machine, place_beside(paths.machine), *map(Path, limits.data.values())]
+    if settings.passphrase_file is not None:
+        hidden.append(settings.passphrase_file.expanduser())
+    real = tuple(dict.fromkeys(each.resolve() for each in hidden))
+    writable = (paths.scratch, paths.open_folder)
+    folders = WorkerFolders(writable, tuple(readable), real, limits.gpu != "none")
+    sandbox = chosen_sandbox(SandboxKind(settings.sandbox), folders)
+    if sandbox.kind is SandboxKind.OFF:
+        log.warning("the worker runs without a sandbox", reason=sandbox.text)
+    return sandbox
 
 
 def chosen_sandbox(wanted: SandboxKind, folders: WorkerFolders) -> Sandbox:
@@ -166,23 +214,26 @@ def _bwrap_arguments(folders: WorkerFolders) -> list[str]:
     shared_memory = folders.writable[0] / "shm"
     arguments = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL"]
     arguments += ["--proc", "/proc", "--dir", "/tmp"]  # noqa: S108
-    readable = [each for each in _readable(folders) if not each.is_relative_to("/proc")]
-    outer = [each for each in readable if not _lies_in(each, folders.hidden)]
+    readable = [
+        each
+        for each in _readable(folders)
+        if not each.is_relative_to("/proc") and each.resolve() not in folders.hidden
+    ]
+    outer = [each for each in readable if not _lies_in(each.resolve(), folders.hidden)]
+    covers = _covers(outer, folders.hidden)
     for path in outer:
-        is_link = path.is_symlink() and path.parent == Path("/")
-        words = ("--symlink", str(path.readlink())) if is_link else _bound(path)
+        words = ("--symlink", str(path.readlink())) if _is_top_link(path) else _bound(path)
         arguments += [*words, str(path)]
-    for path in folders.hidden:
-        if _lies_in(path, outer):
-            covering = ("--tmpfs",) if path.is_dir() else ("--ro-bind", os.devnull)
-            arguments += [*covering, str(path)] if path.exists() else []
+    for path in covers:
+        covering = ("--tmpfs",) if path.is_dir() else ("--ro-bind", os.devnull)
+        arguments += [*covering, str(path)]
     for path in readable:
         if path not in outer:
             arguments += [*_bound(path), str(path)]
     for path in folders.writable:
         arguments += ["--bind", str(path), str(path)]
-    for path in folders.hidden:
-        arguments += ["--remount-ro", str(path)] if path.is_dir() and _lies_in(path, outer) else []
+    for path in covers:
+        arguments += ["--remount-ro", str(path)] if path.is_dir() else []
     return [
         *arguments,
         # What else the worker could write to would lie in memory, beside its limit.
@@ -195,6 +246,23 @@ def _bwrap_arguments(folders: WorkerFolders) -> list[str]:
         ),
         *("--chdir", home, "--"),
     ]
+
+
+def _is_top_link(path: Path) -> bool:
+    """Whether a path is a link such as ``/lib``, which the sandbox gets as a link."""
+    return path.is_symlink() and path.parent == Path("/")
+
+
+def _covers(outer: Iterable[Path], hidden: Iterable[Path]) -> list[Path]:
+    """Where what is hidden would be seen in the folders that are bound, by way of links too."""
+    bound = [(each, each.resolve()) for each in outer if not _is_top_link(each)]
+    places = [
+        path / each.relative_to(real)
+        for each in hidden
+        for path, real in bound
+        if each.is_relative_to(real)
+    ]
+    return [each for each in dict.fromkeys(places) if each.exists()]
 
 
 def _bound(path: Path) -> tuple[str, ...]:
@@ -238,11 +306,16 @@ def _lies_in(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def _around(paths: Iterable[Path], hidden: Sequence[Path]) -> list[Path]:
-    """The paths without what is hidden: a folder that holds it is named by its other entries."""
+    """The paths without what is hidden: a folder that holds it is named by its other entries, but
+    for links, which open nothing.
+    """
     found: list[Path] = []
     for path in paths:
-        inside = [each for each in hidden if each != path and each.is_relative_to(path)]
-        if path in hidden:
+        # What /proc/self is, the worker finds out.
+        real = path if path.is_relative_to("/proc") else path.resolve()
+        if real in hidden:
             continue
-        found += _around(path.iterdir(), inside) if inside else [path]
+        is_around = any(each.is_relative_to(real) for each in hidden)
+        entries = (each for each in real.iterdir() if not each.is_symlink()) if is_around else ()
+        found += _around(entries, hidden) if is_around else [path]
     return found

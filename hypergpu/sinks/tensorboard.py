@@ -1,5 +1,6 @@
 """Event files that TensorBoard shows: a folder of each job."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,9 @@ class TensorboardSink:
 
     def open(self, job: JobDetail) -> int:
         """See `Sink`."""
-        self._folder = self._root / (f"{job.job.name}-{job.job.id}".lstrip("-"))
+        # A stranger's job may be named like a path.
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{job.job.name}-{job.job.id}")
+        self._folder = self._root / name.lstrip(".-")
         return max(_sequences(self._folder), default=-1) + 1
 
     def record(self, record: SinkRecord) -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpu_node.config import NodeSettings
+from gpu_node.core.limits import OwnerLimits
 from gpu_node.shell.sandbox import (
     Sandbox,
     SandboxKind,
     WorkerFolders,
     chosen_sandbox,
     worker_environment,
+    worker_sandbox,
 )
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker import protocol
@@ -186,20 +189,44 @@ for mode in ("rb", "ab"):
 """
 
 
+def is_readable(sandbox: Sandbox, path: Path) -> bool:
+    """Whether a worker can open a file, which it can never write."""
+    command = sandbox.command((sys.executable, "-c", READS, str(path)))
+    environment = sandbox.environment(os.environ)
+    ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert ran.stdout.split() in ([], ["rb"])
+    return bool(ran.stdout)
+
+
 def test_a_sandboxed_worker_reads_a_jobs_own_folder_and_cannot_write_it(
     sandboxes: list[Sandbox], tmp_path: Path
 ) -> None:
     own = tmp_path / "srv" / "wards"
     own.mkdir(parents=True)
     (own / "smith.txt").write_text("healthy")
-
-    def deeds(sandbox: Sandbox) -> list[str]:
-        command = sandbox.command((sys.executable, "-c", READS, str(own / "smith.txt")))
-        environment = sandbox.environment(os.environ)
-        ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        return ran.stdout.split()
-
     assert sandboxes
     for sandbox in sandboxes:
-        assert deeds(sandbox) == []
-        assert deeds(sandbox.with_readable(own)) == ["rb"]
+        assert not is_readable(sandbox, own / "smith.txt")
+        assert is_readable(sandbox.with_readable(own), own / "smith.txt")
+
+
+def test_data_in_a_folder_that_workers_read_are_seen_by_their_own_jobs_workers_alone(
+    sandboxes: list[Sandbox], tmp_path: Path
+) -> None:
+    packages, alias = tmp_path / "opt", tmp_path / "alias"
+    wards, xrays = packages / "wards", packages / "xrays"
+    alias.symlink_to(packages)
+    for folder in (packages, wards, xrays):
+        folder.mkdir()
+        (folder / "one.txt").write_text("healthy")
+    limits = OwnerLimits(data={"wards": str(alias / "wards"), "xrays": str(xrays)})
+    with StatePaths(tmp_path / "node") as paths:
+        for kind in [each.kind for each in sandboxes]:
+            settings = NodeSettings.model_validate({"sandbox": kind})
+            for python in (packages, alias):
+                any_job = worker_sandbox(paths, settings, limits, [python])
+                own = any_job.with_readable(wards)
+                assert is_readable(any_job, python / "one.txt")
+                assert not is_readable(any_job, python / "wards" / "one.txt")
+                assert is_readable(own, wards / "one.txt")
+                assert not is_readable(own, python / "xrays" / "one.txt")

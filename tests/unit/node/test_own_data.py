@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gpu_node.shell.own_data import checked_folder
+from gpu_node.shell.own_data import check_places, checked_folder
 from gpu_node.shell.owner import load_limits
 from hypergpu.errors import HyperGPUError, Reason
 
@@ -78,7 +78,9 @@ def test_a_folder_that_others_change_or_a_link_leaves_is_refused_without_its_pat
     (tmp_path / "elsewhere").mkdir()
     (wards / "five" / "link").symlink_to(tmp_path / "elsewhere")
     (wards / "passwords").symlink_to("/etc/passwd")
-    assert refusal(wards) == "data set wards: links lead out of it: remove them (2 places)"
+    (wards / "circle").symlink_to(wards / "circle")
+    assert refusal(wards) == "data set wards: links lead out of it: remove them (3 places)"
+    (wards / "circle").unlink()
     (wards / "five" / "link").unlink()
     (wards / "passwords").unlink()
     os.mkfifo(wards / "pipe", 0o600)
@@ -86,6 +88,20 @@ def test_a_folder_that_others_change_or_a_link_leaves_is_refused_without_its_pat
         refusal(wards) == "data set wards: it holds what is neither file nor folder: remove it"
         " (1 place)"
     )
+
+
+def test_what_others_own_or_can_replace_is_refused(wards: Path) -> None:
+    wards.parent.chmod(0o777)
+    with pytest.raises(HyperGPUError, match="other users can change a folder around it: chmod"):
+        checked_folder({"wards": str(wards)}, "wards")
+    wards.parent.chmod(0o1777)
+    assert checked_folder({"wards": str(wards)}, "wards") == wards
+    if os.geteuid() == 0:  # nobody else can give a folder away
+        os.chown(wards / "five", 4321, -1)
+        assert refusal(wards).startswith("data set wards: other users own it: chown -R")
+    (wards / "circle").symlink_to(wards / "circle")
+    with pytest.raises(HyperGPUError, match="and there is no such folder"):
+        check_places({"wards": str(wards / "circle")}, wards.parent / "node")
 
 
 def test_a_data_set_without_a_folder_is_refused_by_its_name(wards: Path) -> None:
