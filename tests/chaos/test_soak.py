@@ -47,6 +47,10 @@ class NodeFailure(Enum):
     SENDS_INFINITY = auto()
 
 
+POOL_THREADS = 4
+"""Threads that pools may still start late in a run: they start one only when all are busy."""
+
+
 class ProcessUsage(NamedTuple):
     """What the coordinator and its children hold together."""
 
@@ -186,7 +190,8 @@ async def test_a_long_job_of_fifty_nodes_that_fail_one_by_one_is_never_stuck_and
     early, late = used[: len(used) // 2], used[-len(used) // 4 :]
     # What is under way comes and goes, and pools fill; what leaks is above all that was before.
     assert min(each.descriptors for each in late) <= max(each.descriptors for each in early)
-    assert min(each.threads for each in late) <= max(each.threads for each in early)
+    most_threads = max(each.threads for each in early) + POOL_THREADS
+    assert min(each.threads for each in late) <= most_threads
     if MINUTES:
         assert resident_growth(used) < 0.05
 
