@@ -124,7 +124,7 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
 
 
 def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
-    def folded(*short: NodeId) -> Aggregate:
+    def aggregate_command(*short: NodeId) -> Aggregate:
         job = training()
         job = replace(job, round=replace(job.open_round, duplicates={BOB: ALICE}))
         job = shortages(job, *short)
@@ -132,8 +132,9 @@ def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
         job = after(job, update_event(ALICE, round_=0, lease=lease))
         return only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
 
-    assert folded(ALICE).duplicates == {BOB: ALICE}
-    assert (folded().incomparable, folded(ALICE).incomparable) == (frozenset(), {BOB})
+    assert aggregate_command(ALICE).duplicates == {BOB: ALICE}
+    assert not aggregate_command().incomparable
+    assert aggregate_command(ALICE).incomparable == {BOB}
 
 
 def test_a_node_that_left_and_came_back_is_tried_with_one_sample_at_a_time() -> None:

@@ -117,10 +117,10 @@ class NodeAllocator:
             nodes_max=chosen.max,
             requirements=chosen.requirements,
             data_name=job.spec.data.name,
-            excluded=self._excluded(job),
+            excluded=self._exclusions(job),
         )
 
-    def _excluded(self, job: Job) -> dict[NodeId, str]:
+    def _exclusions(self, job: Job) -> dict[NodeId, str]:
         """Nodes without work in a job. One that left is tried again, unless others were due it."""
         streams = self._nodes.streams
         return {
