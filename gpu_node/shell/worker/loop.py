@@ -1,9 +1,12 @@
 """The loop of the worker: a thread listens, so that aborts are heard between inner steps."""
 
 import math
+import os
 import queue
 import threading
 import traceback
+from collections.abc import Iterable
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gpu_node.shell.worker import protocol
@@ -88,6 +91,7 @@ class WorkerLoop:
         except Exception as failed:  # noqa: BLE001 - a workload of another package may raise anything
             self.log(traceback.format_exc())
             error, failure = failed, work_failure(failed)
+        failure = failure._replace(reason=without_places(failure.reason, _places_of(request)))
         reason, is_fatal = failure
         if isinstance(request, protocol.WriteInitialModel):
             number = request.number
@@ -144,6 +148,26 @@ class WorkerLoop:
         """Write a line for people, which the daemon logs."""
         self._log.write(f"{line}\n".encode())
         self._log.flush()
+
+
+def _places_of(request: protocol.TrainShard | protocol.WriteInitialModel) -> list[Path]:
+    """Folders of this machine that errors may name."""
+    files, folders = [request.model_path], [os.environ.get("HYPERGPU_DATASETS", "")]
+    if isinstance(request, protocol.TrainShard):
+        files.append(request.update_path)
+        folders += [request.data_dir, request.node_dir, request.state_dir]
+    return [
+        *(Path(each).parent for each in files if each),
+        *(Path(each) for each in folders if each),
+    ]
+
+
+def without_places(reason: str, places: Iterable[Path]) -> str:
+    """A reason as it may leave the node: files are named from the folders that they lie in."""
+    named = {str(each) for place in places for each in (place, place.resolve())}
+    for place in sorted(named - {".", "/"}, key=len, reverse=True):
+        reason = reason.replace(f"{place}/", "").replace(place, "its folder")
+    return reason
 
 
 _MEMORY_SIGNS = (OUT_OF_MEMORY, "can't allocate memory")

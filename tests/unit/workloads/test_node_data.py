@@ -145,11 +145,13 @@ def test_fields_that_are_not_the_programs_are_named(
     assert str(refused.value).startswith(said)
 
 
-def answer(program: Path, own: Path) -> tuple[str, str]:
+def answer(
+    program: Path, own: Path, *, data_name: str = "wards", workload: str = "program"
+) -> tuple[str, str]:
     """A worker's reason for not training on a node's own folder, and what it logs."""
     task = Task(
-        workload="program",
-        workload_version=1,
+        workload=workload,
+        workload_version=find(workload).version,
         inner_steps=1,
         batch_size=4,
         learning_rate=0.1,
@@ -158,14 +160,14 @@ def answer(program: Path, own: Path) -> tuple[str, str]:
         ranges=(SampleRange(0, Samples(4)),),
         model=BlobRef(Digest("00"), Bytes(0)),
         layout=Digest("00"),
-        data_name="wards",
+        data_name=data_name,
     )
     request = protocol.TrainShard(
         assignment=Assignment(lease=Lease(JobId("job-1"), 0, 1), slot=Slot(0), task=task),
         start=TrainingStart(),
         model_path=str(own / "none"),
         data_dir=str(program),
-        node_dir=str(own),
+        node_dir=str(own) if data_name else "",
         state_dir=str(own),
         update_path=str(own / "update"),
     )
@@ -199,6 +201,16 @@ def test_errors_of_a_nodes_own_data_leave_it_without_their_names(
     write_archive(tmp_path / "smith.npz", {"x": X})
     reason, _ = answer(program, tmp_path)
     assert reason.startswith("OWNER_DATA (7108): data set wards: field y is missing")
+
+
+def test_errors_of_a_jobs_data_leave_a_node_without_its_folders(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    inputs = home / "inputs" / "spoilt"
+    inputs.mkdir(parents=True)
+    (inputs / "train-images-idx3-ubyte").write_bytes(b"no images")
+    reason, _ = answer(inputs, home, data_name="", workload="mnist-cnn")
+    assert reason.startswith("train-images-idx3-ubyte is no IDX file of bytes")
+    assert str(tmp_path) not in reason
 
 
 def test_there_are_held_out_samples_or_none_to_write(tmp_path: Path) -> None:
