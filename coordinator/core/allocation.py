@@ -35,6 +35,10 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Every node of it meets all of them."""
     data_name: str = ""
     """The data set that a node must have of its own; empty: none."""
+    excluded: Mapping[NodeId, str] = {}
+    """Nodes that it gives no work, with the reason; those that are members stay until others are
+    due them.
+    """
 
 
 class NodeOffer(msgspec.Struct, frozen=True):
@@ -112,6 +116,8 @@ def _withdraw(offers: Sequence[NodeOffer]) -> tuple[Withdraw, ...]:
 
 def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     """Why a node can never work for a job as both are now; empty: it can."""
+    if reason := demand.excluded.get(offer.node, ""):
+        return reason
     if offer.workloads.get(demand.workload) != demand.workload_version:
         return f"it does not offer {demand.workload} {demand.workload_version}"
     if demand.data_name and demand.data_name not in offer.data_names:
@@ -139,7 +145,10 @@ class _Deal:
         self._left = {job_id: iter(found) for job_id, found in self._able.items()}
         connected = {offer.node for offer in offers}
         # A member that is away for a moment still counts: it may be back before it is given up.
-        self.shares = {demand.job_id: len(demand.members - connected) for demand in demands}
+        self.shares = {
+            demand.job_id: len(demand.members - connected - demand.excluded.keys())
+            for demand in demands
+        }
         self.places: dict[NodeId, JobId] = {}
 
     def give_least(self) -> None:

@@ -402,6 +402,11 @@ class CoordinatorActor:
             nodes_max=job.spec.nodes.max,
             requirements=job.spec.nodes.requirements,
             data_name=job.spec.data.name,
+            excluded={
+                node: member.exclusion
+                for node, member in job.members.items()
+                if member.ban or (member.is_present and member.exclusion)
+            },
         )
 
     def resumed_if_paused(self) -> None:

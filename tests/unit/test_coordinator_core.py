@@ -210,6 +210,24 @@ def test_a_job_whose_nodes_are_not_there_leaves_the_others_theirs() -> None:
     assert loans(demands, machines(free="Abc")) == {"A": "small", "b": "small", "c": "small"}
 
 
+def test_a_job_gets_another_node_for_one_that_it_gives_no_work() -> None:
+    held = wanting("one", "a", requires="", nodes_max=1)
+    excluded = replace(held, excluded={NodeId("a"): "left out"})
+    assert loans([excluded], offers("b", one="a")) == {"b": "one"}
+    assert plan_allocation([excluded], offers("", one="a")) == ()
+    assert loans([excluded], offers("b")) == {"b": "one"}
+
+
+def test_nodes_that_a_job_gives_no_work_go_to_one_that_can_use_them() -> None:
+    left_out = {NodeId(letter): "left out" for letter in "ab"}
+    demands = [replace(demand("one", "a", "b"), excluded=left_out), demand("two", nodes_min=2)]
+    moves = plan_allocation(demands, offers("", one="ab"))
+    assert [(type(move), move.node, move.job_id) for move in moves] == [
+        (Recall, "a", "one"),
+        (Recall, "b", "one"),
+    ]
+
+
 MODEL_BYTES = Bytes(1000)
 
 

@@ -92,10 +92,40 @@ class NodeAllocator:
 
     def _demands(self) -> list[JobDemand]:
         return [
-            _demand(runtime)
+            self._demand(runtime)
             for runtime in self._open_runtimes()
             if runtime.job.phase in _USES_NODES and not runtime.is_recovering
         ]
+
+    def _demand(self, runtime: JobRuntime) -> JobDemand:
+        job, chosen = runtime.job, runtime.job.spec.nodes
+        return JobDemand(
+            job_id=job.job_id,
+            nodes_min=nodes_needed(job),
+            workload=job.spec.workload,
+            workload_version=runtime.workload_version,
+            members=frozenset(
+                node
+                for node, member in job.members.items()
+                if member.is_present and not member.is_leaving
+            ),
+            nodes_max=chosen.max,
+            requirements=chosen.requirements,
+            data_name=job.spec.data.name,
+            excluded=self._exclusions(job),
+        )
+
+    def _exclusions(self, job: Job) -> dict[NodeId, str]:
+        """Nodes without work in a job. One that left is tried again, unless others were due it."""
+        streams = self._nodes.streams
+        return {
+            node: member.exclusion
+            for node, member in job.members.items()
+            if member.exclusion
+            and (
+                member.is_present or (node in streams and job.job_id in streams[node].recalled_from)
+            )
+        }
 
     def _offers(self) -> list[NodeOffer]:
         places: dict[NodeId, JobId] = {}
@@ -134,6 +164,8 @@ class NodeAllocator:
             await self._driver.insist(move.job_id, paused)
             return
         if not isinstance(move, Lend):
+            if (stream := self._nodes.streams.get(move.node)) is not None:
+                stream.recalled_from.add(move.job_id)
             event = NodeDraining(at_ms=_NOW, node=move.node, reason=move.reason)
             await self._driver.insist(move.job_id, event)
             return
@@ -159,24 +191,6 @@ class NodeAllocator:
             await self.lose(node, "lost while it joined")
         elif reason := self._nodes.drain_reason(node):
             await self._driver.insist(job_id, NodeDraining(at_ms=_NOW, node=node, reason=reason))
-
-
-def _demand(runtime: JobRuntime) -> JobDemand:
-    job, chosen = runtime.job, runtime.job.spec.nodes
-    return JobDemand(
-        job_id=job.job_id,
-        nodes_min=nodes_needed(job),
-        workload=job.spec.workload,
-        workload_version=runtime.workload_version,
-        members=frozenset(
-            node
-            for node, member in job.members.items()
-            if member.is_present and not member.is_leaving
-        ),
-        nodes_max=chosen.max,
-        requirements=chosen.requirements,
-        data_name=job.spec.data.name,
-    )
 
 
 def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> NodeOffer:

@@ -114,6 +114,8 @@ class ControlStream:
         self.software = software
         self.features = capabilities.features(software)
         """What jobs may require of the node."""
+        self.recalled_from: set[JobId] = set()
+        """Jobs that gave it up for others; one that has no work for it is not lent it again."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
 
     def send(self, message: node_pb2.ControlResponse) -> None:
