@@ -213,5 +213,7 @@ def _recall(
             if place not in (None, demand.job_id):
                 reason = f"{place} is due a share of the nodes"
                 yield Recall(offer.node, demand.job_id, reason)
-            elif reason := unmet_reason(demand.requirements, offer.features):
+            elif offer.node in demand.excluded:
+                continue
+            elif reason := unfit_reason(demand, offer):
                 yield Recall(offer.node, demand.job_id, reason)

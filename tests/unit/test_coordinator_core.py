@@ -210,6 +210,15 @@ def test_a_job_whose_nodes_are_not_there_leaves_the_others_theirs() -> None:
     assert loans(demands, machines(free="Abc")) == {"A": "small", "b": "small", "c": "small"}
 
 
+def test_a_member_without_the_workloads_version_or_the_data_set_is_recalled() -> None:
+    reasons = [
+        move.reason
+        for changed in (demand("one", "a", version=2), replace(demand("one", "a"), data_name="my"))
+        for move in plan_allocation([changed], offers("", one="a"))
+    ]
+    assert reasons == ["it does not offer digits-softmax 2", "its owner has named no folder for my"]
+
+
 def test_a_job_gets_another_node_for_one_that_it_gives_no_work() -> None:
     held = wanting("one", "a", requires="", nodes_max=1)
     excluded = replace(held, excluded={NodeId("a"): "left out"})

@@ -99,11 +99,14 @@ class NodeAllocator:
 
     def _demand(self, runtime: JobRuntime) -> JobDemand:
         job, chosen = runtime.job, runtime.job.spec.nodes
+        version = runtime.workload_version
+        if version and job.model is not None:
+            version = job.workload_version  # as its tasks say; the catalogue may have a newer one
         return JobDemand(
             job_id=job.job_id,
             nodes_min=nodes_needed(job),
             workload=job.spec.workload,
-            workload_version=runtime.workload_version,
+            workload_version=version,
             members=frozenset(
                 node
                 for node, member in job.members.items()

@@ -370,6 +370,21 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
         allocating.cancel()
 
 
+async def test_a_job_with_a_model_is_lent_nodes_of_its_own_workloads_version(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)
+    async with driving(services), asyncio.timeout(240):
+        runtime = await prepared_job(services)
+        runtime.workload_version += 1
+        connect_node(services)
+        allocating = asyncio.create_task(services.allocator.run())
+        services.allocator.review()
+        while NODE not in runtime.job.members:
+            await runtime.change().wait()
+        allocating.cancel()
+
+
 async def test_nodes_are_not_dealt_out_afresh_for_what_happens_within_a_round(
     tmp_path: Path,
 ) -> None:
