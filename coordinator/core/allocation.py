@@ -134,7 +134,19 @@ class _Deal:
             demand.job_id: [offer for offer in offers if not unfit_reason(demand, offer)]
             for demand in demands
         }
-        users = Counter(offer.node for found in able.values() for offer in found)
+        connected = {offer.node for offer in offers}
+        # A member that is away for a moment still counts: it may be back before it is given up.
+        self.shares = {
+            demand.job_id: len(demand.members - connected - demand.excluded.keys())
+            for demand in demands
+        }
+        # One that cannot start whatever it is dealt makes nobody swap nodes.
+        startable = [
+            able[each.job_id]
+            for each in demands
+            if len(able[each.job_id]) + self.shares[each.job_id] >= each.nodes_min
+        ]
+        users = Counter(offer.node for found in startable for offer in found)
         active = {demand.job_id for demand in demands}
         self._able = {
             demand.job_id: sorted(
@@ -143,12 +155,6 @@ class _Deal:
             for demand in demands
         }
         self._left = {job_id: iter(found) for job_id, found in self._able.items()}
-        connected = {offer.node for offer in offers}
-        # A member that is away for a moment still counts: it may be back before it is given up.
-        self.shares = {
-            demand.job_id: len(demand.members - connected - demand.excluded.keys())
-            for demand in demands
-        }
         self.places: dict[NodeId, JobId] = {}
 
     def give_least(self) -> None:
@@ -164,13 +170,16 @@ class _Deal:
 
     def give_rest(self) -> None:
         """Give what is left to the jobs that start, evenly."""
-        most = {demand.job_id: demand.nodes_max for demand in self._demands}
+        demands = {demand.job_id: demand for demand in self._demands}
         taking = list(self._left)
         while taking:
             job_id = min(taking, key=lambda one: self.shares[one])
-            is_full = bool(most[job_id]) and self.shares[job_id] >= most[job_id]
-            if is_full or not self._give_one(job_id):
+            if self.is_full(demands[job_id]) or not self._give_one(job_id):
                 taking.remove(job_id)
+
+    def is_full(self, demand: JobDemand) -> bool:
+        """Whether a job is dealt the most nodes that it takes."""
+        return 0 < demand.nodes_max <= self.shares[demand.job_id]
 
     def _give_one(self, job_id: JobId) -> bool:
         """Give a job the next of its nodes that is not given yet; tells whether there was one."""
@@ -204,7 +213,9 @@ def _lend(demands: Sequence[JobDemand], offers: Sequence[NodeOffer], deal: _Deal
 def _recall(
     demands: Sequence[JobDemand], offers: Sequence[NodeOffer], deal: _Deal
 ) -> Iterator[Recall]:
-    """Ask jobs for the nodes that are dealt to others, and that do not fit any more."""
+    """Ask jobs for the nodes that are dealt to others, that do not fit any more, and that are more
+    than they take.
+    """
     for demand in demands:
         for offer in offers:
             if offer.node not in demand.members:
@@ -213,7 +224,8 @@ def _recall(
             if place not in (None, demand.job_id):
                 reason = f"{place} is due a share of the nodes"
                 yield Recall(offer.node, demand.job_id, reason)
-            elif offer.node in demand.excluded:
-                continue
-            elif reason := unfit_reason(demand, offer):
+            elif offer.node not in demand.excluded and (reason := unfit_reason(demand, offer)):
+                yield Recall(offer.node, demand.job_id, reason)
+            elif place is None and deal.is_full(demand):
+                reason = f"{demand.job_id} takes {several(demand.nodes_max, 'node')} at most"
                 yield Recall(offer.node, demand.job_id, reason)

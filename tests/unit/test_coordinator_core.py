@@ -210,6 +210,26 @@ def test_a_job_whose_nodes_are_not_there_leaves_the_others_theirs() -> None:
     assert loans(demands, machines(free="Abc")) == {"A": "small", "b": "small", "c": "small"}
 
 
+def test_a_job_that_swaps_its_node_gives_the_first_one_back() -> None:
+    demands = [
+        wanting("any", "A", requires="", nodes_max=1),
+        wanting("picky", "B", requires="gpu >= 8GB", nodes_max=1),
+    ]
+    moves = plan_allocation(demands, machines(any="A", picky="B", free="c"))
+    assert [(type(move), move.node, move.job_id) for move in moves] == [
+        (Lend, "c", "any"),
+        (Recall, "A", "any"),
+    ]
+    after = [replace(demands[0], members=frozenset({NodeId("c")})), demands[1]]
+    assert plan_allocation(after, machines(any="c", picky="B", free="A")) == ()
+
+
+def test_a_job_that_cannot_start_makes_no_other_swap_nodes() -> None:
+    big = replace(wanting("big", requires="gpu >= 8GB"), nodes_min=2)
+    demands = [wanting("any", "A", requires="", nodes_max=1), big]
+    assert plan_allocation(demands, machines(any="A", free="b")) == ()
+
+
 def test_a_member_without_the_workloads_version_or_the_data_set_is_recalled() -> None:
     reasons = [
         move.reason
