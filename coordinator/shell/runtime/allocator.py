@@ -12,15 +12,17 @@ from coordinator.core.allocation import (
     NodeOffer,
     Withdraw,
     plan_allocation,
+    unfit_reason,
 )
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.node_fit import unmet_reason
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
@@ -141,6 +143,20 @@ class NodeAllocator:
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
         ]
+
+    def fitting_nodes(self, spec: JobSpec) -> int:
+        """How many nodes that take work now could work for a new job."""
+        demand = JobDemand(
+            job_id=JobId(""),
+            nodes_min=spec.training.nodes,
+            workload=spec.workload,
+            workload_version=catalogue_version(spec.workload),
+            members=frozenset(),
+            requirements=spec.nodes.requirements,
+            data_name=spec.data.name,
+        )
+        offers = (offer for offer in self._offers() if not offer.pause_reason)
+        return sum(not unfit_reason(demand, offer) for offer in offers)
 
     def unmet_reasons(self, runtime: JobRuntime) -> dict[NodeId, str]:
         """Connected nodes that do not meet a job's requirements, with the reason."""

@@ -66,7 +66,7 @@ class JobRuntime:
         """The newest state that is persisted."""
         self.next_sequence = next_sequence
         self.clock = JobClock(job.at_ms)
-        self.workload_version = _workload_version(job)
+        self.workload_version = catalogue_version(job.spec.workload)
         """0 when the catalogue no longer has the workload: then no node fits it."""
         self.layout: Layout | None = None
         """The model's layout; None until the first model is made."""
@@ -161,9 +161,10 @@ def upload_owner(job_id: JobId, node: NodeId) -> str:
     return f"update/{job_id}/{node}"
 
 
-def _workload_version(job: Job) -> int:
+def catalogue_version(workload: str) -> int:
+    """Version of a workload as this machine has it; 0: it has none."""
     try:
-        return find(job.spec.workload).version
+        return find(workload).version
     except UnknownWorkloadError:
         return 0
 

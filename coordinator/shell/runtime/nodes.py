@@ -223,11 +223,6 @@ class ConnectedNodes:
         """Those of the nodes that are paused, with the reason."""
         return {node: self._pauses[node] for node in nodes if node in self._pauses}
 
-    @property
-    def at_work(self) -> int:
-        """How many nodes are connected and take work."""
-        return sum(node not in self._draining and node not in self._pauses for node in self.streams)
-
     def name_of(self, node: NodeId) -> str:
         """Name that the node's owner gave it; empty before it dials in."""
         return self._names.get(node, "")

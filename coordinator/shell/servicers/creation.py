@@ -135,7 +135,7 @@ class JobCreation:
     async def _create(self, wanted: _WantedJob) -> JobId:
         self._refuse_too_many(wanted.owner)
         driver = self._services.driver
-        spec = covering(wanted.spec, self._services.nodes.at_work)
+        spec = covering(wanted.spec, self._services.allocator.fitting_nodes(wanted.spec))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
         files = manifest_digests(wanted.manifest) if wanted.manifest is not None else frozenset()
         pinned = [*files, *_own_blobs(wanted)]

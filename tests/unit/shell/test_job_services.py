@@ -29,6 +29,7 @@ from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
+from hypergpu.jobfile.spec import NodeSelection, Pay
 from hypergpu.statements import BlobRef
 from hypergpu.units import BasisPoints, Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
@@ -381,6 +382,19 @@ async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> N
         assert await servicer.create_job(job_request(99), caller) == made[99]
         await services.driver.submit(JobId(made[99].job_id), JobStopped(at_ms=Milliseconds(0)))
         assert (await servicer.create_job(job_request(100), caller)).job_id
+
+
+async def test_the_escrow_of_a_job_covers_only_nodes_that_can_work_for_it(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    for number, region in enumerate(("eu", "eu", "us", "us", "us")):
+        told = Capabilities(workloads={"digits-softmax": 1}, labels={"region": region})
+        services.nodes.connect(ControlStream(NodeId(f"node-{number}"), told, "test"))
+    spec = replace(SPEC, nodes=NodeSelection(labels=("region = eu",)), pay=Pay(unit_price=1000))
+    wanted = job_pb2.CreateJobRequest(request_id="one", spec_json=spec_json(spec))
+    async with driving(services):
+        await JobServicer(services).create_job(wanted, CALLER)
+        (runtime,) = services.driver.runtimes.values()
+    assert runtime.job.spec.pay.escrow == 2 * spec.escrow
 
 
 def job_request(number: int) -> job_pb2.CreateJobRequest:
