@@ -7,11 +7,12 @@ from coordinator.core.job import events
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.state import Job
 from coordinator.core.round.assignment import shard_samples
+from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
 from hypergpu.statements import Task
-from hypergpu.units import Samples
+from hypergpu.units import Milliseconds, Samples
 from tests.unit.job_states import (
     ALICE,
     BOB,
@@ -22,6 +23,7 @@ from tests.unit.job_states import (
     fold_event,
     model,
     new_job,
+    node_plan,
     update,
 )
 
@@ -89,6 +91,14 @@ def test_a_node_takes_no_more_than_a_pass_over_its_own_samples() -> None:
     alice = job.open_round.participants[ALICE]
     assert shard_samples(alice.shard.ranges) == 4
     assert alice.plan.reason.endswith("a pass over its own 5 samples is 1 step")
+
+
+def test_a_forecast_of_more_steps_says_nothing_of_a_pass_over_few_samples() -> None:
+    job = after(first_round(), update_of(ALICE, 1, 5))
+    part = replace(node_plan(), forecast_ms=Milliseconds(9000), spread_ms=Milliseconds(90))
+    assert own_pass(job, BOB, part) == part
+    cut = own_pass(job, ALICE, part)
+    assert (cut.inner_steps, cut.forecast_ms, cut.spread_ms) == (1, 0, 0)
 
 
 def test_a_task_does_not_change_when_others_join() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.job.state import Job, Stream
 from coordinator.core.plan.decision import NodePlan, RoundPlan
 from hypergpu.ids import NodeId
-from hypergpu.units import Samples, several
+from hypergpu.units import Milliseconds, Samples, several
 
 
 def first_streams(job: Job, sizes: tuple[Samples, ...]) -> tuple[Stream, ...]:
@@ -54,4 +54,12 @@ def own_pass(job: Job, node: NodeId, part: NodePlan) -> NodePlan:
         return part
     reason = f"{part.reason}; a pass over its own {size} samples is {several(most, 'step')}"
     prefetched = min(part.prefetch_steps, most // 2)
-    return replace(part, inner_steps=most, prefetch_steps=prefetched, reason=reason)
+    return replace(
+        part,
+        inner_steps=most,
+        prefetch_steps=prefetched,
+        reason=reason,
+        # Both were made for all the steps.
+        forecast_ms=Milliseconds(0),
+        spread_ms=Milliseconds(0),
+    )
