@@ -218,6 +218,14 @@ def test_a_measure_that_cannot_be_is_of_no_use() -> None:
     assert job.open_round.participants[CAROL].plan.micro_batch == 0
 
 
+def test_a_peak_above_the_memory_of_its_device_binds_nobody() -> None:
+    job = after(waiting(), *(with_memory(node, 8 * 10**9) for node in (ALICE, BOB, CAROL)))
+    job = after(job, measured_update(ALICE, lease=1, peak_bytes=2**62))
+    assert job.memory_use is None
+    job = after(job, update_event(BOB, round_=0, lease=2), fold_event(0))
+    assert job.open_round.participants[CAROL].plan.micro_batch == 0
+
+
 @pytest.mark.parametrize("spec", [SPEC, AWARE], ids=["stated", "planned"])
 def test_a_node_without_a_shortage_has_no_passes(spec: JobSpec) -> None:
     plan = node_plan()

@@ -34,12 +34,7 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.memory_fit import (
-    estimated_fit,
-    fit_plan,
-    fitted_rule,
-    least_use,
-)
+from coordinator.core.plan.memory_fit import estimated_fit, fit_plan, fitted_rule, least_use
 from coordinator.core.plan.node_work import most_samples
 from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
@@ -192,12 +187,13 @@ def fit_of(job: Job, node: NodeId) -> MemoryFit:
     )
 
 
-def with_memory_use(job: Job, plan: NodePlan, update: AcceptedUpdate) -> Job:
-    """The job with what the sender of an update measured of its memory."""
-    if update.memory is None:
+def with_memory_use(job: Job, node: NodeId, update: AcceptedUpdate) -> Job:
+    """The job with what a node measured of its memory; no step takes more than the device has."""
+    most, measured = job.members[node].memory_bytes, update.memory
+    if measured is None or 0 < most < measured.sample_bytes:
         return job
-    use = least_use(job.memory_use, update.memory, plan, job.open_round.spec)
-    return replace(job, memory_use=use)
+    plan, spec = job.open_round.participants[node].plan, job.open_round.spec
+    return replace(job, memory_use=least_use(job.memory_use, measured, plan, spec))
 
 
 def left_out(job: Job) -> int:

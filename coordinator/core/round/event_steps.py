@@ -136,7 +136,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         updates_accepted=job.tally.updates_accepted + 1,
     )
     job = replace(
-        with_memory_use(job, participant.plan, update),
+        with_memory_use(job, event.node, update),
         round=replace_participants(round_, {event.node: participant}),
         members={**job.members, event.node: member},
         streams=counted_streams(job, event.node, update.data_samples),
