@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocation
 from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard
+from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job
 from coordinator.core.round.assignment import shard_samples
 from coordinator.core.round.own_data import own_pass
@@ -73,6 +73,16 @@ def test_who_takes_a_lost_nodes_place_brings_samples_of_its_own() -> None:
         job, join(BOB, 30), update_of(ALICE, 1, 100), update_of(CAROL, 3, 100), fold_event(0)
     )
     assert job.open_round.participants[BOB].shard.ranges == (left,)
+
+
+def test_who_takes_a_lost_nodes_place_makes_no_second_participant() -> None:
+    alone = replace(OWN, training=replace(OWN.training, nodes=1))
+    made = events.ModelInitialised(at_ms=at(0), model=model(0), partition_sizes=())
+    lost = events.NodeLost(at_ms=at(20), node=ALICE, reason="silent")
+    job = after(new_job(alone), made, join(ALICE), join(BOB, 10), lost)
+    step = transition(job, update_of(BOB, 2, 100))
+    (command,) = [each for each in step.commands if isinstance(each, Aggregate)]
+    assert command.outer_reason == "plain: one node takes part"
 
 
 def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:

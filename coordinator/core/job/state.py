@@ -246,6 +246,7 @@ class Round(msgspec.Struct, frozen=True):
     """The longest time that one of its updates took; 0: none is in."""
     duplicates: dict[NodeId, NodeId] = {}
     """Who has the shard of whom, of the pairs that are both at work or in."""
+    dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
 

@@ -132,6 +132,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         is_sparse=plan.is_sparse,
         resting={node: why for node, why in resting.items() if node not in plan.nodes},
         duplicates=duplicates,
+        dealt=len(deal.shards),
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
@@ -307,7 +308,8 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
     outer = outer_step(
         round_.spec,
         round_number=round_.number,
-        participants=len({each.shard for each in round_.participants.values()}),
+        # Where data stay on nodes, who takes a lost node's place brings another shard.
+        participants=round_.dealt or len({each.shard for each in round_.participants.values()}),
         is_sparse=round_.is_sparse,
     )
     return Aggregate(
