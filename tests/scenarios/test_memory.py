@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard, WriteRecord
+from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
@@ -121,6 +121,20 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
     assert node_band(job, ALICE) == ("poor", why)
+
+
+def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
+    def fold_command(*short: NodeId) -> Aggregate:
+        job = training()
+        job = replace(job, round=replace(job.open_round, duplicates={BOB: ALICE}))
+        job = shortages(job, *short)
+        lease = job.open_round.participants[ALICE].lease
+        job = after(job, update_event(ALICE, round_=0, lease=lease))
+        return only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
+
+    assert fold_command(ALICE).duplicates == {BOB: ALICE}
+    assert fold_command(ALICE).incomparable == {BOB}
+    assert not fold_command().incomparable
 
 
 def test_a_node_that_left_and_came_back_is_tried_with_one_sample_at_a_time() -> None:

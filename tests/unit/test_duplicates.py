@@ -25,6 +25,7 @@ from tests.unit.job_states import SPEC, after, at, model, only, update, waiting
 NODES = tuple(NodeId(f"{number:02d}") for number in range(20))
 WORKERS = tuple(RoundWorker(node, (20, 32, 0, "int4"), has_begun=False) for node in NODES)
 USUAL = (0.7, 0.7, 0.7)
+PAIR = {NODES[0]: NODES[1]}
 TRUSTED = DuplicateMemory(matches=dict.fromkeys(NODES, 2))
 ROUNDS = 50
 
@@ -91,7 +92,9 @@ def test_a_mismatch_speaks_against_a_stranger_more_where_its_partner_is_trusted(
             for node, vector in zip(NODES, vectors, strict=False)
         ]
         trust = TrustMemory(duplicates=memory)
-        after_ = weigh_sketched(trust, "robust", found, None, {NODES[0]: NODES[1]})
+        other_work = weigh_sketched(trust, "robust", found, None, PAIR, {NODES[0]})
+        assert not other_work.memory.duplicates.doubts
+        after_ = weigh_sketched(trust, "robust", found, None, PAIR)
         assert after_.votes[NODES[0]] < WHOLE
         found_doubts = after_.memory.duplicates.doubts
         return found_doubts[NODES[0]], found_doubts[NODES[1]]

@@ -104,6 +104,8 @@ class Aggregate(msgspec.Struct, frozen=True):
     """
     duplicates: dict[NodeId, NodeId] = {}
     """Nodes that had the shard of another, with that one."""
+    incomparable: frozenset[NodeId] = frozenset()
+    """Those of them that trained it in other passes than that one."""
     makers: tuple["FoldedUpdate", ...] = ()
     """Updates that ``base`` was made of."""
 

@@ -327,7 +327,18 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         outer_reason=outer.reason,
         scale=scale,
         duplicates=round_.duplicates,
+        incomparable=frozenset(
+            own
+            for own, other in round_.duplicates.items()
+            if _passes(round_, own) != _passes(round_, other)
+        ),
     )
+
+
+def _passes(round_: Round, node: NodeId) -> tuple[int, bool]:
+    """How a batch is divided: one that ran out of memory divides it otherwise than it was drawn."""
+    plan = round_.participants[node].plan
+    return plan.micro_batch, plan.checkpoints_activations
 
 
 def _makers(job: Job) -> Round | None:

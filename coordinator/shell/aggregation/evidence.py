@@ -2,7 +2,7 @@
 updates' weighing. Pure: what is awaited and stored is the business of the caller.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,7 @@ def weigh_sketched(
     found: Sequence[SketchedUpdate],
     gradient: HeldOutGradient | None,
     duplicates: Mapping[NodeId, NodeId] = _NO_DUPLICATES,
+    incomparable: Set[NodeId] = frozenset(),
 ) -> Weighing:
     """Weigh a round's updates by a rule of the job file's ``trust``.
 
@@ -49,6 +50,7 @@ def weigh_sketched(
         found: The round's updates.
         gradient: Of the held-out loss, where it is known.
         duplicates: Whose update is of whose shard, besides that one's own.
+        incomparable: Those of them whose work was another one.
     """
     if gradient is not None and gradient.loss is not None:
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
@@ -61,7 +63,8 @@ def weigh_sketched(
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
-    return judge_pairs(weighing, compare_pairs(sound, duplicates))
+    pairs = compare_pairs(sound, duplicates)
+    return judge_pairs(weighing, [pair for pair in pairs if pair.nodes[0] not in incomparable])
 
 
 def weigh_rollback(

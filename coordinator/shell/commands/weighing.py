@@ -80,7 +80,12 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
             return await _roll_back(services, runtime, command, gradient)
     found, unreadable = await _sketches(services, runtime, command.updates)
     weighing = weigh_sketched(
-        command.trust, command.spec.trust.rule, found, gradient, command.duplicates
+        command.trust,
+        command.spec.trust.rule,
+        found,
+        gradient,
+        command.duplicates,
+        command.incomparable,
     )
     if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
