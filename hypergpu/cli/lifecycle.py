@@ -56,7 +56,8 @@ def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import confirm, note, say, size
 
-    found = places(resolve_settings())
+    settings = resolve_settings()
+    found = places(settings)
     for place in found:
         say(f"{place.path}  {size(size_of(place.path))}: {place.meaning}")
         for kept in place.kept:
@@ -64,6 +65,9 @@ def uninstall(*, yes: NoConfirmation = False, dry_run: DryRun = False) -> None:
     if not dry_run and found:
         require_idle(found)
         confirm("delete all of it but for what is kept?", yes=yes)
+        # The answer takes its time: a daemon may have begun, and made a key.
+        found = places(settings)
+        require_idle(found)
         remove_all(found)
     say(f"the programs themselves: {command_line(this_installation().uninstall)}")
 

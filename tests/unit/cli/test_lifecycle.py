@@ -1,6 +1,9 @@
 """Upgrading and uninstalling, and `doctor --fix`."""
 
 import fcntl
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +145,35 @@ def test_uninstall_leaves_what_a_daemon_uses(alone: Hypergpu, tmp_path: Path) ->
         ended = alone("uninstall", "--yes")
     assert ended.exit_code == Reason.STATE_LOCKED.exit_code
     assert "hypergpu leave" in ended.stderr
+    assert (node / "tls.key").exists()
+
+
+def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
+    environment: dict[str, str | None], tmp_path: Path
+) -> None:
+    node, _ = make_places(tmp_path)
+    given = {name: value for name, value in environment.items() if value is not None}
+    terminal, stdin = os.openpty()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "hypergpu.cli", "uninstall"],
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | given,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as uninstall,
+        (node / "lock").open("w") as lock,
+    ):
+        os.close(stdin)
+        assert uninstall.stdout is not None
+        said = b""
+        while b"[y/N]" not in said and (more := uninstall.stdout.read(1)):
+            said += more
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(terminal, b"y\n")
+        assert b"hypergpu leave" in uninstall.stdout.read(), said
+    os.close(terminal)
+    assert uninstall.returncode == Reason.STATE_LOCKED.exit_code
     assert (node / "tls.key").exists()
 
 
