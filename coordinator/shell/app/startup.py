@@ -41,7 +41,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority, AuthorityError, coordinator_key
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.database import disk_full_error
+from coordinator.shell.journal.database import FileLock, disk_full_error
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
@@ -410,6 +410,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _open_services(settings: Settings) -> Services:
+    FileLock(settings.data_dir / "journal")  # To the process's end, wherever the journal lies.
     journal = Journal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)

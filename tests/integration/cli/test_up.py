@@ -15,7 +15,7 @@ from hypergpu.errors import Reason
 from hypergpu.wire.credentials import parse_token
 from hypergpu.wire.network import free_ports
 from tests.integration.cli.conftest import JOIN, PROGRAM, Ended, end_and_wait, home, start
-from tests.processes import processes_left
+from tests.processes import Cluster, processes_left
 
 WITH_PAGE = ["--listen", "127.0.0.1", "--port", "0", "--node-port", "0", "--bulk-port", "0"]
 ANYWHERE = [*WITH_PAGE, "--no-page"]
@@ -169,6 +169,15 @@ def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
     assert "is in use by a coordinator (process " in told.stderr
     assert told.stderr.count("\n") == 1
     assert told.stdout == ""
+
+
+def test_uninstall_leaves_a_coordinator_whose_journal_lies_elsewhere(tmp_path: Path) -> None:
+    with Cluster(tmp_path, "--database-url", f"sqlite:///{tmp_path / 'journal'}") as cluster:
+        places = {**home(tmp_path), "HYPERGPU_DATA_DIR": str(cluster.coordinator.data_dir)}
+        command = [*PROGRAM, "uninstall", "--yes"]
+        told = subprocess.run(command, check=False, capture_output=True, text=True, env=places)
+    assert told.returncode == Reason.STATE_LOCKED.exit_code, told.stderr
+    assert "Ctrl-C a coordinator" in told.stderr
 
 
 def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
