@@ -22,12 +22,13 @@ from gpu_node.shell.viewer import run_viewer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.keys import (
     Passphrase,
-    change_passphrase,
+    change_passphrases,
     passphrase_beside,
     passphrase_of_file,
     passphrase_of_text,
     stored_address,
 )
+from hypergpu.node_report import DEVICE_FOLDERS
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
 from hypergpu.streams import prepare_streams
@@ -219,12 +220,14 @@ def passphrase(
     state_dir: StateDir = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Encrypt the node's key under another passphrase. The daemon must not run."""
+    """Encrypt the keys of all devices under another passphrase. The daemon must not run."""
     settings = settings_of(state_dir=state_dir, passphrase_file=passphrase_file)
     _check_identity(StatePaths(settings.state_dir))
     with StatePaths(settings.state_dir) as paths:
         old = _passphrase(settings) or passphrase_beside(paths.root, paths.identity)
-        change_passphrase(paths.identity, old, passphrase_of_file(new.expanduser()))
+        devices = sorted(paths.root.glob(f"{DEVICE_FOLDERS}/{paths.identity.name}"))
+        keys = [paths.identity, *devices]
+        change_passphrases(keys, old, passphrase_of_file(new.expanduser()))
     typer.echo(f"from now on: --passphrase-file {new}")
 
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -355,18 +356,19 @@ def stored_address(path: Path) -> str:
     return "0x" + keystore_of(content, source=str(path)).address
 
 
-def change_passphrase(path: Path, old: Passphrase, new: Passphrase) -> None:
-    """Encrypt the key in a file under another passphrase.
+def change_passphrases(paths: Sequence[Path], old: Passphrase, new: Passphrase) -> None:
+    """Encrypt the keys in files under another passphrase. None is written unless all open.
 
     Raises:
         HyperGPUError: as `stored_secret`.
     """
-    secret = stored_secret(path, old)
-    try:
-        write_durably(path, encrypt_key(secret, new))
-    except OSError as broken:
-        what = f"the key {path} cannot be written: {broken.strerror}"
-        raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
+    contents = [encrypt_key(stored_secret(path, old), new) for path in paths]
+    for path, content in zip(paths, contents, strict=True):
+        try:
+            write_durably(path, content)
+        except OSError as broken:
+            what = f"the key {path} cannot be written: {broken.strerror}"
+            raise HyperGPUError(Reason.FILE_UNUSABLE, what) from broken
 
 
 def _content(path: Path) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.keys import Passphrase, passphrase_beside, passphrase_of_file, stored_secret
 from hypergpu.wire.credentials import token_text
 from tests.integration.node.fake_coordinator import Served, serve
 from tests.processes import ENVIRONMENT
@@ -122,6 +123,27 @@ async def test_a_node_that_leaves_drains_and_keeps_its_key(there: Served, tmp_pa
     assert {each.name for each in folder.iterdir()} == {"identity.key", "lock"}
     async with node(folder, "run") as process:
         assert (await wait_for_end(process))[0] == Reason.NODE_NOT_JOINED.exit_code
+
+
+async def test_a_new_passphrase_opens_the_keys_of_all_devices_or_of_none(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    keys = [root / "identity.key", root / "device-2/identity.key", root / "device-3/identity.key"]
+    old = passphrase_beside(root, keys[0])
+    secrets = [stored_secret(key, old) for key in keys[:2]]
+    other = Passphrase(b"x" * 64, "a test", is_made=True)
+    stored_secret(keys[2], other)
+    new = tmp_path / "new"
+    new.write_text("a new one")
+    new.chmod(0o600)
+    async with node(root, "passphrase", "--new", str(new)) as process:
+        status, text = await wait_for_end(process)
+    assert status == Reason.FILE_UNUSABLE.exit_code, text
+    assert [stored_secret(key, old) for key in keys[:2]] == secrets
+    keys[2].unlink()
+    async with node(root, "passphrase", "--new", str(new)) as process:
+        status, text = await wait_for_end(process)
+    assert status == 0, text
+    assert [stored_secret(key, passphrase_of_file(new)) for key in keys[:2]] == secrets
 
 
 async def test_a_node_that_is_to_forget_its_key_leaves_nothing(

@@ -15,7 +15,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.keys import (
     TERMINAL,
     Passphrase,
-    change_passphrase,
+    change_passphrases,
     decrypt_key,
     encrypt_key,
     kept_passphrase,
@@ -87,10 +87,10 @@ def test_another_passphrase_is_refused_and_said_where_it_came_from(tmp_path: Pat
 
 def test_a_passphrase_can_be_changed(tmp_path: Path) -> None:
     secret = stored_secret(tmp_path / "key", light())
-    change_passphrase(tmp_path / "key", light(), light("another"))
+    change_passphrases([tmp_path / "key"], light(), light("another"))
     assert stored_secret(tmp_path / "key", light("another")) == secret
     with pytest.raises(HyperGPUError, match="does not open"):
-        change_passphrase(tmp_path / "key", light(), light("another"))
+        change_passphrases([tmp_path / "key"], light(), light("another"))
 
 
 def keystore_with(**parts: Any) -> bytes:
