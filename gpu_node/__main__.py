@@ -247,6 +247,7 @@ def _serve(
     order = MachineOrder(settings, limits, token, _passphrase(settings), log_file)
     with machine_daemons(paths, order) as daemons:
         keep_bulk_memory()
+        paths.name_daemon()
         for daemon in daemons:
             daemon.reporter.write()
         with run_viewer(paths.root) if is_live else contextlib.nullcontext():

@@ -10,13 +10,11 @@ import signal
 import time
 from collections.abc import Iterator
 
-import msgspec
-
 from gpu_node.config import NodeSettings
 from gpu_node.shell.state import StatePaths, remove_entry
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import place_beside
-from hypergpu.node_report import DEVICE_FOLDERS, NodeReport
+from hypergpu.node_report import DEVICE_FOLDERS
 
 _KEPT_NAMES = frozenset({"identity.key", "ledger", "lock", "name", "node.toml", "nonce"})
 _LOOK_UP_S = 0.2
@@ -27,10 +25,12 @@ _MARGIN_S = 20.0
 def drain_daemon(settings: NodeSettings, paths: StatePaths) -> Iterator[None]:
     """Have the daemon that uses the folder finish and end, and hold the folder's lock. Blocks.
 
+    Each daemon is asked once, since a second SIGTERM stops it: also one that takes the folder over.
+
     Raises:
-        HyperGPUError: STATE_LOCKED, it does not end in its time.
+        HyperGPUError: STATE_LOCKED, none can be asked, or one does not end in its time.
     """
-    give_up_at_s, is_asked = time.monotonic() + settings.drain_limit_ms / 1000 + _MARGIN_S, False
+    give_up_at_s, asked = time.monotonic() + _MARGIN_S, None
     with contextlib.ExitStack() as lock:
         while True:
             try:
@@ -39,20 +39,25 @@ def drain_daemon(settings: NodeSettings, paths: StatePaths) -> Iterator[None]:
             except HyperGPUError as taken:
                 if taken.reason is not Reason.STATE_LOCKED or time.monotonic() > give_up_at_s:
                     raise
-            if not is_asked:
-                _send_drain(paths)
-                is_asked = True
+            if (daemon := _ask_to_drain(paths, asked)) != asked:
+                asked = daemon
+                give_up_at_s = time.monotonic() + settings.drain_limit_ms / 1000 + _MARGIN_S
             time.sleep(_LOOK_UP_S)
         yield
 
 
-def _send_drain(paths: StatePaths) -> None:
+def _ask_to_drain(paths: StatePaths, asked: int | None) -> int | None:
+    """Send SIGTERM to the daemon that holds the lock unless it was asked; its process id."""
     try:
-        report = msgspec.json.decode(paths.report.read_bytes(), type=NodeReport)
-        os.kill(report.process_id, signal.SIGTERM)
-    except (OSError, msgspec.MsgspecError, UnicodeError) as broken:
+        if (daemon := paths.daemon()) is None or daemon == asked:
+            return asked
+        os.kill(daemon, signal.SIGTERM)
+    except ProcessLookupError:
+        return asked
+    except (OSError, UnicodeError) as broken:
         detail = f"the daemon that uses {paths.root} cannot be told: {broken}"
         raise HyperGPUError(Reason.STATE_LOCKED, detail) from broken
+    return daemon
 
 
 def forget_coordinator(paths: StatePaths) -> None:

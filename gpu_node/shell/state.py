@@ -74,7 +74,7 @@ class StatePaths:
             for folder in (self.blobs, self.datasets, self.jobs, *self.of_worker):
                 folder.mkdir(exist_ok=True, parents=True, mode=0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(self.root / "lock", flags, 0o600)
+            lock = os.open(self.lock, flags, 0o600)
         except OSError as broken:
             detail = f"the state folder {self.root} cannot be used: {broken.strerror}"
             raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
@@ -84,14 +84,30 @@ class StatePaths:
             os.close(lock)
             detail = f"another node daemon uses {self.root}"
             raise HyperGPUError(Reason.STATE_LOCKED, detail) from None
+        os.ftruncate(lock, 0)  # Who held it before is gone, maybe without a last word.
         self._lock = lock
         return self
 
     def __exit__(self, *_: object) -> None:
         """Release the lock."""
         if self._lock is not None:
+            os.ftruncate(self._lock, 0)
             os.close(self._lock)
             self._lock = None
+
+    def name_daemon(self) -> None:
+        """Say in the lock, which it holds, that this process is a daemon, which SIGTERM drains."""
+        self.lock.write_text(f"{os.getpid()}\n", "ascii")
+
+    def daemon(self) -> int | None:
+        """Id of the daemon that holds the lock; None: another command does, or it begins yet."""
+        found = self.lock.read_text("ascii").removesuffix("\n")
+        return int(found) if found.isdecimal() else None
+
+    @property
+    def lock(self) -> Path:
+        """The file that is locked: it names the daemon that holds it."""
+        return self.root / "lock"
 
     @property
     def of_worker(self) -> tuple[Path, ...]:

@@ -1,9 +1,16 @@
 """A machine's node leaves its coordinator."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
-from gpu_node.shell.leaving import forget_coordinator
+import msgspec
+
+from gpu_node.config import NodeSettings
+from gpu_node.shell.leaving import drain_daemon, forget_coordinator
 from gpu_node.shell.state import StatePaths
+from hypergpu.node_report import RUNNING, LinkReport, NodeReport
 
 
 def test_every_device_of_a_machine_keeps_its_key_and_its_receipts(tmp_path: Path) -> None:
@@ -22,3 +29,49 @@ def test_every_device_of_a_machine_keeps_its_key_and_its_receipts(tmp_path: Path
         "device-2/identity.key",
         "device-2/ledger/job/newest.json",
     }
+
+
+DAEMON = """
+import signal, sys
+from pathlib import Path
+from gpu_node.shell.state import StatePaths
+with StatePaths(Path(sys.argv[1])) as paths:
+    print("held", flush=True)
+    sys.stdin.readline()
+    paths.name_daemon()
+    signal.pause()
+"""
+BYSTANDER = "import sys; sys.stdin.readline()"
+
+
+def python(*words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", *words]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def test_only_the_daemon_that_holds_the_lock_is_asked_to_drain(tmp_path: Path) -> None:
+    """The last daemon's report names a process id that another program has now."""
+    paths = StatePaths(tmp_path / "node")
+    with python(BYSTANDER) as bystander, python(DAEMON, str(paths.root)) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdin is not None
+        assert daemon.stdout.readline() == "held\n"
+        last = NodeReport(
+            node="0x",
+            name="last",
+            state=RUNNING,
+            process_id=bystander.pid,
+            started_at_ms=0,
+            at_ms=0,
+            link=LinkReport(state="up", since_ms=0),
+            state_dir=str(paths.root),
+        )
+        paths.report.write_bytes(msgspec.json.encode(last))
+        daemon.stdin.write("\n")
+        with drain_daemon(NodeSettings(state_dir=paths.root), paths):
+            assert daemon.wait() == -signal.SIGTERM
+        assert paths.daemon() is None
+        bystander.communicate("\n")
+        assert bystander.returncode == 0
