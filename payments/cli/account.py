@@ -20,6 +20,7 @@ from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.keys import passphrase_beside, passphrase_of_file, stored_secret
+from hypergpu.node_report import DEVICE_FOLDERS
 from hypergpu.statements import (
     Domain,
     JobTerms,
@@ -274,6 +275,18 @@ def folder_named(setting: str, given: Path | None) -> Path:
     return Path(settings[setting].value).expanduser()
 
 
+def device_folders(machine: Path) -> list[Path]:
+    """Folders of the nodes of a machine's further devices, each with a key of its own."""
+    return sorted(key.parent for key in machine.glob(f"{DEVICE_FOLDERS}/{NODE_KEY}"))
+
+
+def _folder_with_passphrase(folder: Path) -> Path:
+    """The folder beside which a key's passphrase lies: a machine's for all of its devices."""
+    machine = folder.absolute().parent
+    is_device = folder.absolute() in device_folders(machine) and (machine / NODE_KEY).exists()
+    return machine if is_device else folder
+
+
 def open_key(folder: Path, key: Path, passphrase_file: Path | None) -> IdentityKey:
     """The key in a daemon's folder."""
     path = folder / key
@@ -283,9 +296,10 @@ def open_key(folder: Path, key: Path, passphrase_file: Path | None) -> IdentityK
             f"there is no key {path}",
             fix="name the folder: --state-dir of a node, --data-dir of a coordinator",
         )
-    passphrase = (
-        passphrase_of_file(passphrase_file) if passphrase_file else passphrase_beside(folder, path)
-    )
+    if passphrase_file:
+        passphrase = passphrase_of_file(passphrase_file)
+    else:
+        passphrase = passphrase_beside(_folder_with_passphrase(folder), path)
     return IdentityKey(stored_secret(path, passphrase))
 
 

@@ -112,10 +112,11 @@ def claim(
     as_json: AsJson = False,
 ) -> None:
     """Take what jobs owe this machine's node, by its newest receipts and without a coordinator."""
-    from hypergpu.terminal.output import say_json
+    from hypergpu.terminal.output import note, say_json
     from payments.cli.account import (
         NODE_KEY,
         account_address,
+        device_folders,
         folder_named,
         held_jobs,
         open_account,
@@ -127,6 +128,8 @@ def claim(
 
     payee = account_address(to, "--to") if to else None
     folder = folder_named("state_dir", state_dir)
+    for device in device_folders(folder):
+        note(f"another device is paid for itself: hypergpu ledger claim --state-dir {device}")
     held = held_jobs(folder, job)
     key = open_key(folder, NODE_KEY, passphrase_file)
 
