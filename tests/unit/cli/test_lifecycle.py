@@ -167,7 +167,7 @@ def test_uninstall_leaves_what_a_daemon_uses_that_began_before_the_answer(
         os.close(stdin)
         assert uninstall.stdout is not None
         said = b""
-        while b"[y/N]" not in said and (more := os.read(uninstall.stdout.fileno(), 4096)):
+        while b"[y/N]" not in said and (more := uninstall.stdout.read(1)):
             said += more
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(terminal, b"y\n")
