@@ -6,6 +6,7 @@ Nothing of them is imported, so that a process which runs for months can look of
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from importlib.metadata import Distribution, entry_points
 from pathlib import Path
 from typing import NamedTuple
@@ -30,9 +31,8 @@ def installed_packages() -> Packages:
     """All packages with workloads, and the modules there are that built-in ones need."""
     importlib.invalidate_caches()
     found = {
-        point.dist.name: InstalledPackage(point.dist.version, _written_ns(point.dist))
-        for point in entry_points(group=GROUP)
-        if point.dist is not None
+        package.name: InstalledPackage(package.version, _written_ns(package))
+        for _, package in _whole_packages()
     }
     needed = {name for entry in BUILT_IN for name in entry.needs}
     there = (name for name in sorted(needed) if importlib.util.find_spec(name) is not None)
@@ -41,8 +41,14 @@ def installed_packages() -> Packages:
 
 def package_of(workload: str) -> str:
     """Name of the package here that has a workload; empty: none, or HyperGPU itself."""
-    points = (each for each in entry_points(group=GROUP) if each.name == workload)
-    return next((each.dist.name for each in points if each.dist is not None), "")
+    return next((package.name for name, package in _whole_packages() if name == workload), "")
+
+
+def _whole_packages() -> Iterator[tuple[str, Distribution]]:
+    """Names of workloads with their packages, but for one that is half removed and has no name."""
+    for point in entry_points(group=GROUP):
+        if point.dist is not None and point.dist.metadata["Name"] is not None:
+            yield point.name, point.dist
 
 
 def _written_ns(package: Distribution) -> int:

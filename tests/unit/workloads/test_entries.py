@@ -1,8 +1,13 @@
 """What the entries of the built-in workloads say, which cards of exports repeat."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hypergpu.workloads.entry import BUILT_IN, WorkloadEntry
+from tests.tiny_package import NAME, PACKAGE, install
 
 
 @pytest.mark.parametrize(
@@ -11,3 +16,23 @@ from hypergpu.workloads.entry import BUILT_IN, WorkloadEntry
 def test_every_entry_says_how_samples_are_prepared_and_split(entry: WorkloadEntry) -> None:
     assert entry.preprocessing
     assert entry.split
+
+
+LOOK = f"""
+from hypergpu.workloads.installed import installed_packages, package_of
+print({PACKAGE!r} in installed_packages(), repr(package_of({NAME!r})))
+"""
+
+
+def test_a_package_that_is_half_removed_is_passed_over(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": f"{install(tmp_path, 1)}:{Path(__file__).parents[3]}"}
+
+    def look() -> str:
+        command = [sys.executable, "-c", LOOK]
+        ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return ran.stdout.strip()
+
+    assert look() == f"True {PACKAGE!r}"
+    (about,) = tmp_path.glob("*.dist-info")
+    (about / "METADATA").unlink()
+    assert look() == "False ''"
