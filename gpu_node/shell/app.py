@@ -121,6 +121,7 @@ class Daemon:
         self._stream.capabilities.name = self._name
         self.reporter = Reporter(paths, settings, self._stream, self._transfers, log_file=log_file)
         """Tells commands on this machine how the node does."""
+        self._start_limit_s = settings.first_progress_limit_ms / 1000
         self._timers: dict[events.Timer, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session = NodeSession(
@@ -199,7 +200,7 @@ class Daemon:
                     worker.end_worker,
                 )
             )
-            self._start_task(watch_packages(worker, self._offer))
+            self._start_task(watch_packages(worker, self._offer, self._start_limit_s))
             known = await asyncio.to_thread(load_capabilities, self._paths, self._python.kind)
             if capabilities is None and known is not None:
                 self._stream.note_worker_starting()
@@ -251,9 +252,9 @@ class Daemon:
         message.data_names.extend(sorted(self._limits.data))
         return message
 
-    async def _learn_capabilities(self) -> WorkerCapabilities:
+    async def _learn_capabilities(self, limit_s: float | None = None) -> WorkerCapabilities:
         """The worker's capabilities, from the worker itself."""
-        capabilities = await self._worker.capabilities()
+        capabilities = await self._worker.capabilities(limit_s)
         await asyncio.to_thread(save_capabilities, self._paths, capabilities)
         return capabilities
 
@@ -263,16 +264,11 @@ class Daemon:
         Torch takes so long to load that a node that came back would be given up before it is ready.
         A start that hangs is ended; the session then starts the worker again for work.
         """
-        limit_s = self._settings.first_progress_limit_ms / 1000
-        reason = f"it was not ready within {limit_s:g} s"
-        ending = asyncio.get_running_loop().call_later(limit_s, self._worker.end_worker, reason)
         try:
-            found = await self._learn_capabilities()
+            found = await self._learn_capabilities(self._start_limit_s)
         except HyperGPUError as error:
             log.warning("the worker will be started again", reason=error.detail)
             found = known
-        finally:
-            ending.cancel()
         if found == known:
             self._stream.note_worker_ready()
         else:

@@ -241,15 +241,26 @@ class WorkerSupervisor:
         """Id of the running process; None when there is none."""
         return self._process.process_id
 
-    async def capabilities(self) -> protocol.WorkerCapabilities:
+    async def capabilities(self, limit_s: float | None = None) -> protocol.WorkerCapabilities:
         """Start the worker and wait until it has named its capabilities.
+
+        Args:
+            limit_s: Time after which a start that hangs is ended; None: it may take any time.
 
         Raises:
             HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
         """
-        self._capabilities = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._capabilities = loop.create_future()
         await self._process.ensure_started()
-        return await self._capabilities
+        if limit_s is None:
+            return await self._capabilities
+        reason = f"it was not ready within {limit_s:g} s"
+        ending = loop.call_later(limit_s, self.end_worker, reason)
+        try:
+            return await self._capabilities
+        finally:
+            ending.cancel()
 
     async def start_worker(self) -> None:
         """Start the worker without work; a ready one is reported again."""
@@ -279,15 +290,18 @@ class WorkerSupervisor:
                 await self._end_unnoticed()
             self._job_id, self._process.launch = job_id, launch
 
-    async def start_anew(self) -> protocol.WorkerCapabilities:
+    async def start_anew(self, limit_s: float) -> protocol.WorkerCapabilities:
         """End the worker, start another and wait until it has named its capabilities.
+
+        Args:
+            limit_s: As of `capabilities`; meanwhile no work is begun.
 
         Raises:
             HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
         """
         async with self._turn:
             await self._end_unnoticed()
-            return await self.capabilities()
+            return await self.capabilities(limit_s)
 
     async def _end_unnoticed(self) -> None:
         self._is_stopping = self._lease is None

@@ -141,6 +141,16 @@ async def test_a_worker_that_starts_after_all_is_told_apart_from_one_that_never_
     assert (ended.reason, ended.was_ready) == ("it hangs", True)
 
 
+async def test_a_worker_that_hangs_as_it_starts_anew_is_ended() -> None:
+    worker = script_worker("input()")
+    async with asyncio.timeout(60):
+        with pytest.raises(HyperGPUError, match=r"it was not ready within 0\.2 s"):
+            await worker.start_anew(0.2)
+    died = await worker.next_event()
+    assert isinstance(died, WorkerDied)
+    assert worker.process_id is None
+
+
 async def test_a_program_that_is_missing_is_a_death_too() -> None:
     with pytest.raises(HyperGPUError, match="cannot be started"):
         await SupervisedWorker(("/nowhere/python",)).capabilities()
