@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,7 +112,8 @@ def _daemon(paths: StatePaths, order: MachineOrder) -> Daemon:
 async def serve_machine(daemons: Sequence[Daemon]) -> list[Leave]:
     """Run the daemons until all have left; the first SIGTERM drains them, a second one stops them.
 
-    One that leaves, or that its coordinator rejects, leaves the others at work.
+    One that leaves, or that its coordinator rejects, leaves the others at work. An error of one
+    drains the others, so that what started this process starts all of them anew.
 
     Raises:
         HyperGPUError: The first error of a daemon, once all have ended.
@@ -121,6 +123,8 @@ async def serve_machine(daemons: Sequence[Daemon]) -> list[Leave]:
         loop.create_task(_serve(daemon, number if len(daemons) > 1 else 0))
         for number, daemon in enumerate(daemons, 1)
     ]
+    for task in serving:
+        task.add_done_callback(partial(_drain_after_error, daemons, serving))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, daemons, serving, signal.Signals(number).name)
     ends = await asyncio.gather(*serving, return_exceptions=True)
@@ -135,6 +139,24 @@ async def _serve(daemon: Daemon, number: int) -> Leave:
     if number:
         structlog.contextvars.bind_contextvars(device_node=number)
     return await daemon.run()
+
+
+def _drain_after_error(
+    daemons: Sequence[Daemon],
+    serving: Sequence["asyncio.Task[Leave]"],
+    ended: "asyncio.Task[Leave]",
+) -> None:
+    error = None if ended.cancelled() else ended.exception()
+    if error is None or len(daemons) == 1:
+        return
+    log.error(
+        "a device's node failed, the others drain",
+        number=serving.index(ended) + 1,
+        reason=str(error),
+    )
+    for daemon, task in zip(daemons, serving, strict=True):
+        if not task.done() and not daemon.session.drain:
+            daemon.drain("the node of another device failed")
 
 
 def _leave_of(end: Leave | BaseException) -> Leave:

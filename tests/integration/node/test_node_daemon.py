@@ -1,5 +1,6 @@
 """A daemon's jobs from joining to signed updates, first models included."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,13 +14,16 @@ from structlog.testing import capture_logs
 
 from gpu_node.core.events import NodeEvent, WorkerDied
 from gpu_node.core.state import Departure, Leave
+from gpu_node.shell.app import Daemon
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.inputs import InitialModels
+from gpu_node.shell.machine import serve_machine
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import identity_key, load_memory
 from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
 from hypergpu.crypto import digest_of
+from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.statements import Assignment, InitialModel
@@ -299,3 +303,24 @@ def test_a_real_job_serves_nobody_its_first_model(tmp_path: Path) -> None:
     assert 0 < rounds[1].fields["bytes_down"] < 2 * model_bytes
     logs = [log for node in cluster.nodes for log in json_lines(node.log)]
     assert sum(log["event"] == "the first model was computed here" for log in logs) == 2
+
+
+async def test_an_error_of_one_devices_node_is_told_at_once_and_drains_the_others(
+    kit: DaemonKit,
+) -> None:
+    unusable = kit.settings.model_copy(update={"worker_module": "no_such_worker"})
+    with (
+        capture_logs() as logs,
+        state_paths_in(kit.folder / "1") as first,
+        state_paths_in(kit.folder / "2") as second,
+    ):
+        machine = [
+            Daemon(unusable, first, token=kit.there.token),
+            Daemon(kit.settings, second, token=kit.there.token),
+        ]
+        async with asyncio.timeout(60):
+            with pytest.raises(HyperGPUError, match="the worker never got ready"):
+                await serve_machine(machine)
+    assert machine[1].session.drain == "the node of another device failed"
+    (told,) = [each for each in logs if each["event"].startswith("a device's node failed")]
+    assert told["number"] == 1
