@@ -6,6 +6,7 @@ import gzip
 import math
 import pickletools
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -17,8 +18,8 @@ from hypergpu.workloads.workload import ArraySamples, Dataset, DatasetError
 
 CLASSES = 10
 _IDX_BYTE = 8
-_IDX_MOST = 1 << 32
-_MNIST_SIDE = 28
+_IDX_MOST = 1 << 28
+_MNIST_IMAGE = (28, 28)
 _IMAGE_BYTES = 3 * 32 * 32
 _MNIST_PARTS = (
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -38,11 +39,8 @@ def mnist_files(data_dir: str) -> Dataset:
 
 
 def _mnist_part(root: Path, images_name: str, labels_name: str) -> ArraySamples:
-    images = _read_idx(_find(root, images_name), dimensions=3)
-    labels = _read_idx(_find(root, labels_name), dimensions=1)
-    if images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
-        side = " x ".join(map(str, images.shape[1:]))
-        raise DatasetError(f"{root}: {images_name} has images of {side}. Fix: give 28 x 28")
+    images = _read_idx(_find(root, images_name), _MNIST_IMAGE)
+    labels = _read_idx(_find(root, labels_name), ())
     return _samples(root, images[:, None], labels)
 
 
@@ -55,19 +53,24 @@ def _find(root: Path, name: str) -> Path:
     return found[0]
 
 
-def _read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+def _read_idx(path: Path, each: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The array of a file, of so many bytes each way for one sample."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _idx_array(cast(BinaryIO, file), dimensions)
-    except (OSError, EOFError, ValueError) as broken:
+            return _idx_array(cast(BinaryIO, file), each)
+    except (OSError, EOFError, ValueError, zlib.error) as broken:
         raise DatasetError(f"{path} is no IDX file of bytes: {broken}. Fix: copy it anew") from None
 
 
-def _idx_array(file: BinaryIO, dimensions: int) -> NDArray[np.uint8]:
+def _idx_array(file: BinaryIO, each: tuple[int, ...]) -> NDArray[np.uint8]:
+    dimensions = 1 + len(each)
     head = file.read(4 + 4 * dimensions)
     if head[:4] != bytes([0, 0, _IDX_BYTE, dimensions]) or len(head) < 4 + 4 * dimensions:
         raise ValueError(f"it does not begin as one of {dimensions} dimensions")
     shape = [int.from_bytes(head[at : at + 4], "big") for at in range(4, len(head), 4)]
+    if tuple(shape[1:]) != each:
+        sides, right = (" x ".join(map(str, sides)) for sides in (shape[1:], each))
+        raise ValueError(f"it has images of {sides}, which must be {right}")
     size = math.prod(shape)
     if size > _IDX_MOST:
         raise ValueError(f"it states {size} bytes")

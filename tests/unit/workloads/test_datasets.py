@@ -168,11 +168,20 @@ def test_cifar_of_a_folder_is_read_in_both_versions(tmp_path: Path, suffix: str)
     assert dataset.class_names[3] == "cat"
 
 
+HEAD, SIDES = bytes([0, 0, 8, 3]), bytes([0, 0, 0, 28] * 2)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("train-images-idx3-ubyte", b"", "it does not begin as one of 3 dimensions"),
-        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + b"\xff" * 12, "it states"),
+        ("train-images-idx3-ubyte", HEAD + b"\xff" * 12, "images of 4294967295 x 4294967295, wh"),
+        ("train-images-idx3-ubyte", HEAD + b"\0\6\0\0" + SIDES, "it states 308281344 bytes"),
+        (
+            "train-images-idx3-ubyte.gz",
+            b"\x1f\x8b\x08" + b"\0" * 7 + b"\x07",
+            "is no IDX file of b",
+        ),
         ("train-labels-idx1-ubyte", bytes([0, 0, 8, 1, 0, 0, 0, 9]) + b"1", "and has others"),
         ("train-labels-idx1-ubyte", bytes([0, 0, 8, 1, 0, 0, 0, 1]) + b"1", "5 images and 1 label"),
     ],
