@@ -35,7 +35,7 @@ from gpu_node.shell.probing import ProbeIntervals, Prober
 from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import Sandbox, SandboxKind, worker_sandbox
+from gpu_node.shell.sandbox import Sandbox, worker_sandbox
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -112,7 +112,7 @@ class Daemon:
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
         self._public_datasets = PublicDatasets(python.program(FETCH_MODULE))
-        self._gate = OwnerGate(self._limits, paths, cache)
+        self._gate = OwnerGate(limits, paths, cache, self._sandbox.kind)
         timeouts = _stall_timeouts(settings)
         models = InitialModels(cache, self._worker, self._stage, timeouts.first_ms)
         self._transfers = TransferTasks(
@@ -235,13 +235,11 @@ class Daemon:
             upload_bits_per_s=self._limits.upload_bits_per_s,
             download_bits_per_s=self._limits.download_bits_per_s,
         )
-        kinds = self._gate.workload_kinds = capabilities.workload_kinds
-        is_sandboxed = self._sandbox.kind is not SandboxKind.OFF
+        self._gate.workload_kinds = capabilities.workload_kinds
         allowed = {
             name: version
             for name, version in capabilities.workloads.items()
-            if self._limits.allow_workload(name, kinds)
-            and (is_sandboxed or self._limits.allow_unsandboxed(name))
+            if self._gate.refusal_of_workload(name) is None
         }
         capabilities = msgspec.structs.replace(capabilities, workloads=allowed)
         message = capabilities_message(capabilities, self._name, caps)

@@ -13,6 +13,7 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.own_data import checked_folder
+from gpu_node.shell.sandbox import SandboxKind
 from gpu_node.shell.state import StatePaths
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
@@ -36,10 +37,14 @@ class OwnerGate:
         limits: The owner's.
         paths: The node's folder.
         cache: Is told how much it may hold beside the work.
+        sandbox: The worker's.
     """
 
-    def __init__(self, limits: OwnerLimits, paths: StatePaths, cache: BlobCache) -> None:
+    def __init__(
+        self, limits: OwnerLimits, paths: StatePaths, cache: BlobCache, sandbox: SandboxKind
+    ) -> None:
         self._limits = limits
+        self._sandbox = sandbox
         self._paths = paths
         self._cache = cache
         self.workload_kinds: Mapping[str, str] = {}
@@ -53,11 +58,22 @@ class OwnerGate:
     def refusal(self, assignment: Assignment) -> Refusal | None:
         """Why the owner does not let the node do this work; None: it may."""
         task = assignment.task
-        if not self._limits.allow_workload(task.workload, self.workload_kinds):
+        return (
+            self.refusal_of_workload(task.workload)
+            or refusal_of_memory(self._limits, task.model.size_bytes)
+            or self._refusal_of_disk(assignment)
+            or self._refusal_of_data(assignment)
+        )
+
+    def refusal_of_workload(self, name: str) -> Refusal | None:
+        """Why the owner does not let the node train a workload, whatever its size; None: it may."""
+        if not self._limits.allow_workload(name, self.workload_kinds):
             allowed = ", ".join(self._limits.workloads)
-            return Refusal("OWNER_WORKLOAD", f"{task.workload} is none of its workloads: {allowed}")
-        memory = refusal_of_memory(self._limits, task.model.size_bytes)
-        return memory or self._refusal_of_disk(assignment) or self._refusal_of_data(assignment)
+            return Refusal("OWNER_WORKLOAD", f"{name} is none of its workloads: {allowed}")
+        if self._sandbox is SandboxKind.OFF and not self._limits.allow_unsandboxed(name):
+            detail = f"{name} is not among its workloads by name, and its worker has no sandbox"
+            return Refusal("OWNER_WORKLOAD", detail)
+        return None
 
     def _refusal_of_data(self, assignment: Assignment) -> Refusal | None:
         """Why a data set cannot be trained on. It is looked at when its job is taken up."""

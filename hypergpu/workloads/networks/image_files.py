@@ -4,7 +4,7 @@ torchvision keeps them in. Nothing of a file is run, and no size that it states 
 
 import gzip
 import math
-import pickletools  # nosec B403 - it names opcodes, of which none is carried out
+import pickletools  # nosec B403
 import re
 import zlib
 from collections.abc import Iterator

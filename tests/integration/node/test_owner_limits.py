@@ -54,6 +54,15 @@ async def test_another_workload_than_the_owners_is_declined_before_a_byte_is_fet
     assert kit.service.asked_bytes == kit.service.tickets == 0
 
 
+async def test_a_program_that_a_coordinator_assigns_to_a_node_without_a_sandbox_is_declined(
+    kit: DaemonKit,
+) -> None:
+    kit.settings = kit.settings.model_copy(update={"sandbox": "off"})
+    reason = await reason_of_refusal(kit, workload="program")
+    assert reason.startswith("OWNER_WORKLOAD (7102): program is not among its workloads by name")
+    assert kit.service.asked_bytes == kit.service.tickets == 0
+
+
 async def test_a_workload_that_the_owner_does_not_allow_is_not_offered(kit: DaemonKit) -> None:
     kit.limits = OwnerLimits(workloads=("null",))
     async with asyncio.timeout(60), kit.daemon(kit.there.token):

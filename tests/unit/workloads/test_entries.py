@@ -27,12 +27,12 @@ print({PACKAGE!r} in installed_packages(), repr(package_of({NAME!r})))
 def test_a_package_that_is_half_removed_is_passed_over(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{install(tmp_path, 1)}:{Path(__file__).parents[3]}"}
 
-    def found() -> str:
+    def look() -> str:
         command = [sys.executable, "-c", LOOK]
         ran = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         return ran.stdout.strip()
 
-    assert found() == f"True {PACKAGE!r}"
+    assert look() == f"True {PACKAGE!r}"
     (about,) = tmp_path.glob("*.dist-info")
     (about / "METADATA").unlink()
-    assert found() == "False ''"
+    assert look() == "False ''"
