@@ -260,8 +260,8 @@ def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_
     job = after(opening_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
     assert job.open_round.deadline_at_ms == 0
     step = transition(job, update_event(BOB, round_=0, lease=2, at_ms=240))
-    assert step.commands == (SetDeadline(0, at(640)),), "three times the 200 ms of Bob"
-    assert SetDeadline(0, at(640)) in outstanding(step.job)
+    assert step.commands == (SetDeadline(0, at(440)),), "twice the 200 ms of Bob"
+    assert SetDeadline(0, at(440)) in outstanding(step.job)
 
 
 def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None:
@@ -270,7 +270,7 @@ def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None
         update_event(ALICE, round_=0, lease=1, at_ms=140),
         update_event(BOB, round_=0, lease=2, at_ms=240),
     )
-    step = transition(job, events.DeadlineReached(at_ms=at(640), round=0))
+    step = transition(job, events.DeadlineReached(at_ms=at(440), round=0))
     assert step.job.phase is Phase.AGGREGATING
     assert [each.node for each in step.commands if isinstance(each, CancelShard)] == [CAROL]
 
@@ -283,7 +283,7 @@ def test_a_quorum_that_comes_during_a_pause_sets_the_deadline_when_it_is_over() 
         update_event(BOB, round_=0, lease=2, at_ms=240),
     )
     step = transition(job, events.JobResumed(at_ms=at(1000)))
-    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1440)), "600 ms and the pause"
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1240)), "400 ms and the pause"
 
 
 def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_anybody() -> None:
@@ -295,7 +295,7 @@ def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_an
     )
     again = events.ModelInitialised(at_ms=at(300), model=model(0), partition_sizes=(Samples(9),))
     step = transition(job, again)
-    assert only(step.commands, SetDeadline) == SetDeadline(0, at(640))
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(440))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
 
 

@@ -268,6 +268,8 @@ SEEDED_SPEC = JobSpec(
     round=RoundRule(deadline_ms=0),
 )
 STEADY = SimulatedWorld(seed=3, nodes=4, jobs=(SEEDED_SPEC,))
+OF_ALL = replace(STEADY, jobs=(replace(SEEDED_SPEC, round=RoundRule(quorum=1.0)),))
+"""A job that needs every update waits for whoever is killed, however often that is."""
 
 
 def run_seed_to_end(world: SimulatedWorld) -> WorldOutcome:
@@ -289,9 +291,7 @@ def test_the_same_seed_gives_the_same_journal() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int) -> None:
-    # It is killed more often than a round ends: only a job that needs every update waits for them.
-    spec = replace(SEEDED_SPEC, round=RoundRule(quorum=1.0))
-    steady = replace(STEADY, seed=seed, jobs=(spec,))
+    steady = replace(OF_ALL, seed=seed)
     undisturbed = run_seed_to_end(steady)
     faults = DrawnFaults(coordinator_crash_ms=2_000, away_ms=4_000)
     disturbed = run_seed_to_end(replace(steady, faults=faults))
@@ -301,9 +301,10 @@ def test_a_coordinator_killed_again_and_again_ends_with_the_same_model(seed: int
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_killed_and_back_in_time_end_with_the_same_model(seed: int) -> None:
-    undisturbed = run_seed_to_end(replace(STEADY, seed=seed))
+    steady = replace(OF_ALL, seed=seed)
+    undisturbed = run_seed_to_end(steady)
     faults = DrawnFaults(node_crash_ms=10_000, link_cut_ms=10_000, away_ms=1_000)
-    disturbed = run_seed_to_end(replace(STEADY, seed=seed, faults=faults))
+    disturbed = run_seed_to_end(replace(steady, faults=faults))
     assert disturbed.virtual_ms != undisturbed.virtual_ms
     assert disturbed.models == undisturbed.models
 

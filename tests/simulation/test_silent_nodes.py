@@ -24,8 +24,11 @@ def uploads_of_honest(outcome: WorldOutcome) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_third_of_silent_nodes_costs_a_job_of_fifty_rounds_a_tenth_at_most(seed: int) -> None:
-    assert silent_nodes_slowdown(seed) <= 1.1
+@pytest.mark.parametrize("strategy", ["diloco", "aware"])
+def test_a_third_of_silent_nodes_costs_a_job_of_fifty_rounds_a_tenth_at_most(
+    strategy: str, seed: int
+) -> None:
+    assert silent_nodes_slowdown(seed, strategy=strategy) <= 1.1
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -60,19 +63,21 @@ def test_nodes_that_fall_silent_later_cost_two_rounds_and_no_more(strategy: str)
     assert max(struck.round_ms[JOB][1:]) <= 4 * usual_ms
 
 
-def near_world(*faults: SilentFault | SlowDeviceFault) -> WorldOutcome:
-    """Four equal nodes next door, of which the first has these faults; 30 rounds of 10 s."""
+def near_world(
+    *faults: SilentFault | SlowDeviceFault, strategy: str = "diloco", first_step_ms: int = 200
+) -> WorldOutcome:
+    """Four nodes next door, equal but for the first one's steps and faults; 30 rounds of 10 s."""
     names = [NodeId(f"node-{number}") for number in range(HONEST)]
     nodes = tuple(
         NodeDescription(
             name=name,
             group="near",
             shape=Shape(link=COORDINATOR_LINK),
-            step_floor_ms=200,
+            step_floor_ms=200 if number else first_step_ms,
         )
-        for name in names
+        for number, name in enumerate(names)
     )
-    spec = job_spec("diloco", nodes=HONEST, rounds=30)
+    spec = job_spec(strategy, nodes=HONEST, rounds=30)
     world = WorldDescription(
         name="near", seed=1, job=spec, coordinator=COORDINATOR_LINK, nodes=nodes, faults=faults
     )
@@ -95,6 +100,14 @@ def test_an_honest_node_that_is_slow_for_a_while_loses_two_rounds_at_most() -> N
     slow = SlowDeviceFault(nodes="node-0", at_ms=FROM, lasts_ms=LASTS, factor=6.0)
     outcome = near_world(slow)
     assert len(outcome.transfers[NodeId("node-0")].uploads_ms) >= 28
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "aware"])
+def test_a_node_three_times_slower_than_all_others_loses_its_first_three_rounds_at_most(
+    strategy: str,
+) -> None:
+    outcome = near_world(strategy=strategy, first_step_ms=600)
+    assert len(outcome.transfers[NodeId("node-0")].uploads_ms) >= outcome.rounds - 3
 
 
 def test_a_world_with_silent_nodes_gives_one_journal_each_time() -> None:

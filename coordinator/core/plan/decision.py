@@ -174,6 +174,10 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Agreement of its updates: ``n |mean|^2 / mean(|update|^2)``, 1 if orthogonal, n if equal."""
     prefetched: dict[NodeId, int] = {}
     """Inner steps of this round that nodes may have taken already."""
+    on_trial: frozenset[NodeId] = frozenset()
+    """Candidates that the round does not wait for, as their updates did not come: they get work as
+    others do, and shape nobody else's.
+    """
     paused: dict[NodeId, str] = {}
     """Nodes of the job that are paused, with the reason: they rest."""
     fits: dict[NodeId, MemoryFit] = {}

@@ -287,7 +287,7 @@ def resting_reason(why: str) -> str:
 
 def unmeasured_reason(inner_steps: int, codec: str) -> str:
     """Reason of a plan that is made before any node was measured."""
-    until = "closes after four times what its quorum takes"
+    until = "closes after twice what its quorum takes"
     return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 
 

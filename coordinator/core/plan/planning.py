@@ -192,9 +192,13 @@ def _common_plan(
     memories: Mapping[NodeId, NodeMemory],
     sizes: ModelSizes,
 ) -> CommonPlan:
-    """The round as the middle one of those nodes sees it that are not excluded."""
+    """The round as the middle one of those nodes sees it that are neither excluded nor on trial."""
     number, previous = request.round, request.previous
-    known = {n: mine for n, mine in known.items() if not is_excluded(memories[n], number)} or known
+    known = {
+        node: mine
+        for node, mine in known.items()
+        if node not in request.on_trial and not is_excluded(memories[node], number)
+    } or known
     utilisation = request.spec.aware.utilisation
     most = most_inner_steps(request, known)
     step_us = median(mine.step_us for mine in known.values())

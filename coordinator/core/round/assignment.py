@@ -40,6 +40,7 @@ from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
+    members_on_trial,
     resting_members,
     standing_reason,
     waits_for_all,
@@ -232,6 +233,7 @@ def plan_request(job: Job) -> PlanRequest:
         results=_results(job.closed),
         agreement=job.closed.agreement if job.closed is not None else None,
         prefetched={node: each.inner_steps for node, each in due.items() if each},
+        on_trial=members_on_trial(job, nodes),
         fits={node: fit for node in nodes if (fit := fit_of(job, node)) != MemoryFit()},
     )
 

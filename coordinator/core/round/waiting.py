@@ -28,7 +28,7 @@ from hypergpu.units import Milliseconds, several
 _FORECAST_TIMES = 2
 _PACE_TIMES = 3
 """Where nothing is forecast, what its own updates took is all that is known of a node."""
-_QUORUM_TIMES = 3
+_QUORUM_TIMES = 2
 """A node of which nothing is known may be so many times slower than the quorum."""
 _FEW_TIMES, _FEW_LEAST_MS = 16, 60_000
 """So many times slower than the only ones that are in; and no node of known pace more than that."""
@@ -39,7 +39,7 @@ _LEAST_MS = 15_000
 _UNHEARD_MS = 600_000
 """Without any update a shard stays so long with its node while another node is idle."""
 _PATIENCE_SHARE = 32
-_PATIENCE_TIMES = 2
+_PATIENCE_TIMES = 1
 """The first rounds may wait for so many times what their updates took."""
 
 

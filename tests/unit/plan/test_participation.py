@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodePlan,
@@ -167,6 +167,22 @@ def test_an_exclusion_outlives_what_was_measured() -> None:
         SLOW: "poor: excluded for the 1st time in a row; tries again in round 12"
     }
     assert plan.memory.nodes[SLOW] == excluded
+
+
+def test_nodes_on_trial_shape_nobody_elses_work_however_good_their_lines_are() -> None:
+    five, silent = dict.fromkeys(NODES, Truth()), names(11)[5:]
+    readings = {node: reading_of(truth) for node, truth in five.items()}
+    fast = reading_of(Truth(up_mbit_s=1000, down_mbit_s=1000, rtt_ms=1))
+    probed = dict.fromkeys(silent, replace(fast, step_us=Estimate(), forecast_error=Estimate()))
+    request = _request({}, {})
+    alone = plan_round(request, readings, SIZES)
+    everybody = {node: Slot(slot) for slot, node in enumerate((*NODES, *silent))}
+    beside = replace(request, candidates=everybody, on_trial=frozenset(silent))
+    plan = plan_round(beside, readings | probed, SIZES)
+    assert set(silent) <= plan.nodes.keys()
+    assert {node: plan.nodes[node].inner_steps for node in NODES} == {
+        node: part.inner_steps for node, part in alone.nodes.items()
+    }
 
 
 def test_a_plan_names_paused_nodes_with_the_reason() -> None:
