@@ -138,19 +138,22 @@ _CHAINS = 8
 """What the numbers of refusals for a chain's sake begin with."""
 
 
-def settled_by(found: Mapping[str, ResolvedSetting]) -> dict[str, str]:
+def settled_by(
+    found: Mapping[str, ResolvedSetting], environment: Mapping[str, str]
+) -> dict[str, str]:
     """What the coordinator's environment says of its chain. An RPC's address may hold a secret:
     every user of the machine sees what options say.
 
     Args:
         found: The command line's settings.
+        environment: Of this process, which the coordinator gets.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, no chain is named, and something of one is.
     """
     chain, chain_url = chain_meant(found)
     of_chain = [f"HYPERGPU_COORDINATOR_{name}" for name in ("CHAIN", "LEDGER_CONTRACT")]
-    named = [name for name in of_chain if os.environ.get(name)]
+    named = [name for name in of_chain if environment.get(name)]
     if chain_url:
         named.append(f"{known_settings()['chain_url'].environment} (chain_url)")
     if named and found["chain"].origin == "default":

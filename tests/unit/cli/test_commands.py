@@ -328,28 +328,21 @@ def test_flag_wins_over_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("environment", "flags", "meant"),
+    ("chain", "rpc", "meant"),
     [
-        ({"CHAIN": "http://a"}, {"chain_url": "http://b"}, "http://b"),
-        ({"CHAIN": "http://a", "COORDINATOR_CHAIN_URL": "http://b"}, {}, "http://b"),
-        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "http://a"}, ""),
-        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain": "base-sepolia"}, "http://b"),
-        ({"COORDINATOR_CHAIN_URL": "http://b"}, {"chain_url": "http://c"}, "http://c"),
-        ({"CHAIN": "http://a"}, {}, ""),
+        (("http://a", "env"), ("http://b", "flag"), "http://b"),
+        (("http://a", "env"), ("http://b", "env"), "http://b"),
+        (("http://a", "flag"), ("http://b", "env"), ""),
+        (("base-sepolia", "flag"), ("http://b", "env"), "http://b"),
+        (("none", "default"), ("http://c", "flag"), "http://c"),
+        (("http://a", "env"), ("", "default"), ""),
     ],
 )
 def test_of_two_addresses_of_an_rpc_the_one_of_the_stronger_origin_counts(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    environment: dict[str, str],
-    flags: dict[str, str],
-    meant: str,
+    chain: tuple[str, str], rpc: tuple[str, str], meant: str
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("CHAIN", "COORDINATOR_CHAIN_URL"):
-        monkeypatch.setenv(f"HYPERGPU_{name}", environment.get(name, ""))
-    found = resolve_settings(flags)
-    assert chain_meant(found) == (found["chain"].value, meant)
+    found = {"chain": ResolvedSetting(*chain), "chain_url": ResolvedSetting(*rpc)}
+    assert chain_meant(found) == (chain[0], meant)
 
 
 def test_file_wins_over_what_up_left(alone: Hypergpu, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypergpu.cli.demo.job import (
 )
 from hypergpu.cli.up import settled_by
 from hypergpu.client.history import EvaluationPoint, History, RoundPoint
-from hypergpu.client.settings import resolve_settings
+from hypergpu.client.settings import ResolvedSetting
 from hypergpu.cluster.cluster import SettlingBy, wait_until_ready
 from hypergpu.cluster.folder import RunFolder, require_own, run_folder
 from hypergpu.cluster.processes import start
@@ -25,7 +25,10 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
-OF_A_CHAIN = ["CHAIN_URL", "LEDGER_CONTRACT"]
+NO_CHAIN = {
+    "chain": ResolvedSetting("none", "default"),
+    "chain_url": ResolvedSetting("", "default"),
+}
 
 
 def test_a_coordinator_that_never_says_it_serves_is_killed() -> None:
@@ -44,28 +47,22 @@ def test_settings_of_payments_reach_the_coordinator_by_its_environment() -> None
     assert SettlingBy().environment() == {}
 
 
-@pytest.fixture
-def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HYPERGPU_CONFIG", str(tmp_path / "none.toml"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("CHAIN", "COORDINATOR_CHAIN", *(f"COORDINATOR_{each}" for each in OF_A_CHAIN)):
-        monkeypatch.delenv(f"HYPERGPU_{name}", raising=False)
-
-
-@pytest.mark.usefixtures("nothing_set")
-@pytest.mark.parametrize("name", ["CHAIN", *OF_A_CHAIN])
-def test_up_refuses_what_would_settle_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"HYPERGPU_COORDINATOR_{name}", "http://127.0.0.1:8545")
+@pytest.mark.parametrize("name", ["CHAIN", "LEDGER_CONTRACT", "CHAIN_URL"])
+def test_up_refuses_what_would_settle_nothing(name: str) -> None:
+    rpc = "http://127.0.0.1:8545"
+    environment = {f"HYPERGPU_COORDINATOR_{name}": rpc}
+    found = dict(NO_CHAIN)
+    if name == "CHAIN_URL":
+        found["chain_url"] = ResolvedSetting(rpc, "env")
     with pytest.raises(HyperGPUError, match=f"nothing would be settled by .*_{name} ") as refused:
-        settled_by(resolve_settings())
+        settled_by(found, environment)
     assert "HYPERGPU_CHAIN=NAME" in refused.value.fix
-    monkeypatch.setenv("HYPERGPU_CHAIN", "none")
-    assert settled_by(resolve_settings())["HYPERGPU_COORDINATOR_CHAIN"] == "none"
+    found["chain"] = ResolvedSetting("none", "env")
+    assert settled_by(found, environment)["HYPERGPU_COORDINATOR_CHAIN"] == "none"
 
 
-@pytest.mark.usefixtures("nothing_set")
 def test_up_without_anything_of_a_chain_settles_on_none() -> None:
-    assert settled_by(resolve_settings()) == {
+    assert settled_by(NO_CHAIN, {}) == {
         "HYPERGPU_COORDINATOR_CHAIN": "none",
         "HYPERGPU_COORDINATOR_CHAIN_URL": "",
     }

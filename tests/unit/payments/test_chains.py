@@ -1,10 +1,12 @@
 """Chains are named, described or dialled, and an RPC's secrets are never shown."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.ours.metering.host import JournalHost
 from hypergpu.errors import HyperGPUError, Reason
 from payments.shell.chains import (
     check_url,
@@ -13,7 +15,6 @@ from payments.shell.chains import (
     profile_of_id,
     read_profile,
 )
-from payments.shell.plugin import open_payments
 
 
 def test_a_public_chain_has_its_own_rpc_and_a_given_one_goes_first() -> None:
@@ -77,9 +78,9 @@ def test_a_described_chain_is_taken_from_its_file(tmp_path: Path) -> None:
     assert (named.profile.chain_id, named.profile.block_ms) == (7, 500)
 
 
-def test_a_wrong_setting_is_named_with_its_value(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HYPERGPU_COORDINATOR_METERING", "packed")
-    with pytest.raises(HyperGPUError, match="HYPERGPU_COORDINATOR_METERING=packed"):
-        open_payments(JournalHost(tmp_path))
+def test_a_wrong_setting_is_named_with_its_value(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "coordinator", "--data-dir", str(tmp_path), "--port", "0"]
+    environment = {**os.environ, "HYPERGPU_COORDINATOR_METERING": "packed"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "HYPERGPU_COORDINATOR_METERING=packed" in ended.stderr
