@@ -139,3 +139,16 @@ def test_every_test_of_the_threat_model_exists() -> None:
     there = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
     assert named
     assert not named - there
+
+
+def test_every_row_of_the_threat_model_that_promises_something_names_its_test() -> None:
+    promising = False
+    without = []
+    for line in (ROOT / "docs/threat-model.md").read_text("utf-8").splitlines():
+        if not line.startswith("|"):
+            promising = False
+        elif line.endswith("| test |"):
+            promising = True
+        elif promising and not line.startswith("|---") and "`test_" not in line:
+            without.append(line)
+    assert without == []
