@@ -67,6 +67,7 @@ class UpdateOffers:
     def __init__(self) -> None:
         self._marks: dict[NodeId, int] = {}
         self._offers: dict[NodeId, OfferedUpdate] = {}
+        self._rejected: dict[tuple[NodeId, JobId], int] = {}
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node's mark was read from the journal."""
@@ -93,6 +94,13 @@ class UpdateOffers:
         node, nonce = offered.received.node, offered.received.update.nonce
         self._marks[node] = max(nonce, self._marks[node])
         self._offers[node] = offered
+
+    def is_first_rejection(self, node: NodeId, job_id: JobId, round_: int) -> bool:
+        """Whether this is the first of the member's rejected updates while the job is in a round.
+        The others are not journalled: anybody may offer late updates as often as calls are let in.
+        """
+        before, self._rejected[node, job_id] = self._rejected.get((node, job_id)), round_
+        return before != round_
 
     def of(self, node: NodeId, lease: Lease, digest: Digest) -> OfferedUpdate | None:
         """The node's newest offer, if it is of this update under this lease of this job."""

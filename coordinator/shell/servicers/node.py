@@ -294,7 +294,8 @@ async def _record_rejection(
     event = UpdateRejected(at_ms=_NOW, node=node, round=received.round, reason=why)
     # Counted first: the node may end this call meanwhile; the event is written all the same.
     services.nodes.count(node, rejected=1)
-    await services.driver.submit(job.job_id, event)
+    if services.offers.is_first_rejection(node, job.job_id, job.model.round if job.model else 0):
+        await services.driver.submit(job.job_id, event)
     log.info("an update was rejected", node=node, job_id=job.job_id, reason=why)
 
 

@@ -120,6 +120,20 @@ async def test_an_update_under_another_lease_is_refused(
     assert await submission.expect_rejection(submission.offer()) == reason
 
 
+async def test_late_offers_again_and_again_are_journalled_once_a_round(
+    submission: UpdateSubmission,
+) -> None:
+    lease, first = submission.assignment.lease, submission.assignment.lease.number
+    lease.round += 1
+    for number in range(5):
+        lease.number = first + number
+        assert await submission.expect_rejection(submission.offer()) == "UPDATE_LATE"
+    assert submission.cluster.job(submission.job_id).job.updates_rejected == 1
+    with submission.cluster.coordinator.client() as client:
+        counts = {each.id: each.updates_rejected for each in client.nodes()}
+    assert counts[submission.node.node_id] == 5
+
+
 async def test_a_size_that_no_update_has_is_refused(submission: UpdateSubmission) -> None:
     offer = submission.offer(size_bytes=10)
     assert await submission.expect_rejection(offer) == "UPDATE_TOO_LARGE"
