@@ -17,7 +17,7 @@ LAYOUT_FAULTS = Path(__file__).parent / "browser" / "layout_faults.js"
 WIDTHS_PX = (1440, 768, 390)
 AXE_WIDTHS_PX = (1440, 390)
 HEIGHT_PX = 900
-# Names and roles are those of light; colours are judged in both.
+# Boxes, names and roles are those of light; colours are judged in both.
 ALL_RULES: dict[str, Any] = {"resultTypes": ["violations"]}
 COLOUR_RULES: dict[str, Any] = {**ALL_RULES, "runOnly": ["color-contrast"]}
 GRAVE = ("serious", "critical")
@@ -59,7 +59,7 @@ class WatchedPage:
         viewport: Any = {"width": WIDTHS_PX[0], "height": HEIGHT_PX}
         self.context: BrowserContext = browser.new_context(viewport=viewport, color_scheme=scheme)
         self.context.set_default_timeout(EXPECT_MS)
-        self._rules = ALL_RULES if scheme == "light" else COLOUR_RULES
+        self._is_light = scheme == "light"
         self.complaints: list[str] = []
         self.page: Page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -86,13 +86,14 @@ class WatchedPage:
         return str(found.get_attribute("href"))
 
     def faults(self) -> list[str]:
-        """Find the page's faults at every width: boxes, and what axe finds at two of them."""
+        """Find the page's faults: boxes at every width, and what axe finds at two of them."""
         found = []
-        for width_px in WIDTHS_PX:
+        for width_px in WIDTHS_PX if self._is_light else AXE_WIDTHS_PX:
             self.page.set_viewport_size({"width": width_px, "height": HEIGHT_PX})
             self.settle()
-            faults = [str(each) for each in self.page.evaluate(LAYOUT_FAULTS.read_text("utf-8"))]
-            faults += self.axe_faults() if width_px in AXE_WIDTHS_PX else []
+            faults = self.axe_faults() if width_px in AXE_WIDTHS_PX else []
+            if self._is_light:
+                faults += map(str, self.page.evaluate(LAYOUT_FAULTS.read_text("utf-8")))
             found += [f"at {width_px} px: {each}" for each in faults]
         return found
 
@@ -100,7 +101,8 @@ class WatchedPage:
         """Serious and critical violations that axe finds, a line for each element."""
         if not self.page.evaluate("typeof axe === 'object'"):
             self.page.evaluate(AXE.read_text("utf-8"))
-        found = self.page.evaluate("(rules) => axe.run(document, rules)", self._rules)
+        rules = ALL_RULES if self._is_light else COLOUR_RULES
+        found = self.page.evaluate("(rules) => axe.run(document, rules)", rules)
         return [
             f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
             for each in found["violations"]

@@ -14,6 +14,11 @@ from hypergpu.cluster.s3_server import S3Server
 TESTS = Path(__file__).parent
 TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
 
+# Tests run side by side: a second thread of a library mostly waits, and busily. Read as numpy and
+# torch are loaded, here and in what tests start.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 # Started in the background, tests and their children would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -26,6 +26,8 @@ name = "long"
 rounds = 5000
 nodes = 2
 """
+UNHURRIED = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "20"}
+"""A job without end would keep every core busy beside the browser."""
 # Tests close the newest socket, as a network that fails would.
 KEEP_SOCKETS = """
 window.sockets = [];
@@ -97,7 +99,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePage]:
     cluster.coordinator.environment |= path
     with pytest.MonkeyPatch.context() as patch, cluster, chromium() as browser:
         patch.setenv("PYTHONPATH", path["PYTHONPATH"])
-        cluster.add_nodes(2, settings=path)
+        cluster.add_nodes(2, settings=path | UNHURRIED)
         shown = LivePage(cluster, browser)
         try:
             yield shown

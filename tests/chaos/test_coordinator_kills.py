@@ -21,9 +21,9 @@ from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names
 
-KILLS = int(os.environ.get("CHAOS_KILLS", "10"))
-KILLS_A_JOB = 10
-ROUNDS = 60
+KILLS = int(os.environ.get("CHAOS_KILLS", "5"))
+KILLS_A_JOB = 5
+ROUNDS = 30
 ROUNDS_A_KILL = ROUNDS // (KILLS_A_JOB + 1)
 NODES = 2
 AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}

@@ -17,7 +17,7 @@ from hypergpu.workloads.workload import build, find, numpy_layout
 from tests.integration.node.fake_coordinator import FakeCoordinator, Served, serve, terms_for
 from tests.integration.node.test_node_command import node, wait_for_end
 
-KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "4"))
+KILLS = int(os.environ.get("CHAOS_NODE_KILLS", "2"))
 OPTIONS = {"parameters": 2_000_000}
 LAYOUT = numpy_layout(build(find("null"), OPTIONS))
 SIZE_BYTES = update_bytes(LAYOUT, "fp32")

@@ -9,7 +9,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
@@ -274,12 +274,19 @@ def log(tmp_path: Path) -> Iterator[Path]:
         structlog.reset_defaults()
 
 
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    """An empty PostgreSQL schema; empty text where there is no server."""
+    with postgres_schema() if POSTGRES_URL else nullcontext("") as url:
+        yield url
+
+
 @asynccontextmanager
-async def world_in(folder: Path, open_store: OpenStore) -> AsyncIterator[World]:
+async def world_in(
+    folder: Path, opening: AbstractContextManager[JournalStore]
+) -> AsyncIterator[World]:
     """A coordinator whose one node is in its job's round 0."""
-    with ExitStack() as owner:
-        url = owner.enter_context(postgres_schema()) if POSTGRES_URL else ""
-        store = owner.enter_context(open_store(folder, url))
+    with opening as store:
         async with world_over(store.journal, folder) as world:
             yield world
 
@@ -329,10 +336,14 @@ def said_of(ended: Counter[grpc.StatusCode], bounds: Bounds) -> str:
 
 @pytest.mark.parametrize("open_store", STORES.values(), ids=STORES)
 async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothing(
-    open_store: OpenStore, tmp_path: Path, log: Path, record_property: Callable[[str, object], None]
+    open_store: OpenStore,
+    postgres_url: str,
+    tmp_path: Path,
+    log: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     ended = Counter[grpc.StatusCode]()
-    async with world_in(tmp_path, open_store) as world:
+    async with world_in(tmp_path, open_store(tmp_path, postgres_url)) as world:
         methods = [each for each in world.calls.methods if each.name.startswith("NodeService.")]
         bounds = Bounds(log)
         for seed in range(CALLS // 2):
@@ -347,13 +358,17 @@ async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothin
 
 @pytest.mark.parametrize("open_store", STORES.values(), ids=STORES)
 async def test_malformed_calls_of_users_end_in_a_clean_status(
-    open_store: OpenStore, tmp_path: Path, log: Path, record_property: Callable[[str, object], None]
+    open_store: OpenStore,
+    postgres_url: str,
+    tmp_path: Path,
+    log: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     ended, bounds = Counter[grpc.StatusCode](), Bounds(log)
     for seed in range(0, CALLS // 2, CALLS_A_WORLD):
         folder = tmp_path / str(seed)
         folder.mkdir(mode=0o700)
-        async with world_in(folder, open_store) as world:
+        async with world_in(folder, open_store(folder, postgres_url)) as world:
             methods = [each for each in world.calls.methods if "NodeService." not in each.name]
             for each in range(seed, seed + CALLS_A_WORLD):
                 ended[(await world.say_anything(random.Random(each), methods)).status] += 1

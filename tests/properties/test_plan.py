@@ -140,7 +140,7 @@ def _levels(job: JobSpec) -> tuple[str, ...]:
 
 
 @given(planning_cases())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_plan_asks_for_what_cannot_be(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -159,7 +159,7 @@ def test_no_plan_asks_for_what_cannot_be(
 
 
 @given(planning_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -173,7 +173,7 @@ def test_an_exclusion_goes_on_unless_the_quorum_needs_the_node(
 
 
 @given(planning_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -189,7 +189,7 @@ def test_all_of_a_round_send_codecs_of_one_family_that_the_user_allows(
 
 
 @given(planning_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_deadline_leaves_time_for_the_quorum(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -230,7 +230,7 @@ shardings = st.sampled_from(["iid", "dirichlet"])
 
 
 @given(st.lists(steady, min_size=5, max_size=8), truths, shardings)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_nobody_waits_for_a_node_on_trial(others: list[Truth], trial: Truth, sharding: str) -> None:
     nodes = names(len(others) + 1)
     request = _request([*others, trial], sharding)
@@ -259,7 +259,7 @@ def with_slow_line(truth: Truth) -> Truth:
 
 
 @given(planning_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_last_rounds_share_what_is_left(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -272,7 +272,7 @@ def test_the_last_rounds_share_what_is_left(
 
 
 @given(st.lists(steady, min_size=2, max_size=8), steady, shardings)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_who_claims_more_speed_than_it_is_given_work_for_changes_nothing_by_it(
     others: list[Truth], line: Truth, sharding: str
 ) -> None:
@@ -306,7 +306,7 @@ def set_step(truth: Truth, step_ms: float) -> Truth:
 
 
 @given(planning_cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_batch_of_its_own_lies_within_limits_and_says_why(
     case: tuple[PlanRequest, dict[NodeId, NodeReading]],
 ) -> None:
@@ -380,7 +380,7 @@ def _what_nodes_notice(plan: RoundPlan) -> object:
     st.lists(steady, min_size=1, max_size=6),
     st.lists(st.floats(0.95, 1.05), min_size=24, max_size=24),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_under_noise_of_a_twentieth_nodes_notice_one_change_at_most(
     fleet: list[Truth], noise: list[float]
 ) -> None:

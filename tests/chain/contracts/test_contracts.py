@@ -12,7 +12,6 @@ from contracts.compile import sources, stale_artifacts
 from contracts.tools.forge import build, forge_test, random_calls
 from contracts.tools.mutate import (
     EQUIVALENT,
-    LEAST_PERCENT,
     Mutant,
     every_mutant,
     mutants,
@@ -20,8 +19,8 @@ from contracts.tools.mutate import (
     score,
 )
 
-CALLS = 20_000
-PART = 10
+CALLS = 10_000
+PART = 20
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -79,7 +78,8 @@ def test_the_tests_notice_mutants(
     record_property(
         "said", f"contracts: mutation score {found.percent:.1f} % of {found.judged_count} mutants"
     )
-    assert found.percent >= LEAST_PERCENT, [mutant.name for mutant in found.survivors]
+    explained = json.loads(EQUIVALENT.read_bytes()).keys()
+    assert {mutant.name for mutant in found.survivors} <= explained
     assert found.judged_count > len(chosen) * 3 // 4
 
 

@@ -91,8 +91,9 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
 
 
 def test_fixed_demo_ends_with_the_same_model_over_any_network(tmp_path: Path) -> None:
+    fixed = ["--fixed", "--nodes", "2"]
     models = {
-        run_demo(tmp_path, "--fixed", "--net", net, "--out", str(tmp_path / net)).splitlines()[-1]
+        run_demo(tmp_path, *fixed, "--net", net, "--out", str(tmp_path / net)).splitlines()[-1]
         for net in ("none", "proxy")
     }
     (model,) = models
@@ -111,7 +112,7 @@ def test_demo_meters_each_contribution_by_a_transaction_of_its_own(tmp_path: Pat
 def test_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     demo = subprocess.Popen(
-        [*PROGRAM, *SHORT, "--out", str(out)],
+        [*PROGRAM, *SHORT, "--nodes", "2", "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import urlopen
 
 import pytest
@@ -97,35 +98,25 @@ def test_second_coordinator_leaves_the_profile_to_the_one_that_runs(tmp_path: Pa
         assert profile(tmp_path)["token_file"] == str(token_file)
 
 
-def test_next_start_tells_the_same_join_line_again(tmp_path: Path) -> None:
-    with up(tmp_path) as said:
-        first = parse_token(join_line(said))
-    with up(tmp_path) as said:
-        second = parse_token(join_line(said))
-        tokens = run_command(tmp_path, "token", "ls").stdout
-    assert second.secret == first.secret
-    assert tokens.count(" up ") == 1
-    kept = tmp_path / "data" / "hypergpu" / "coordinator" / "join.token"
-    assert kept.stat().st_mode & 0o777 == 0o600
-
-
-def test_join_line_says_how_many_nodes_may_join_and_another_number_makes_another(
+def test_join_line_is_told_again_until_another_number_may_join_or_it_is_revoked(
     tmp_path: Path,
 ) -> None:
-    lines = []
+    lines, counts = [], []
     for words, number in (((), "8 nodes"), (("--nodes", "3"), "3 nodes"), ((), "3 nodes")):
         with up(tmp_path, *words) as said:
             assert any(f"(good for {number} and " in line for line in said)
-            lines.append(parse_token(join_line(said)).id)
-    assert lines[0] != lines[1] == lines[2]
-
-
-def test_revoked_join_line_is_not_told_again(tmp_path: Path) -> None:
+            lines.append(parse_token(join_line(said)))
+            counts.append(run_command(tmp_path, "token", "ls").stdout.count(" up "))
+            kept = tmp_path / "data" / "hypergpu" / "coordinator" / "join.token"
+            assert kept.stat().st_mode & 0o777 == 0o600
+            if len(lines) == 3:
+                assert run_command(tmp_path, "token", "revoke", lines[2].id[:6]).returncode == 0
+    first, second, third = lines
+    assert first.id != second.id
+    assert second.secret == third.secret
+    assert counts[1] == counts[2]
     with up(tmp_path) as said:
-        first = parse_token(join_line(said))
-        assert run_command(tmp_path, "token", "revoke", first.id[:6]).returncode == 0
-    with up(tmp_path) as said:
-        assert parse_token(join_line(said)).id != first.id
+        assert parse_token(join_line(said)).id not in {each.id for each in lines}
 
 
 @pytest.mark.parametrize(
@@ -159,11 +150,23 @@ def test_taken_port_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_folder_in_use_is_one_line_and_stays(tmp_path: Path) -> None:
-    with up(tmp_path) as said:
-        told = run_command(tmp_path, "up", *ANYWHERE)
-        assert run_command(tmp_path, "node", "ls").returncode == 0
-    assert join_line(said)
+class RunningUp(NamedTuple):
+    """A coordinator that tests share."""
+
+    folder: Path
+    node_port: int
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    folder, (port,) = tmp_path_factory.mktemp("running"), free_ports(1)
+    with up(folder, "--node-port", str(port)):
+        yield RunningUp(folder, port)
+
+
+def test_folder_in_use_is_one_line_and_stays(running: RunningUp) -> None:
+    told = run_command(running.folder, "up", *ANYWHERE)
+    assert run_command(running.folder, "node", "ls").returncode == 0
     assert told.returncode == Reason.FOLDER_UNUSABLE.exit_code
     assert told.stderr.startswith("error 5008: the journal ")
     assert "is in use by a coordinator (process " in told.stderr
@@ -180,10 +183,9 @@ def test_uninstall_leaves_a_coordinator_whose_journal_lies_elsewhere(tmp_path: P
     assert "Ctrl-C a coordinator" in told.stderr
 
 
-def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    with up(tmp_path, "--node-port", str(port)):
-        told = run_command(tmp_path, "node", "ls", "--address", f"127.0.0.1:{port}")
+def test_node_port_is_told_from_the_main_one(running: RunningUp) -> None:
+    port = running.node_port
+    told = run_command(running.folder, "node", "ls", "--address", f"127.0.0.1:{port}")
     assert told.returncode == Reason.COORDINATOR_UNREACHABLE.exit_code
     assert told.stderr == (
         f"error 5005: 127.0.0.1:{port} is that coordinator's port for nodes."
@@ -191,13 +193,13 @@ def test_node_port_is_told_from_the_main_one(tmp_path: Path) -> None:
     )
 
 
-def test_other_coordinator_at_the_address_is_recognised(tmp_path: Path) -> None:
-    with up(tmp_path):
-        # The first call keeps the CA: the second one dials without asking for it again.
-        assert run_command(tmp_path, "node", "ls").returncode == 0
-        with up(tmp_path, "--data-dir", str(tmp_path / "second")):
-            token = parse_token((tmp_path / "second" / "operator.token").read_text("utf-8"))
-            told = run_command(tmp_path, "node", "ls", "--address", token.addresses[0])
+def test_other_coordinator_at_the_address_is_recognised(running: RunningUp) -> None:
+    # The first call keeps the CA: the second one dials without asking for it again.
+    assert run_command(running.folder, "node", "ls").returncode == 0
+    second = running.folder / "second"
+    with up(running.folder, "--data-dir", str(second)):
+        token = parse_token((second / "operator.token").read_text("utf-8"))
+        told = run_command(running.folder, "node", "ls", "--address", token.addresses[0])
     assert told.returncode == Reason.AUTHORITY_MISMATCH.exit_code, told.stderr
     assert told.stderr.startswith("error 1106: ")
     assert told.stderr.count("\n") == 1

@@ -25,6 +25,7 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.measure.lateness import LatenessVerdict
 from netsim.run.report import RunReport
+from tests.unit.cli.conftest import Hypergpu
 
 TARGET = 0.9
 ORDER = ComparisonOrder(
@@ -260,3 +261,16 @@ def test_a_chart_of_next_to_nothing_is_drawn(metrics: tuple[float, ...]) -> None
     text = comparison_svg(comparison_of(late, baseline="aware"))
     assert "INVALID" in text
     ET.fromstring(text)  # noqa: S314 - our own picture
+
+
+@pytest.mark.parametrize("target", ["-1", "nan"])
+def test_a_target_that_nothing_reaches_or_passes_is_wrong_usage(
+    target: str, alone: Hypergpu, tmp_path: Path
+) -> None:
+    (tmp_path / "job.toml").write_text('workload = "digits-softmax"\n', "utf-8")
+    (tmp_path / "homes.toml").write_text("", "utf-8")
+    given = [str(tmp_path / "job.toml"), "--world", str(tmp_path / "homes.toml")]
+    ended = alone("compare", *given, "--out", str(tmp_path / "out"), "--target", target)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "hypergpu compare --help" in ended.stderr
+    assert not (tmp_path / "out").exists()

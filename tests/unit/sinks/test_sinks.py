@@ -6,10 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import wandb
-from mlflow.tracking import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from hypergpu.client.values import JobEvent
 from hypergpu.errors import HyperGPUError
@@ -57,6 +54,9 @@ def test_a_tensorboard_file_that_was_cut_goes_on_behind_its_last_whole_record(
 def test_mlflow_reads_each_round_once(
     journal: list[JobEvent], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Seconds of imports, which each of several pytest processes would pay as it collects tests.
+    from mlflow.tracking import MlflowClient
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs all of MLflow
     uri = (tmp_path / "store").as_uri()
     for events in (journal[:BREAK], journal, journal):
@@ -80,6 +80,8 @@ def test_mlflow_reads_each_round_once(
 def test_weights_and_biases_hold_each_round_once(
     journal: list[JobEvent], watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb
+
     for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     for events in (journal[:BREAK], journal):
@@ -101,6 +103,8 @@ def test_weights_and_biases_hold_each_round_once(
 
 def history(path: Path) -> Iterator[dict[str, float]]:
     """Rows of a run that W&B wrote: records in blocks, as LevelDB has them."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
     for packed in packed_records(path.read_bytes()):
         record = Record.FromString(packed)
         if record.WhichOneof("record_type") == "history":
