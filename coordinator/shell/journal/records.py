@@ -113,6 +113,10 @@ class JournalLockedError(JournalError):
     """Another coordinator has this journal open."""
 
 
+class TenureLostError(JournalError):
+    """Another coordinator drives the jobs, or may: this one writes, signs and answers no more."""
+
+
 class JournalVersionError(JournalError):
     """Another version of hypergpu wrote this journal."""
 

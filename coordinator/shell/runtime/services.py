@@ -23,7 +23,8 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.journal import NONCE_MAX, Journal
+from coordinator.shell.journal.journal import Journal
+from coordinator.shell.journal.registry import NONCE_MAX
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
