@@ -429,6 +429,15 @@ class Database:
         if self.tenure is not None:
             self.tenure.fence(connection)
 
+    def check_driving(self) -> None:
+        """Refuse once another coordinator may drive, by this machine's clock alone.
+
+        Raises:
+            TenureLostError: One may.
+        """
+        if self.tenure is not None:
+            self.tenure.check()
+
     @contextmanager
     def reader(self) -> Iterator[Connection]:
         """A consistent view that blocks nobody."""

@@ -175,7 +175,7 @@ class HeldTenure:
         if boot_ms() >= self._until_ms:
             self._lose(f"tenure {self.number} ran out: the database did not renew it in time")
         if self._loss:
-            raise TenureLostError(f"this coordinator drives no more: {self._loss}")
+            raise TenureLostError(self._loss)
 
     def fence(self, connection: Connection) -> None:
         """Refuse a transaction unless this tenure is the newest, and see that it stays so until
