@@ -28,17 +28,16 @@ from coordinator.shell.app.listeners import (
     joined_address,
 )
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
-from coordinator.shell.app.takeover import end_turn, keep_secrets, open_journal
-from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.app.takeover import Turn, end_turn, open_blobs, take_turn
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.opening import BulkPlace, open_store
+from coordinator.shell.bulk.opening import BulkPlace, open_kept, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.authority import Authority, AuthorityError, coordinator_key
+from coordinator.shell.identity.authority import Authority, AuthorityError
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.database import FileLock, disk_full_error
@@ -116,13 +115,15 @@ class CoordinatorApp:
         check_hosts(settings.advertise)
         _make_folder(settings.data_dir)
         self._settings = settings
-        self._services = _open_services(settings)
+        FileLock(settings.data_dir / "journal")  # To the process's end, wherever that lies.
+        turn = take_turn(settings)
+        self._services = _open_services(settings, turn)
         journal = self._services.journal
         self._authority = None
         if not settings.plaintext:
             self._authority = Authority.open(settings.data_dir / "identity", unix_s())
         self._digest = self._authority.digest if self._authority else _NO_AUTHORITY
-        keep_secrets(settings, journal)
+        turn.keep_secrets()
         if (tenure := journal.database.tenure) is not None:
             tenure.tell(partial(end_turn, settings))
         self._tokens = IssuedTokens(journal)
@@ -325,16 +326,16 @@ def _make_folder(folder: Path) -> None:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
-def _open_services(settings: Settings) -> Services:
-    FileLock(settings.data_dir / "journal")  # To the process's end, wherever the journal lies.
-    journal = open_journal(settings)
+def _open_services(settings: Settings, turn: Turn) -> Services:
+    journal, key = turn.journal, turn.key
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
+    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     space = Space(settings.data_dir, settings.disk_quota_bytes)
-    blobs = BlobStore(settings.data_dir, space)
+    kept = open_kept(place) if settings.takeover else None
+    blobs = open_blobs(settings.data_dir, space, kept)
     uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    key = coordinator_key(settings.data_dir, settings.passphrase_file)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
@@ -348,7 +349,6 @@ def _open_services(settings: Settings) -> Services:
         elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
             runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
 
-    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     return Services(
         settings=settings,
         journal=journal,
@@ -364,7 +364,7 @@ def _open_services(settings: Settings) -> Services:
         heavy=HeavyWork(),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=open_store(place, blobs, uploads, count_bytes),
+        bulk=open_store(place, blobs, uploads, count_bytes, kept),
         job_terms=NewJobTerms(Address(key.node_id), payments),
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )

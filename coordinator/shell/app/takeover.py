@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import structlog
 from sqlalchemy import inspect
@@ -14,12 +14,16 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 from coordinator.config import Settings
 from coordinator.core.tenure import Claimant, Tenure
 from coordinator.shell.app.listeners import dialled_hosts, joined_address
+from coordinator.shell.blobs.store import BlobCopies, BlobStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.identity.authority import coordinator_key
 from coordinator.shell.identity.shared_secrets import SharedSecrets
 from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError, JournalUnreadableError
 from coordinator.shell.journal.schema import SECRETS
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
+from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import TERMINAL, passphrase_of_file
 from hypergpu.streams import write_durably
@@ -46,8 +50,23 @@ class _Waiting:
         time.sleep(_LOOK_S)
 
 
-def open_journal(settings: Settings) -> Journal:
-    """Open the journal. With ``takeover`` that lasts until nobody else drives. Blocks.
+class Turn(NamedTuple):
+    """What a coordinator has once it drives."""
+
+    journal: Journal
+    key: IdentityKey
+    shared: SharedSecrets | None
+    """None: its secrets are its own."""
+
+    def keep_secrets(self) -> None:
+        """Store what this coordinator has made, before anybody hears of it."""
+        if self.shared is not None:
+            with self.journal.database.writer() as connection:
+                self.shared.keep(connection)
+
+
+def take_turn(settings: Settings) -> Turn:
+    """Open the journal and the key. With ``takeover`` that lasts until nobody else drives. Blocks.
 
     Raises:
         JournalError: Another coordinator uses it, or it cannot be read.
@@ -55,14 +74,26 @@ def open_journal(settings: Settings) -> Journal:
     """
     url = settings.database_url or str(settings.data_dir / "journal.sqlite")
     if not settings.takeover:
-        return Journal(url, TenureClaim(_claimant(settings), refuse_to_wait))
+        journal = Journal(url, TenureClaim(_claimant(settings), refuse_to_wait))
+        return Turn(journal, coordinator_key(settings.data_dir, settings.passphrase_file), None)
     _check(settings, url)
-    shared = shared_secrets(settings)
-    claim = TenureClaim(_claimant(settings), _Waiting())
-    while (journal := _opened(url, claim, shared)) is None:
-        time.sleep(_AGAIN_S)
-    _restore(journal, shared, settings.data_dir)
-    return journal
+    assert settings.passphrase_file is not None  # noqa: S101 - it was checked
+    shared = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
+    key = None
+    while True:
+        try:
+            if _restore_early(url, shared):
+                key = coordinator_key(settings.data_dir, settings.passphrase_file)
+            journal = Journal(url, TenureClaim(_claimant(settings), _Waiting()))
+        except (DBAPIError, JournalUnreadableError) as broken:
+            if not is_away(broken):
+                raise
+            log.warning("the database is waited for", reason=str(broken))
+            time.sleep(_AGAIN_S)
+            continue
+        _restore(journal, shared, settings.data_dir)
+        key = key or coordinator_key(settings.data_dir, settings.passphrase_file)
+        return Turn(journal, key, shared)
 
 
 def is_away(failure: BaseException) -> bool:
@@ -75,17 +106,20 @@ def is_away(failure: BaseException) -> bool:
     return isinstance(cause, OperationalError | InternalError)
 
 
-def shared_secrets(settings: Settings) -> SharedSecrets:
-    """The secrets that coordinators share. Reads the passphrase."""
-    assert settings.passphrase_file is not None  # noqa: S101 - see `_check`
-    return SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
+def open_blobs(folder: Path, space: Space, copies: BlobCopies | None) -> BlobStore:
+    """Open the blobs. An object store that does not answer is waited for. Blocks.
 
-
-def keep_secrets(settings: Settings, journal: Journal) -> None:
-    """Store what this coordinator has made, before anybody hears of it."""
-    if settings.takeover:
-        with journal.database.writer() as connection:
-            shared_secrets(settings).keep(connection)
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, it refuses, which does not pass by itself.
+    """
+    while True:
+        try:
+            return BlobStore(folder, space, copies)
+        except HyperGPUError as refused:
+            if refused.reason is not Reason.STORE_UNREACHABLE:
+                raise
+            log.warning("the object store is waited for", reason=str(refused))
+            time.sleep(_AGAIN_S)
 
 
 def end_turn(settings: Settings, why: str) -> NoReturn:
@@ -138,20 +172,8 @@ def _check(settings: Settings, url: str) -> None:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/scale.md")
 
 
-def _opened(url: str, claim: TenureClaim, shared: SharedSecrets) -> Journal | None:
-    """The journal; None: the database does not answer."""
-    try:
-        _restore_early(url, shared)
-        return Journal(url, claim)
-    except (DBAPIError, JournalUnreadableError) as broken:
-        if not is_away(broken):
-            raise
-        log.warning("the database is waited for", reason=str(broken))
-        return None
-
-
-def _restore_early(url: str, shared: SharedSecrets) -> None:
-    """Get the secrets while another coordinator still drives: it takes a second."""
+def _restore_early(url: str, shared: SharedSecrets) -> bool:
+    """Get the secrets, if there are any, while another coordinator still drives: it takes time."""
     engine = make_engine(journal_url(url))
     try:
         with engine.connect() as connection:
@@ -159,6 +181,7 @@ def _restore_early(url: str, shared: SharedSecrets) -> None:
                 shared.restore(connection)
     finally:
         engine.dispose()
+    return shared.are_kept
 
 
 def _restore(journal: Journal, shared: SharedSecrets, folder: Path) -> None:

@@ -246,6 +246,9 @@ class Services(NamedTuple):
         found = set(self.pins.all())
         for runtime in self.driver.runtimes.values():
             found |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
+            if runtime.job.phase not in ENDED:
+                # A coordinator that takes over would have to make it anew.
+                found.add(runtime.job.layout)
         return frozenset(found)
 
     def knows_needed_blobs(self) -> bool:
