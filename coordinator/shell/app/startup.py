@@ -56,6 +56,7 @@ from coordinator.shell.runtime.services import (
     Services,
     UpdateOffers,
     keep_node_counts,
+    keep_others_known,
     store_node_counts,
 )
 from coordinator.shell.servicers.calls import NodeGate
@@ -163,6 +164,7 @@ class CoordinatorApp:
                 ),
                 tasks.create_task(self._collector.run()),
                 tasks.create_task(keep_node_counts(self._services)),
+                tasks.create_task(keep_others_known(self._services)),
                 tasks.create_task(self._services.bulk.run()),
             ]
             forever += [
@@ -197,6 +199,7 @@ class CoordinatorApp:
         )
         enrolment.node_port = self._listeners.node_port
         enrolment.bulk_port = self._services.bulk.port
+        enrolment.others = self._services.others
         operator = OperatorServicer(
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
@@ -366,6 +369,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=open_store(place, blobs, uploads, count_bytes, kept),
         job_terms=NewJobTerms(Address(key.node_id), payments),
+        others=turn.others,
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )
 

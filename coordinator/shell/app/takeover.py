@@ -18,10 +18,15 @@ from coordinator.shell.blobs.store import BlobCopies, BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.identity.authority import coordinator_key
 from coordinator.shell.identity.shared_secrets import SharedSecrets
+from coordinator.shell.journal.coordinators import (
+    CoordinatorRecord,
+    OtherCoordinators,
+    register,
+)
 from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError, JournalUnreadableError
-from coordinator.shell.journal.schema import SECRETS
+from coordinator.shell.journal.schema import COORDINATORS
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
@@ -55,7 +60,8 @@ class Turn(NamedTuple):
 
     journal: Journal
     key: IdentityKey
-    shared: SharedSecrets | None
+    others: OtherCoordinators = OtherCoordinators()
+    shared: SharedSecrets | None = None
     """None: its secrets are its own."""
 
     def keep_secrets(self) -> None:
@@ -75,14 +81,14 @@ def take_turn(settings: Settings) -> Turn:
     url = settings.database_url or str(settings.data_dir / "journal.sqlite")
     if not settings.takeover:
         journal = Journal(url, TenureClaim(_claimant(settings), refuse_to_wait))
-        return Turn(journal, coordinator_key(settings.data_dir, settings.passphrase_file), None)
+        return Turn(journal, coordinator_key(settings.data_dir, settings.passphrase_file))
     _check(settings, url)
     assert settings.passphrase_file is not None  # noqa: S101 - it was checked
     shared = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
-    key = None
+    key, record = None, _record(settings)
     while True:
         try:
-            if _restore_early(url, shared):
+            if _restore_early(url, shared, record):
                 key = coordinator_key(settings.data_dir, settings.passphrase_file)
             journal = Journal(url, TenureClaim(_claimant(settings), _Waiting()))
         except (DBAPIError, JournalUnreadableError) as broken:
@@ -91,9 +97,13 @@ def take_turn(settings: Settings) -> Turn:
             log.warning("the database is waited for", reason=str(broken))
             time.sleep(_AGAIN_S)
             continue
+        with journal.database.writer() as connection:
+            register(connection, record)
         _restore(journal, shared, settings.data_dir)
         key = key or coordinator_key(settings.data_dir, settings.passphrase_file)
-        return Turn(journal, key, shared)
+        others = OtherCoordinators(journal.database, record.name)
+        others.refresh()
+        return Turn(journal, key, others, shared)
 
 
 def is_away(failure: BaseException) -> bool:
@@ -142,6 +152,11 @@ def _claimant(settings: Settings) -> Claimant:
     return Claimant(_name(settings.data_dir), address, Milliseconds(settings.tenure_ms))
 
 
+def _record(settings: Settings) -> CoordinatorRecord:
+    own, host = _claimant(settings), dialled_hosts(settings)[0]
+    return CoordinatorRecord(own.name, own.address, joined_address(host, settings.node_port))
+
+
 def _name(folder: Path) -> str:
     """A name that no other folder has: whoever locked it is the only one of the name."""
     path = folder / _NAME
@@ -172,12 +187,17 @@ def _check(settings: Settings, url: str) -> None:
         raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/scale.md")
 
 
-def _restore_early(url: str, shared: SharedSecrets) -> bool:
-    """Get the secrets, if there are any, while another coordinator still drives: it takes time."""
+def _restore_early(url: str, shared: SharedSecrets, record: CoordinatorRecord) -> bool:
+    """Be known, and get the secrets, which takes time, while another coordinator still drives.
+
+    Returns:
+        Whether there are secrets.
+    """
     engine = make_engine(journal_url(url))
     try:
-        with engine.connect() as connection:
-            if inspect(connection).has_table(SECRETS.name):
+        with engine.begin() as connection:
+            if inspect(connection).has_table(COORDINATORS.name):
+                register(connection, record)
                 shared.restore(connection)
     finally:
         engine.dispose()

@@ -130,6 +130,16 @@ TENURE = Table(
     Column("length_ms", BigInteger, nullable=False),
 )
 
+# Coordinators that may drive, and where they are found.
+COORDINATORS = Table(
+    "coordinators",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("address", String, nullable=False),
+    Column("node_address", String, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+)
+
 # Files of the coordinator's folder that one which takes over needs, sealed.
 SECRETS = Table(
     "secrets",
