@@ -65,6 +65,18 @@ def renewed_until_ms(stored: Tenure, number: int, now_ms: Milliseconds) -> Milli
     return Milliseconds(now_ms + stored.length_ms) if stored.number == number else None
 
 
+def takeover_text(stored: Tenure, claimant: Claimant, now_ms: Milliseconds) -> str:
+    """A sentence on a takeover; empty where the claimant follows on itself or on nobody."""
+    if not stored.number or stored.holder == claimant.name:
+        return ""
+    if not stored.until_ms:
+        why = f"the one at {stored.address} ended"
+    else:
+        silent_ms = now_ms - stored.until_ms + stored.length_ms
+        why = f"nothing was heard of the one at {stored.address} for {silent_ms / 1000:.1f} s"
+    return f"the coordinator at {claimant.address} has taken over: {why}"
+
+
 def given_up_ms(asked_ms: Milliseconds, length_ms: Milliseconds) -> Milliseconds:
     """When its holder must have stopped, by the clock that showed ``asked_ms`` when it asked."""
     return Milliseconds(asked_ms + length_ms - length_ms // _HOLDER_SHARE)

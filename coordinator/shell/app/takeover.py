@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import msgspec
 import structlog
 from sqlalchemy import inspect
 from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
@@ -42,6 +43,13 @@ _LOOK_S = 0.25
 _AGAIN_S = 1.0
 
 
+class StandingBy(msgspec.Struct, frozen=True):
+    """The line on standard output that says whom this coordinator waits for."""
+
+    standing_by: str
+    """Address of the coordinator that drives."""
+
+
 class _Waiting:
     """Says once who drives, and waits a little each time."""
 
@@ -52,6 +60,8 @@ class _Waiting:
         if held.number != self._number:
             self._number = held.number
             log.info("standing by: another coordinator drives", active=held.address)
+            sys.stdout.write(msgspec.json.encode(StandingBy(held.address)).decode() + "\n")
+            sys.stdout.flush()
         time.sleep(_LOOK_S)
 
 
@@ -67,8 +77,7 @@ class Turn(NamedTuple):
     def keep_secrets(self) -> None:
         """Store what this coordinator has made, before anybody hears of it."""
         if self.shared is not None:
-            with self.journal.database.writer() as connection:
-                self.shared.keep(connection)
+            self.shared.keep(self.journal.database.writer)
 
 
 def take_turn(settings: Settings) -> Turn:
@@ -195,9 +204,10 @@ def _restore_early(url: str, shared: SharedSecrets, record: CoordinatorRecord) -
     """
     engine = make_engine(journal_url(url))
     try:
-        with engine.begin() as connection:
-            if inspect(connection).has_table(COORDINATORS.name):
+        if inspect(engine).has_table(COORDINATORS.name):
+            with engine.begin() as connection:
                 register(connection, record)
+            with engine.connect() as connection:
                 shared.restore(connection)
     finally:
         engine.dispose()

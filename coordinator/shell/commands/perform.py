@@ -22,7 +22,7 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, JobPaused, RoundPlanned
+from coordinator.core.job.events import CoordinatorChanged, DeadlineReached, JobPaused, RoundPlanned
 from coordinator.core.job.state import ENDED, Job, Phase, live_blobs
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
@@ -266,6 +266,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
     if is_open:
         present = [node for node, member in runtime.job.members.items() if member.is_present]
         services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
+        await _tell_takeover(services, runtime)
     try:
         damage = await _check_files(services, runtime)
     except Exception as broken:
@@ -278,12 +279,20 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
         runtime.is_recovering = False
     if damage and (model := runtime.job.model):
         await services.driver.report_lost_model(runtime.job.job_id, model.blob.digest, damage)
-    elif not runtime.is_given_up:
+    if not runtime.is_given_up:
+        # Also what a node that missed the model has caused while nothing was performed.
         perform_outstanding(services, runtime)
     if is_open:
         prepare_gradient(services, runtime)
         failpoint("recover.done")
         services.allocator.review()
+
+
+async def _tell_takeover(services: Services, runtime: JobRuntime) -> None:
+    runtime.takeover = services.journal.database.takeover
+    if runtime.takeover:
+        changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
+        await services.driver.insist(runtime.job.job_id, changed)
 
 
 async def _check_files(services: Services, runtime: JobRuntime) -> str:

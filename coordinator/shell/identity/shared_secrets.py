@@ -5,6 +5,8 @@ a file: the database alone opens nothing.
 """
 
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -69,19 +71,29 @@ class SharedSecrets:
                 raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix)
         self.are_kept = True
 
-    def keep(self, connection: Connection) -> None:
-        """Store the folder's files, unless the database has them."""
-        if self.are_kept or _stored(connection) is not None:
+    def keep(self, writer: Callable[[], AbstractContextManager[Connection]]) -> None:
+        """Store the folder's files, unless the database has them. Takes about a second, once.
+
+        Args:
+            writer: A transaction of the coordinator that drives.
+        """
+        if self.are_kept:
             return
+        # Before the transaction, which must not stand still for so long.
+        sealed = self._seal()
+        with writer() as connection:
+            if _stored(connection) is None:
+                row = {"name": _ROW, "sealed": msgspec.msgpack.encode(sealed)}
+                connection.execute(insert(SECRETS), row)
+        self.are_kept = True
+
+    def _seal(self) -> _Sealed:
         found = {
             name: path.read_bytes() for name in FILES if (path := self._folder / name).exists()
         }
         key, nonce = PrivateKey().secret, secrets.token_bytes(_NONCE_BYTES)
         ciphertext = AESGCM(key).encrypt(nonce, msgspec.msgpack.encode(found), _CONTEXT)
-        sealed = _Sealed(encrypt_key(key, self._passphrase), nonce, ciphertext)
-        row = {"name": _ROW, "sealed": msgspec.msgpack.encode(sealed)}
-        connection.execute(insert(SECRETS), row)
-        self.are_kept = True
+        return _Sealed(encrypt_key(key, self._passphrase), nonce, ciphertext)
 
     def _open(self, sealed: _Sealed) -> dict[str, bytes]:
         keystore = keystore_of(sealed.keystore, source=_SOURCE)

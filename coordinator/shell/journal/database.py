@@ -38,6 +38,7 @@ from coordinator.shell.journal.records import (
 from coordinator.shell.journal.schema import ENTRIES, JOBS, JOURNAL, METADATA, prepare_tables
 from coordinator.shell.journal.tenure import (
     HeldTenure,
+    TakenTenure,
     TenureClaim,
     boot_ms,
     nameless_claim,
@@ -372,10 +373,10 @@ class Database:
     def _take_tenure(self, engine: Engine, claim: TenureClaim) -> HeldTenure:
         while True:
             asked_ms = boot_ms()
-            tenure, is_ours = take_tenure(self._writer, claim.claimant)
-            if is_ours:
-                return HeldTenure(engine, tenure, asked_ms)
-            claim.wait(tenure)
+            found = take_tenure(self._writer, claim.claimant)
+            if isinstance(found, TakenTenure):
+                return HeldTenure(engine, found, asked_ms)
+            claim.wait(found)
 
     def _count_commits(self) -> int:
         with self.reader() as connection:
@@ -428,6 +429,11 @@ class Database:
         """
         if self.tenure is not None:
             self.tenure.fence(connection)
+
+    @property
+    def takeover(self) -> str:
+        """Sentence on who drove before this coordinator; empty: nobody else."""
+        return "" if self.tenure is None else self.tenure.takeover
 
     def check_driving(self) -> None:
         """Refuse once another coordinator may drive, by this machine's clock alone.

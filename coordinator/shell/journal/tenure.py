@@ -24,6 +24,7 @@ from coordinator.core.tenure import (
     given_up_ms,
     next_tenure,
     renewed_until_ms,
+    takeover_text,
 )
 from coordinator.shell.journal.records import JournalLockedError, TenureLostError
 from coordinator.shell.journal.schema import TENURE
@@ -79,34 +80,39 @@ def prepare_tenure(connection: Connection) -> None:
             connection.execute(insert(TENURE), _values(NOBODY))
 
 
-def take_tenure(connection: Connection, claimant: Claimant) -> tuple[Tenure, bool]:
-    """Take the tenure if it is free.
+class TakenTenure(NamedTuple):
+    """A tenure and its story."""
 
-    Returns:
-        The tenure, and whether it is the claimant's.
-    """
+    tenure: Tenure
+    takeover: str
+    """Sentence on who drove before; empty: nobody else."""
+
+
+def take_tenure(connection: Connection, claimant: Claimant) -> TakenTenure | Tenure:
+    """Take the tenure if it is free; else the one that another coordinator holds."""
     with connection.begin():
         # Looked at without a lock first: who drives must not wait for those who look.
         stored = Tenure(*connection.execute(_ROW).one())
         if next_tenure(stored, claimant, _database_ms(connection)) is None:
-            return stored, False
+            return stored
     try:
         with connection.begin():
             return _lock_and_take(connection, claimant)
     except OperationalError as broken:
         if getattr(broken.orig, "sqlstate", None) != _LOCK_TIMEOUT:
             raise
-        return stored, False
+        return stored
 
 
-def _lock_and_take(connection: Connection, claimant: Claimant) -> tuple[Tenure, bool]:
+def _lock_and_take(connection: Connection, claimant: Claimant) -> TakenTenure | Tenure:
     connection.execute(text(f"SET LOCAL lock_timeout = {_LOCK_MS}"))
     stored = Tenure(*connection.execute(_ROW.with_for_update()).one())
-    taken = next_tenure(stored, claimant, _database_ms(connection))
+    now_ms = _database_ms(connection)
+    taken = next_tenure(stored, claimant, now_ms)
     if taken is None:
-        return stored, False
+        return stored
     connection.execute(update(TENURE).values(**_values(taken)))
-    return taken, True
+    return TakenTenure(taken, takeover_text(stored, claimant, now_ms))
 
 
 def _values(tenure: Tenure) -> dict[str, object]:
@@ -142,14 +148,15 @@ def nameless_claim() -> TenureClaim:
 class HeldTenure:
     """A tenure that this process has taken: renews it until it is given back or lost."""
 
-    def __init__(self, engine: Engine, tenure: Tenure, asked_ms: Milliseconds) -> None:
+    def __init__(self, engine: Engine, taken: TakenTenure, asked_ms: Milliseconds) -> None:
         """Begin to renew.
 
         Args:
             engine: Connections of its own: nothing else waits in them.
-            tenure: As it was taken.
+            taken: As it was taken.
             asked_ms: `boot_ms` from before it was asked for.
         """
+        tenure, self.takeover = taken
         self.number = tenure.number
         self._tenure = tenure
         self._engine = engine
