@@ -50,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(flags: dict[str, Any]) -> int:
     from coordinator.shell.app.startup import start_error
+    from coordinator.shell.app.takeover import end_turn, is_away
     from coordinator.shell.identity.rate import LineLimiter
 
+    settings = None
     try:
         prepare_streams()
         arm(os.environ.get(VARIABLE, ""))
@@ -62,6 +64,8 @@ def _run(flags: dict[str, Any]) -> int:
         raise_descriptor_limit()
         asyncio.run(_serve(settings))
     except Exception as failure:
+        if settings is not None and settings.takeover and is_away(failure):
+            end_turn(settings, f"the database failed: {failure}")
         if (error := start_error(failure)) is None:
             raise
         return _report(error)

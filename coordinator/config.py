@@ -36,6 +36,11 @@ class Settings(BaseSettings):
     """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""
     """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
+    takeover: bool = False
+    """One of several coordinators on a PostgreSQL: waits while another drives, goes on when that
+    one is gone, and keeps what this takes in database and object store: docs/scale.md."""
+    tenure_ms: int = Field(default=6_000, ge=1_000)
+    """Time after which a coordinator on a PostgreSQL that is not heard of is taken over from."""
     plaintext: bool = False
     """No TLS; only on loopback."""
     disk_quota_bytes: int = Field(default=0, ge=0)

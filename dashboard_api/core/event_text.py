@@ -33,6 +33,7 @@ _SENTENCES = {
     "ParametersChanged": "parameters were changed",
     "RoundMeasured": "the quality of round {round} is final",
     "JobEnded": "the job ended: {reason}",
+    "CoordinatorChanged": "{reason}",
     "FundingChanged": "the funding of the job changed{because}",
 }
 

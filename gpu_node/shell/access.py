@@ -127,6 +127,8 @@ class Access:
         self._identity = identity
         self._timeout_ms = timeout_ms
         self._route = BbrRoute() if congestion_control == BBR else None
+        self._dials = 0
+        """Dials since the last welcome: each tries the next coordinator."""
 
     @property
     def timeout_s(self) -> float:
@@ -208,6 +210,7 @@ class Access:
         coordinator = JoinedCoordinator(
             address=f"{shown}:{response.node_port}",
             bulk_port=response.bulk_port,
+            others=tuple(response.coordinators),
             is_plaintext=authority is None,
             certificate_life_s=_life_s(response.certificate_expires_unix_s),
         )
@@ -240,25 +243,44 @@ class Access:
         if self._route is not None:
             self._route.close()
 
+    @property
+    def coordinators(self) -> int:
+        """How many coordinators there are to dial. Reads a small file."""
+        return 1 + len(self._coordinator().others)
+
+    def note_welcome(self, address: str, others: tuple[str, ...]) -> None:
+        """Dial this coordinator first from now on, and then the others. May write a small file."""
+        self._dials = 0
+        before = self._coordinator()
+        after = msgspec.structs.replace(before, address=address, others=others)
+        if after != before:
+            save_coordinator(self._paths, after)
+
     def open_calls(self) -> Calls:
-        """Calls over a fresh channel with the newest certificate. Reads small files.
+        """Calls over a fresh channel with the newest certificate, each time to the next
+        coordinator. Reads small files.
 
         Raises:
             HyperGPUError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         coordinator = self._coordinator()
-        channel = open_channel(coordinator.address, self._credentials(coordinator))
+        addresses = coordinator.address, *coordinator.others
+        address = addresses[self._dials % len(addresses)]
+        self._dials += 1
+        channel = open_channel(address, self._credentials(coordinator))
         metadata: Metadata = (PROTOCOL_ENTRY,)
         if coordinator.is_plaintext:
             # Without TLS the node names itself, which is accepted on loopback only.
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._identity.node_id))
-        host, _ = split_address(coordinator.address)
+        host, _ = split_address(address)
         context = None
         if not coordinator.is_plaintext:
             context = client_context(self._paths.authority.read_text("ascii"))
         bulk = BulkClient(host, context, self._rates)
         bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
-        return Calls(channel, metadata, self._timeout_ms, bulk)
+        calls = Calls(channel, metadata, self._timeout_ms, bulk)
+        calls.address = address
+        return calls
 
     def expiry_reason(self) -> str:
         """Why the certificate admits the node no more, by this machine's clock; empty: it does."""

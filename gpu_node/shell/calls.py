@@ -71,6 +71,8 @@ class Calls:
         bulk: BulkClient,
     ) -> None:
         self._channel = channel
+        self.address = ""
+        """``host:port`` that was dialled."""
         self.bulk = bulk
         """Bytes of the blobs that the calls give tickets for."""
         self._metadata = metadata
@@ -84,6 +86,11 @@ class Calls:
         while state in _PENDING:
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the channel is connected now."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def join(self, request: node_pb2.JoinRequest) -> node_pb2.JoinResponse:
         """Trade a token for a certificate."""

@@ -43,11 +43,14 @@ four.
 """
 
 
-async def dial_first(open_calls: Callable[[], Calls], *, again_s: float, timeout_s: float) -> Calls:
-    """Calls over the first channel that is connected, or that knows that it cannot be.
+async def dial_first(
+    open_calls: Callable[[], Calls], *, again_s: float, timeout_s: float, targets: int = 1
+) -> Calls:
+    """Calls over the first channel that is connected, or the last that knows that it cannot be.
 
     Args:
-        open_calls: Opens a channel.
+        open_calls: Opens a channel, each time to the next target.
+        targets: Coordinators, of which one is to be found.
         again_s: Time until another channel is tried beside those before it.
         timeout_s: Time until all are given up.
 
@@ -64,8 +67,12 @@ async def dial_first(open_calls: Callable[[], Calls], *, again_s: float, timeout
                 settled, _ = await asyncio.wait(
                     pending, timeout=again_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                if settled:
-                    return pending.pop(settled.pop())
+                for task in settled:
+                    found = pending.pop(task)
+                    targets -= 1
+                    if found.is_connected or targets <= 0:
+                        return found
+                    await found.close()
     finally:
         for task in pending:
             task.cancel()
@@ -118,6 +125,8 @@ SILENT_INTERVALS = 3
 ROUND_TRIP = "a heartbeat came back"
 """Log line of level debug, with ``taken_us``; only the newest heartbeat is timed."""
 _FAREWELL_S = 2.0
+_NEXT_S = 1.5
+"""Time until the next coordinator is dialled beside one that does not answer."""
 _WELCOME_MIN_S = 4.5
 _WELCOME_TRIPS = 30
 """A welcome takes one or two; lines change while a node is away."""
@@ -236,7 +245,7 @@ class CoordinatorStream:
         try:
             call = calls.control()
             was_starting = self._is_starting
-            interval_ms = await self._greet(call, working)
+            interval_ms = await self._greet(call, working, calls.address)
             self.calls = calls
             if was_starting and not self._is_starting:
                 self.note_worker_ready()
@@ -266,7 +275,7 @@ class CoordinatorStream:
         reason = "the coordinator is silent" if is_silent else describe_error(broken)
         return LinkLost(at_ms=at_ms, reason=reason)
 
-    async def _greet(self, call: ControlCall, working: tuple[Lease, ...]) -> int:
+    async def _greet(self, call: ControlCall, working: tuple[Lease, ...], address: str) -> int:
         hello = hello_message(self.capabilities, working, self.receipts.newest())
         hello.is_starting = self._is_starting
         async with asyncio.timeout(self._welcome_timeout_s()):
@@ -275,6 +284,7 @@ class CoordinatorStream:
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
             raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         reject_other_version(answer.welcome.version)
+        self._access.note_welcome(address, tuple(answer.welcome.coordinators))
         self.prober.set_target(answer.welcome, self._access.coordinator_address)
         return max(1, answer.welcome.heartbeat_interval_ms)
 
@@ -282,7 +292,13 @@ class CoordinatorStream:
         """Calls over a channel that is connected, or knows that it cannot be."""
         timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
-        return await dial_first(self._access.open_calls, again_s=again_s, timeout_s=timeout_s)
+        targets = self._access.coordinators
+        if targets > 1:
+            # One that stands still accepts a connection and says nothing.
+            again_s = min(again_s, _NEXT_S)
+        return await dial_first(
+            self._access.open_calls, again_s=again_s, timeout_s=timeout_s, targets=targets
+        )
 
     @property
     def _longest_trip_s(self) -> float:
@@ -326,6 +342,9 @@ class CoordinatorStream:
                 self.prober.note_echo(message.round_trip_echo.sequence)
             case "welcome":
                 # The stream lasts longer than the token that came with its greeting.
+                if self.calls is not None:
+                    others = tuple(message.welcome.coordinators)
+                    self._access.note_welcome(self.calls.address, others)
                 self.prober.set_target(message.welcome, self._access.coordinator_address)
             case _:
                 if (event := event_in(message, monotonic_ms())) is not None:

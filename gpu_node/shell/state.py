@@ -176,6 +176,8 @@ class JoinedCoordinator(msgspec.Struct, frozen=True, kw_only=True):
     """``host:port`` of the listener for nodes."""
     bulk_port: int = 0
     """Port of bulk by HTTP when the node joined; 0: not known. Tickets name the present one."""
+    others: tuple[str, ...] = ()
+    """Listeners for nodes of other coordinators, which may go on with this one's jobs."""
     is_plaintext: bool = False
     """No TLS, which only loopback allows."""
     certificate_life_s: int = 0

@@ -255,6 +255,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
+        *([f"  takeover  {detail.takeover}"] if detail.takeover else []),
     ]
 
 

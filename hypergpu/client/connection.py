@@ -87,6 +87,8 @@ class ConnectionTarget(msgspec.Struct, frozen=True):
     address: str
     token: Token
     timeout_s: float
+    others: tuple[str, ...] = ()
+    """Where coordinators listen that may go on in place of that one."""
 
 
 def find_target(flags: Mapping[str, str | None], profile: Path | None = None) -> ConnectionTarget:
@@ -98,8 +100,10 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
     found = resolve_settings(flags, profile)
     token = parse_token(_token_text(found))
     named = found["address"].value
-    address = listening((named,) if named else token.addresses)
-    return ConnectionTarget(address, token, timeout_s(found))
+    addresses = (named,) if named else token.addresses
+    address = listening(addresses)
+    others = tuple(each for each in addresses if each != address)
+    return ConnectionTarget(address, token, timeout_s(found), others)
 
 
 def _token_text(found: Mapping[str, ResolvedSetting]) -> str:
@@ -140,12 +144,31 @@ async def open_channel(to: ConnectionTarget) -> grpc.aio.Channel:
             not this machine.
     """
     if not to.token.authority:
-        reject_distant_plaintext(to.address)
-        return grpc.aio.insecure_channel(to.address, options=OPTIONS)
+        for address in (to.address, *to.others):
+            reject_distant_plaintext(address)
+        return grpc.aio.insecure_channel(await asyncio.to_thread(_dialled, to), options=OPTIONS)
     authority = await asyncio.to_thread(_authority, to.address, to.token.authority)
+    dialled = await asyncio.to_thread(_dialled, to)
     options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
     credentials = grpc.ssl_channel_credentials(root_certificates=authority)
-    return grpc.aio.secure_channel(to.address, credentials, options=options)
+    return grpc.aio.secure_channel(dialled, credentials, options=options)
+
+
+def _dialled(to: ConnectionTarget) -> str:
+    """What gRPC dials: with several coordinators it tries their addresses in turn, for which they
+    have to be numbers. Blocks.
+    """
+    if not to.others:
+        return to.address
+    found = []
+    for address in (to.address, *to.others):
+        host, port = split_address(address)
+        try:
+            known = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            continue  # It may have a name again when it is needed.
+        found += [f"{each[4][0]}:{port}" for each in known]
+    return f"ipv4:{','.join(dict.fromkeys(found))}" if found else to.address
 
 
 def check_who_answers(to: ConnectionTarget) -> None:

@@ -166,6 +166,8 @@ class JobDetail(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/j
     model_bytes: int
     unfit: list["UnfitNodeView"] = []
     """Connected nodes that do not meet what the job requires of its nodes."""
+    takeover: str = ""
+    """Sentence on the takeover since which its coordinator drives it; empty: there was none."""
 
 
 class UnfitNodeView(msgspec.Struct, frozen=True):
@@ -262,6 +264,7 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
         participants=[participant_view(each) for each in found.participants],
         model_bytes=found.model.blob.size_bytes,
         unfit=[UnfitNodeView(each.node_id, each.name, each.reason) for each in found.unfit],
+        takeover=found.takeover,
     )
 
 

@@ -130,6 +130,9 @@ def _read_ready(child: subprocess.Popen[str]) -> ReadyLine:
             if isinstance(said, dict) and said.get("refused") in Reason.__members__:
                 why = msgspec.convert(said, RefusedLine)
                 raise StartRefusedError(Reason[why.refused], why.detail, fix=why.fix)
+            if isinstance(said, dict) and "standing_by" in said:
+                note(f"standing by: the coordinator at {said['standing_by']} drives")
+                continue
             return msgspec.convert(said, ReadyLine)
         except (msgspec.DecodeError, msgspec.ValidationError):
             note(line.rstrip())

@@ -7,7 +7,7 @@ protocols and values only: neither side imports the other.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -62,6 +62,25 @@ class CoordinatorHost(Protocol):
     @property
     def key(self) -> IdentityKey:
         """The coordinator's signing key."""
+        ...
+
+    def fence(self, connection: Any) -> None:
+        """Refuse a transaction on the database unless this coordinator drives until its end.
+
+        Args:
+            connection: SQLAlchemy's, in the transaction.
+
+        Raises:
+            HyperGPUError: NOT_READY, another coordinator drives.
+        """
+        ...
+
+    def check_driving(self) -> None:
+        """Refuse to act once another coordinator may drive; asks nobody.
+
+        Raises:
+            HyperGPUError: NOT_READY.
+        """
         ...
 
     def jobs(self) -> tuple[JobId, ...]:

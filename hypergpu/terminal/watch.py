@@ -158,6 +158,7 @@ _NOTES = {
     "PreparationFailed": "the initial model could not be made",
     "ModelLost": "the model's bytes were damaged: {reason}",
     "EvaluationFailed": "evaluation failed: {reason}",
+    "CoordinatorChanged": "{reason}",
     "JobPaused": "paused",
     "JobResumed": "resumed",
     "JobStopped": "stopped",

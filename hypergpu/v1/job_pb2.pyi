@@ -119,7 +119,10 @@ class GetJobResponse(google.protobuf.message.Message):
     PARTICIPANTS_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     UNFIT_FIELD_NUMBER: builtins.int
+    TAKEOVER_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
+    takeover: builtins.str
+    """Sentence on the takeover since which this coordinator drives the job; empty: there was none."""
     @property
     def job(self) -> global___JobSummary: ...
     @property
@@ -138,9 +141,10 @@ class GetJobResponse(google.protobuf.message.Message):
         participants: collections.abc.Iterable[global___ParticipantSummary] | None = ...,
         model: hypergpu.v1.tensor_pb2.ModelRef | None = ...,
         unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
+        takeover: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "participants", b"participants", "spec_json", b"spec_json", "unfit", b"unfit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
 

@@ -267,6 +267,7 @@ class JoinResponse(google.protobuf.message.Message):
     CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
     NODE_PORT_FIELD_NUMBER: builtins.int
     BULK_PORT_FIELD_NUMBER: builtins.int
+    COORDINATORS_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     certificate: builtins.bytes
     certificate_expires_unix_s: builtins.int
@@ -276,6 +277,10 @@ class JoinResponse(google.protobuf.message.Message):
     """The port of bulk by HTTP there, at the time of the join; tickets name the present one."""
     @property
     def version(self) -> global___Version: ...
+    @property
+    def coordinators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Listeners for nodes, `host:port`, of other coordinators that may go on with this one's jobs."""
+
     def __init__(
         self,
         *,
@@ -285,9 +290,10 @@ class JoinResponse(google.protobuf.message.Message):
         certificate_expires_unix_s: builtins.int = ...,
         node_port: builtins.int = ...,
         bulk_port: builtins.int = ...,
+        coordinators: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bulk_port", b"bulk_port", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "node_id", b"node_id", "node_port", b"node_port", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bulk_port", b"bulk_port", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "coordinators", b"coordinators", "node_id", b"node_id", "node_port", b"node_port", "version", b"version"]) -> None: ...
 
 global___JoinResponse = JoinResponse
 
@@ -721,6 +727,7 @@ class Welcome(google.protobuf.message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: builtins.int
     PROBE_PORT_FIELD_NUMBER: builtins.int
     PROBE_TOKEN_FIELD_NUMBER: builtins.int
+    COORDINATORS_FIELD_NUMBER: builtins.int
     heartbeat_interval_ms: builtins.int
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
@@ -728,6 +735,10 @@ class Welcome(google.protobuf.message.Message):
     """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
     @property
     def version(self) -> global___Version: ...
+    @property
+    def coordinators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As in `JoinResponse`, at present."""
+
     def __init__(
         self,
         *,
@@ -735,9 +746,10 @@ class Welcome(google.protobuf.message.Message):
         heartbeat_interval_ms: builtins.int = ...,
         probe_port: builtins.int = ...,
         probe_token: builtins.bytes = ...,
+        coordinators: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinators", b"coordinators", "heartbeat_interval_ms", b"heartbeat_interval_ms", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 

@@ -79,7 +79,9 @@ class CoordinatorPayments:
     async def start(self) -> None:
         """See `hypergpu.extension.PaymentsPlugin`."""
         host = self._host
-        self._store = await asyncio.to_thread(PaymentStore, host.database_url, host.data_dir)
+        self._store = await asyncio.to_thread(
+            PaymentStore, host.database_url, host.data_dir, host.fence
+        )
         self._projection = await asyncio.to_thread(Projection, host, self._store)
         if self._settings.chain != NONE:
             self._connection = await self._connect()
@@ -194,6 +196,7 @@ class CoordinatorPayments:
     ) -> tuple[str, float]:
         """Look and act once. Why nothing is settled now, and the seconds until the next try."""
         try:
+            self._host.check_driving()
             await connection.tick(has_receipts=has_receipts)
         except ChainError as away:
             return str(away), _AWAY_REST_S

@@ -6,7 +6,8 @@ is in a SQLite file of its own (WAL, synchronous = FULL, writers take the lock w
 in the coordinator's PostgreSQL. All methods block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,17 +114,21 @@ class JobRecord(NamedTuple):
 class PaymentStore:
     """The database of the payments. Threads may share it."""
 
-    def __init__(self, database_url: str, folder: Path) -> None:
+    def __init__(
+        self, database_url: str, folder: Path, fence: Callable[[Connection], None] = lambda _: None
+    ) -> None:
         """Open it.
 
         Args:
             database_url: SQLAlchemy URL; empty: a SQLite file in ``folder``.
             folder: The coordinator's data.
+            fence: Raises in a transaction that this coordinator may not write in.
 
         Raises:
             HyperGPUError: FOLDER_UNUSABLE, the database cannot be used.
         """
         self._engine = _open_engine(database_url, folder)
+        self._fence = fence
         self._readers = self._engine.execution_options(is_reader=True)
         self._encoder = msgspec.json.Encoder()
         self._receipts = msgspec.json.Decoder(SignedReceipt)
@@ -135,6 +140,12 @@ class PaymentStore:
         """Close the connections."""
         self._engine.dispose()
 
+    @contextmanager
+    def _writer(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            self._fence(connection)
+            yield connection
+
     def keep_job(
         self, job_id: JobId, record: JobRecord, receipts: Sequence[SignedReceipt] = ()
     ) -> None:
@@ -143,7 +154,7 @@ class PaymentStore:
         Raises:
             IntegrityError: A receipt of this sequence is there already.
         """
-        with self._engine.begin() as connection:
+        with self._writer() as connection:
             _replace(connection, JOBS, {"job_id": job_id, **record._asdict()})
             if receipts:
                 rows = [self._receipt_row(job_id, signed) for signed in receipts]
@@ -157,7 +168,7 @@ class PaymentStore:
 
     def keep_value(self, name: str, value: bytes) -> None:
         """Replace a value by name."""
-        with self._engine.begin() as connection:
+        with self._writer() as connection:
             _replace(connection, VALUES, {"name": name, "value": value})
 
     def value(self, name: str) -> bytes:
@@ -211,7 +222,7 @@ class PaymentStore:
             }
             for row in rows
         ]
-        with self._engine.begin() as connection:
+        with self._writer() as connection:
             connection.execute(insert(TRANSACTIONS), values)
 
     def update_rows(self, account: AccountName, rows: Sequence[OutboxRow]) -> None:
@@ -220,7 +231,7 @@ class PaymentStore:
             return
         chosen = account.owns() & (TRANSACTIONS.c.nonce == bindparam("at_nonce"))
         values = [{"at_nonce": row.nonce, **self._changing_columns(row)} for row in rows]
-        with self._engine.begin() as connection:
+        with self._writer() as connection:
             connection.execute(update(TRANSACTIONS).where(chosen), values)
 
     def open_rows(self, account: AccountName, nonce: int) -> list[OutboxRow]:

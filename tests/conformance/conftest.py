@@ -13,7 +13,7 @@ from tests.conformance.journal_stores import (
 )
 from tests.conformance.worker_process import ShardKit, Subject
 
-collect_ignore = [] if POSTGRES_URL else ["test_postgresql_lock.py"]
+collect_ignore = [] if POSTGRES_URL else ["test_postgresql_tenure.py"]
 
 
 @pytest.fixture(scope="session")

@@ -200,7 +200,7 @@ def test_eight_writers_of_a_hundred_appends_lose_none(store: JournalStore) -> No
 
 
 def test_a_second_coordinator_is_refused(store: JournalStore) -> None:
-    with pytest.raises(JournalLockedError, match=r"in use by a.*stop that one"):
+    with pytest.raises(JournalLockedError, match=r"in use by .*stop that one"):
         Journal(store.url)
     store.journal.append(entries(1))
 

@@ -238,5 +238,6 @@ def all_events() -> tuple[Event, ...]:
         ),
         events.FundingChanged(at_ms=now, funded_samples=0, reason="the escrow is used up"),
         events.RoundMeasured(at_ms=now, round=0, updates=()),
+        events.CoordinatorChanged(at_ms=now, reason="b.example.org goes on"),
         events.JobEnded(at_ms=now, phase="stopped", reason="stopped by its user"),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
+from sqlalchemy.engine import Connection
 
 from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
 from hypergpu.errors import HyperGPUError
@@ -89,6 +90,12 @@ class JournalHost:
             return False
         self.received[node] += receipts
         return True
+
+    def fence(self, connection: Connection) -> None:
+        """Nobody else drives."""
+
+    def check_driving(self) -> None:
+        """Nobody else drives."""
 
     async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
         self.funding[job_id] = funded_samples, reason

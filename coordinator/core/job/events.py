@@ -205,6 +205,13 @@ class MemoryFitted(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
+class CoordinatorChanged(StampedEvent, frozen=True, tag=True):
+    """Another coordinator goes on with the job. The machine never reads it."""
+
+    reason: str
+    """Which one, and why."""
+
+
 class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """The round's figures, for people. The machine writes it and never reads it."""
 
@@ -300,7 +307,7 @@ ModelEvent = (
 )
 """What the evaluator and the aggregation report."""
 
-Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded
+Record = MemoryFitted | RoundRecorded | RoundMeasured | JobEnded | CoordinatorChanged
 """What the machine writes and never reads."""
 
 PaymentEvent = JobCreated | ModelInitialised | ParametersChanged | RoundMeasured | JobEnded

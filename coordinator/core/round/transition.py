@@ -63,6 +63,7 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.JobStopped: _LIVE,
     events.ParametersChanged: _LIVE - {Phase.FINISHING},
     events.FundingChanged: _LIVE,
+    events.CoordinatorChanged: _LIVE,
     events.MemoryFitted: frozenset(Phase),
     events.RoundRecorded: frozenset(Phase),
     events.RoundMeasured: frozenset(Phase),

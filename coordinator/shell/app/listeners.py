@@ -7,7 +7,8 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -22,6 +23,7 @@ from coordinator.shell.servicers.calls import (
     OPERATORS,
     USERS,
     Caller,
+    DrivingGate,
     Gate,
     JoinGate,
     NodeGate,
@@ -125,6 +127,8 @@ class Servicers(NamedTuple):
     nodes: NodeServicer
     node_gate: NodeGate
     payments: PaymentsPlugin | None = None
+    check_driving: Callable[[], None] = lambda: None
+    """Raises `HyperGPUError` once another coordinator may drive: nobody is answered any more."""
 
 
 class Listeners:
@@ -163,14 +167,15 @@ class Listeners:
         jobs = _service(job_pb2, "JobService")
         operator = _service(job_pb2, "OperatorService")
         health = _service(health_pb2, "Health")
-        users = TokenGate(tokens, guesses, USERS)
-        operators = TokenGate(tokens, guesses, OPERATORS)
+        driving = partial(DrivingGate, servicers.check_driving)
+        users = driving(TokenGate(tokens, guesses, USERS))
+        operators = driving(TokenGate(tokens, guesses, OPERATORS))
         others = frozenset(nodes.methods_by_name) - JOIN
-        checks = generic_handler(health, servicers.health, OpenGate(), methods=METHODS)
+        checks = generic_handler(health, servicers.health, driving(OpenGate()), methods=METHODS)
         self._main.add_generic_rpc_handlers(
             (
                 checks,
-                generic_handler(nodes, servicers.nodes, JoinGate(), methods=JOIN),
+                generic_handler(nodes, servicers.nodes, driving(JoinGate()), methods=JOIN),
                 generic_handler(jobs, servicers.jobs, users),
                 generic_handler(operator, servicers.operator, operators),
             )
@@ -178,7 +183,7 @@ class Listeners:
         if servicers.payments is not None:
             found = payments_handlers(servicers.payments.servicer(), users, operators)
             self._main.add_generic_rpc_handlers(found)
-        gate = servicers.node_gate
+        gate = driving(servicers.node_gate)
         self._node.add_generic_rpc_handlers(
             (
                 checks,

@@ -7,9 +7,8 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import entry_points
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,6 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
-from coordinator.core.job.events import FundingChanged
 from coordinator.core.job.state import ENDED
 from coordinator.shell.app.listeners import (
     HealthServicer,
@@ -29,20 +27,20 @@ from coordinator.shell.app.listeners import (
     dialled_hosts,
     joined_address,
 )
-from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.app.payments_host import PaymentsHost, load_payments
+from coordinator.shell.app.takeover import Turn, end_turn, open_blobs, take_turn
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.opening import BulkPlace, open_store
+from coordinator.shell.bulk.opening import BulkPlace, open_kept, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.authority import Authority, AuthorityError, coordinator_key
+from coordinator.shell.identity.authority import Authority, AuthorityError
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.database import FileLock, disk_full_error
-from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
@@ -58,6 +56,7 @@ from coordinator.shell.runtime.services import (
     Services,
     UpdateOffers,
     keep_node_counts,
+    keep_others_known,
     store_node_counts,
 )
 from coordinator.shell.servicers.calls import NodeGate
@@ -65,103 +64,16 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
-from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.extension import (
-    ENTRY_POINT_GROUP,
-    ENTRY_POINT_NAME,
-    CoordinatorHost,
-    JournalRow,
-    OpenPayments,
     PaymentsPlugin,
     PaymentSummary,
 )
-from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
-from hypergpu.statements import SignedReceipt
 from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
-from hypergpu.wire.messages import receipt_message, terms_message
-
-_RECEIPTS_IN_A_MESSAGE = 100
-"""About 50 KB."""
-
-
-class PaymentsHost:
-    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
-
-    def __init__(
-        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
-        nodes: ConnectedNodes,
-    ) -> None:  # fmt: skip
-        self._settings = settings
-        self._key = key
-        self._journal = journal
-        self._driver = driver
-        self._nodes = nodes
-
-    @property
-    def data_dir(self) -> Path:
-        return self._settings.data_dir
-
-    @property
-    def database_url(self) -> str:
-        return self._settings.database_url
-
-    @property
-    def key(self) -> IdentityKey:
-        return self._key
-
-    def jobs(self) -> tuple[JobId, ...]:
-        return tuple(self._driver.runtimes)
-
-    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
-        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
-        return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
-
-    def node_name(self, node: NodeId) -> str:
-        return self._nodes.name_of(node)
-
-    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
-        session = self._nodes.streams.get(node)
-        if session is None or session.is_crowded:
-            return False
-        runtime = self._driver.runtimes.get(job_id)
-        for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
-            piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
-            message = receipt_pb2.Receipts(
-                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
-            )
-            if runtime is not None:
-                message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
-            session.send(node_pb2.ControlResponse(receipts=message))
-        return True
-
-    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
-        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
-        return await self._driver.insist(job_id, event)
-
-
-def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> PaymentsPlugin | None:
-    """Open the payments package of a name; None where none is installed.
-
-    Raises:
-        HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
-            the package says of its own settings.
-    """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    for entry_point in found:
-        try:
-            open_payments: OpenPayments = entry_point.load()
-            return open_payments(host)
-        except ModuleNotFoundError as missing:
-            detail = f"paying for work needs the package {missing.name}"
-            fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
-    return None
-
 
 log = structlog.get_logger()
 
@@ -204,12 +116,17 @@ class CoordinatorApp:
         check_hosts(settings.advertise)
         _make_folder(settings.data_dir)
         self._settings = settings
-        self._services = _open_services(settings)
+        FileLock(settings.data_dir / "journal")  # To the process's end, wherever that lies.
+        turn = take_turn(settings)
+        self._services = _open_services(settings, turn)
         journal = self._services.journal
         self._authority = None
         if not settings.plaintext:
             self._authority = Authority.open(settings.data_dir / "identity", unix_s())
         self._digest = self._authority.digest if self._authority else _NO_AUTHORITY
+        turn.keep_secrets()
+        if (tenure := journal.database.tenure) is not None:
+            tenure.tell(partial(end_turn, settings))
         self._tokens = IssuedTokens(journal)
         self._nodes = KnownNodes(journal)
         self._guesses = GuessLimiter()
@@ -247,6 +164,7 @@ class CoordinatorApp:
                 ),
                 tasks.create_task(self._collector.run()),
                 tasks.create_task(keep_node_counts(self._services)),
+                tasks.create_task(keep_others_known(self._services)),
                 tasks.create_task(self._services.bulk.run()),
             ]
             forever += [
@@ -281,6 +199,7 @@ class CoordinatorApp:
         )
         enrolment.node_port = self._listeners.node_port
         enrolment.bulk_port = self._services.bulk.port
+        enrolment.others = self._services.others
         operator = OperatorServicer(
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
@@ -292,6 +211,7 @@ class CoordinatorApp:
             nodes=NodeServicer(self._services, gate, enrolment),
             node_gate=gate,
             payments=self._services.job_terms.payments,
+            check_driving=self._services.journal.database.check_driving,
         )
         token_file = self._settings.data_dir / OPERATOR_TOKEN
         await asyncio.to_thread(self._write_operator_token, token_file, addresses)
@@ -409,16 +329,16 @@ def _make_folder(folder: Path) -> None:
         raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
-def _open_services(settings: Settings) -> Services:
-    FileLock(settings.data_dir / "journal")  # To the process's end, wherever the journal lies.
-    journal = Journal(settings.database_url or str(settings.data_dir / "journal.sqlite"))
+def _open_services(settings: Settings, turn: Turn) -> Services:
+    journal, key = turn.journal, turn.key
     for finding in journal.findings:
         log.error("the journal was mended", finding=finding)
+    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     space = Space(settings.data_dir, settings.disk_quota_bytes)
-    blobs = BlobStore(settings.data_dir, space)
+    kept = open_kept(place) if settings.takeover else None
+    blobs = open_blobs(settings.data_dir, space, kept)
     uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
-    key = coordinator_key(settings.data_dir, settings.passphrase_file)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
@@ -432,7 +352,6 @@ def _open_services(settings: Settings) -> Services:
         elif (runtime := driver.runtimes.get(moved.purpose)) is not None:
             runtime.bytes_down = Bytes(runtime.bytes_down + moved.size_bytes)
 
-    place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     return Services(
         settings=settings,
         journal=journal,
@@ -448,8 +367,9 @@ def _open_services(settings: Settings) -> Services:
         heavy=HeavyWork(),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=open_store(place, blobs, uploads, count_bytes),
+        bulk=open_store(place, blobs, uploads, count_bytes, kept),
         job_terms=NewJobTerms(Address(key.node_id), payments),
+        others=turn.others,
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )
 

@@ -15,10 +15,10 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -145,11 +145,32 @@ def open_locked(path: Path) -> BinaryIO | None:
     return None
 
 
-class BlobStore:
-    """The store under one folder, open in one process only: the journal's lock sees to it."""
+class BlobCopies(Protocol):
+    """Copies of all blobs, away from this machine. Calls block."""
 
-    def __init__(self, folder: Path, space: Space) -> None:
-        """Open the store, making its folders, and drop what an earlier process left half-done."""
+    def sizes(self) -> Mapping[Digest, Bytes]:
+        """Every blob that is there."""
+
+    def keep(self, blob: BlobRef, path: Path) -> None:
+        """Have a blob there; returns once it is."""
+
+    def fetch(self, blob: BlobRef, path: Path) -> bool:
+        """Write a blob to a file; False: nothing there is that blob."""
+
+
+class BlobStore:
+    """The store under one folder, open in one process only: the journal's lock sees to it.
+
+    With copies no blob is durable before it is among them, and what is missing here is fetched.
+    """
+
+    def __init__(self, folder: Path, space: Space, copies: BlobCopies | None = None) -> None:
+        """Open the store, making its folders, and drop what an earlier process left half-done.
+
+        Raises:
+            HyperGPUError: STORE_UNREACHABLE, nobody knows what copies there are.
+        """
+        self._copies = copies
         self._folder = folder / BLOBS
         self._damaged = folder / "damaged"
         self._work = folder / "work"
@@ -168,6 +189,10 @@ class BlobStore:
         for path in self.files():
             self._names.add(Digest(path.name))
             space.count(path.stat().st_size)
+        self._absent: dict[Digest, Bytes] = {}
+        """Blobs that only the copies have."""
+        if copies is not None:
+            self._compare(copies)
 
     def put(self, content: bytes, *, keep_s: int = KEEP_S) -> BlobRef:
         """Store some bytes, durably."""
@@ -204,7 +229,19 @@ class BlobStore:
         with reject_when_full(f"blob {digest}"):
             sync_file(path)
             sync_folder(path.parent)
+        if self._copies is not None:
+            self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
         self._unsynced.discard(digest)
+
+    def bring(self, digests: Iterable[Digest]) -> None:
+        """Fetch those of the blobs that only the copies have.
+
+        Raises:
+            HyperGPUError: STORE_UNREACHABLE; DISK_FULL.
+        """
+        for digest in digests:
+            if digest in self._absent:
+                self._fetch(digest)
 
     def path(self, digest: Digest) -> Path:
         """A file that holds exactly the blob; never write to it.
@@ -228,7 +265,7 @@ class BlobStore:
         try:
             return Bytes(self._path(digest).stat().st_size)
         except FileNotFoundError:
-            return None
+            return self._absent.get(digest)
 
     def mark(self) -> int:
         """A moment for `collect`, to be taken before looking at what is live."""
@@ -250,6 +287,10 @@ class BlobStore:
         now_s = time.time()
         with self._placing:
             unneeded = sorted(self._names - live)
+            far = [] if spares_older else [each for each in self._absent if each not in live]
+            for digest in far:
+                del self._absent[digest]
+            removed += far
         for digest in unneeded:
             path = self._path(digest)
             with self._placing, suppress(FileNotFoundError):
@@ -289,6 +330,8 @@ class BlobStore:
                 )
             if is_durable:
                 sync_file(path)
+                if self._copies is not None:
+                    self._copies.keep(blob, path)
             with self._placing:
                 self._placements += 1
                 self._placed[blob.digest] = self._placements
@@ -357,9 +400,34 @@ class BlobStore:
 
     def _known_path(self, digest: Digest) -> Path:
         path = self._path(digest)
+        if not path.exists() and digest in self._absent:
+            self._fetch(digest)
         if not path.exists():
             raise _unknown_blob(digest, "it is not stored here")
         return path
+
+    def _fetch(self, digest: Digest) -> None:
+        """Bring a blob here that only the copies have, or find that they have it no more."""
+        assert self._copies is not None  # noqa: S101 - else nothing is absent
+        blob = BlobRef(digest, self._absent[digest])
+        work = self.work_path(f"fetched-{secrets.token_hex(8)}")
+        with reject_when_full(f"blob {digest}"):
+            try:
+                if self._copies.fetch(blob, work):
+                    self._place(work, blob, KEEP_S, is_durable=True)
+                else:
+                    log.error("the copies of a blob are damaged", blob=digest)
+            finally:
+                work.unlink(missing_ok=True)
+        self._absent.pop(digest, None)
+
+    def _compare(self, copies: BlobCopies) -> None:
+        """Find what only the copies have, and let them have what is only here."""
+        there = copies.sizes()
+        self._absent = {digest: there[digest] for digest in there.keys() - self._names}
+        for digest in sorted(self._names - there.keys()):
+            path = self._path(digest)
+            copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
 
     def _path(self, digest: Digest) -> Path:
         if not is_digest(digest):

@@ -79,6 +79,8 @@ class StoredObject(NamedTuple):
     key: str
     since_s: float
     """When it was written or begun, in Unix time of the store."""
+    size_bytes: int = 0
+    """0 for an upload in parts."""
     upload_id: str = ""
     """Names an upload in parts; empty for objects."""
 
@@ -213,6 +215,15 @@ class S3Bucket:
                 Config=_UPLOADING,
             )
 
+    def copy(self, source: str, key: str) -> None:
+        """Have the store copy an object, of which no byte comes here.
+
+        Raises:
+            BucketError: The store refused it, or did not answer.
+        """
+        with self._explain(key):
+            self._client.copy_object(**self._object(key), CopySource=self._object(source))
+
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, there or not.
 
@@ -235,7 +246,7 @@ class S3Bucket:
                 return begun
         with self._explain(key):
             answer = self._client.create_multipart_upload(**self._object(key))
-        return StoredObject(key, 0.0, answer["UploadId"])
+        return StoredObject(key, 0.0, upload_id=answer["UploadId"])
 
     def parts(self, begun: StoredObject) -> dict[int, str]:
         """Tag of each part that came, by its number.
@@ -277,7 +288,10 @@ class S3Bucket:
         """
         found = self._pages("list_objects_v2", "Contents", **self._beginning(""))
         return [
-            StoredObject(self._key(each["Key"]), each["LastModified"].timestamp()) for each in found
+            StoredObject(
+                self._key(each["Key"]), each["LastModified"].timestamp(), int(each["Size"])
+            )
+            for each in found
         ]
 
     def part_uploads(self, folder: str) -> list[StoredObject]:
@@ -288,7 +302,9 @@ class S3Bucket:
         """
         found = self._pages("list_multipart_uploads", "Uploads", **self._beginning(folder))
         return [
-            StoredObject(self._key(each["Key"]), each["Initiated"].timestamp(), each["UploadId"])
+            StoredObject(
+                self._key(each["Key"]), each["Initiated"].timestamp(), upload_id=each["UploadId"]
+            )
             for each in found
         ]
 

@@ -19,9 +19,9 @@ from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
 from coordinator.shell.blobs.writing import kept_secret, reject_when_full
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
+from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key, digest_in
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
-from hypergpu.crypto import is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.part_file import PartFile, Span
@@ -36,7 +36,6 @@ PART_BYTES = 8 << 20
 _PARTS_MAX = 512
 """A ticket with an address for each stays small."""
 _UPLOADS = "uploads/"
-_BLOBS = "blobs/"
 _SECRET = "uploads.key"
 _TRANSFERS = 4
 """Uploads that are fetched and blobs that are written at a time, each through one buffer."""
@@ -73,7 +72,7 @@ class _Copy:
     def renew(self) -> None:
         """Have the copy written again, under another key."""
         self.writing = None
-        self.keys.append(f"{_BLOBS}{self.blob.digest}.{len(self.keys)}")
+        self.keys.append(copy_key(self.blob.digest, len(self.keys)))
 
 
 class ObjectStore:
@@ -87,7 +86,7 @@ class ObjectStore:
 
     def __init__(
         self,
-        bucket: S3Bucket,
+        kept: KeptBlobs | S3Bucket,
         folder: Path,
         blobs: BlobStore,
         uploads: UploadStore,
@@ -96,7 +95,8 @@ class ObjectStore:
         """Serve the coordinator's folder. Reads or makes a small file.
 
         Args:
-            bucket: Nobody else deletes or writes in it.
+            kept: The bucket's part, or all blobs in it where they outlive this machine. Nobody else
+                deletes or writes there.
             folder: The coordinator's.
             blobs: What can be fetched.
             uploads: Quarantine of what comes.
@@ -104,7 +104,8 @@ class ObjectStore:
         """
         self._failure: BucketError | None = None
         """Last failure of the store, which has not answered since."""
-        self._bucket = bucket
+        self._kept = kept if isinstance(kept, KeptBlobs) else None
+        self._bucket = kept.bucket if isinstance(kept, KeptBlobs) else kept
         self._blobs = blobs
         self._uploads = uploads
         self._secret = kept_secret(folder / _SECRET)
@@ -191,7 +192,10 @@ class ObjectStore:
             if upload.missing:
                 await self._transfer(partial(self._fetch, key, upload))
             sealed = await asyncio.to_thread(self._uploads.seal, name, blob)
-        self._detach(self._delete([key]))
+        if self._kept is None:
+            self._detach(self._delete([key]))
+        else:
+            self._kept.note_upload(blob.digest, key)
         return sealed
 
     async def doubt(self, digest: Digest) -> None:
@@ -210,8 +214,11 @@ class ObjectStore:
     def remove(self, digests: Collection[Digest]) -> None:
         """Delete copies of blobs, in the background."""
         copies = [self._copies.pop(digest) for digest in digests if digest in self._copies]
-        if copies:
-            self._detach(self._delete([key for copy in copies for key in copy.keys]))
+        keys = {key for copy in copies for key in copy.keys}
+        if self._kept is not None:
+            keys.update(self._kept.forget(digests))
+        if keys:
+            self._detach(self._delete(sorted(keys)))
 
     def sweep(self, before_s: float) -> int:
         """Delete what is older and nobody knows, such as uploads under leases that ended. Blocks.
@@ -371,8 +378,8 @@ class ObjectStore:
 
     def _is_copy(self, key: str) -> bool:
         """Whether an object is the copy of a blob that is here."""
-        digest = key.removeprefix(_BLOBS).partition(".")[0]
-        return is_digest(digest) and self._blobs.size(Digest(digest)) is not None
+        digest = digest_in(key)
+        return digest is not None and self._blobs.size(digest) is not None
 
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed
 from coordinator.shell.bulk.store import BulkStore
+
+if TYPE_CHECKING:
+    from coordinator.shell.bulk.kept_blobs import KeptBlobs
 
 
 class BulkPlace(NamedTuple):
@@ -22,11 +25,25 @@ class BulkPlace(NamedTuple):
     """Name of this coordinator among others that share a bucket."""
 
 
+def open_kept(place: BulkPlace) -> "KeptBlobs":
+    """The part of the object store where blobs outlive this machine. Nothing is asked of it yet.
+
+    Raises:
+        HyperGPUError: ARGUMENT_INVALID, the address names none.
+        ModuleNotFoundError: The extra of object stores is not installed.
+    """
+    from coordinator.shell.bulk.bucket import S3Bucket
+    from coordinator.shell.bulk.kept_blobs import KeptBlobs
+
+    return KeptBlobs(S3Bucket(place.address, place.owner))
+
+
 def open_store(
     place: BulkPlace,
     blobs: BlobStore,
     uploads: UploadStore,
     on_bytes: Callable[[BytesServed | BytesReceived], None],
+    kept: "KeptBlobs | None" = None,
 ) -> BulkStore:
     """Open the store. Nothing is asked of it yet.
 
@@ -39,5 +56,5 @@ def open_store(
     from coordinator.shell.bulk.bucket import S3Bucket
     from coordinator.shell.bulk.object_store import ObjectStore
 
-    bucket = S3Bucket(place.address, place.owner)
-    return ObjectStore(bucket, place.folder, blobs, uploads, on_bytes)
+    part = kept or S3Bucket(place.address, place.owner)
+    return ObjectStore(part, place.folder, blobs, uploads, on_bytes)

@@ -158,7 +158,7 @@ async def initialise(services: Services, runtime: JobRuntime, command: Initialis
         try:
             return await _initialise(services, runtime, command)
         except HyperGPUError as refused:
-            if refused.reason is not Reason.DISK_FULL:
+            if refused.reason not in {Reason.DISK_FULL, Reason.STORE_UNREACHABLE}:
                 event = PreparationFailed(at_ms=Milliseconds(0), reason=refused.message)
                 await services.driver.insist(command.job_id, event)
                 return None
@@ -199,7 +199,9 @@ async def load_layout(services: Services, runtime: JobRuntime) -> None:
     job = runtime.job
     if job.model is None or runtime.layout is not None:
         return
-    runtime.layout = await asyncio.to_thread(stored_layout, services.job_dir(job.job_id))
+    runtime.layout = await asyncio.to_thread(
+        stored_layout, services.job_dir(job.job_id)
+    ) or await asyncio.to_thread(_kept_layout, services.blobs, job.layout)
     if runtime.layout is None:
         # Given weights would give the same layout.
         drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
@@ -228,6 +230,14 @@ def stored_layout(job_dir: Path) -> Layout | None:
         if path.name == f"{layout.digest}{_LAYOUT_SUFFIX}":
             return layout
     return None
+
+
+def _kept_layout(blobs: BlobStore, digest: Digest) -> Layout | None:
+    """A layout that is a blob; None: it is not."""
+    try:
+        return layout_from_json(blobs.path(digest).read_bytes())
+    except (HyperGPUError, OSError, LayoutError):
+        return None
 
 
 async def _make_model(services: Services, command: InitialiseModel) -> tuple[Initialised, Path]:
@@ -278,6 +288,8 @@ async def _store_layout(services: Services, job_id: JobId, made: Initialised) ->
     except LayoutError as error:
         raise HyperGPUError(Reason.WORKLOAD_UNKNOWN, f"its layout is unusable: {error}") from error
     await asyncio.to_thread(save_layout, services.job_dir(job_id), layout)
+    if services.settings.takeover:
+        await asyncio.to_thread(services.blobs.put, layout.to_json())
     return layout
 
 

@@ -3,7 +3,7 @@ at once; long work runs as a task.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import assert_never
 
 import structlog
@@ -22,8 +22,8 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import DeadlineReached, JobPaused, RoundPlanned
-from coordinator.core.job.state import ENDED, Job, Phase
+from coordinator.core.job.events import CoordinatorChanged, DeadlineReached, JobPaused, RoundPlanned
+from coordinator.core.job.state import ENDED, Job, Phase, live_blobs
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s
@@ -42,7 +42,8 @@ from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
@@ -79,6 +80,7 @@ _EVALUATE = "evaluate"
 _TRIES = 4
 _PAUSES_S = (0.5, 2.0, 10.0)
 _LONG_PAUSE_S = 60.0
+_STORE_AGAIN_S = 2.0
 
 
 def perform(services: Services, runtime: JobRuntime, command: Command) -> None:
@@ -264,6 +266,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
     if is_open:
         present = [node for node, member in runtime.job.members.items() if member.is_present]
         services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
+        await _tell_takeover(services, runtime)
     try:
         damage = await _check_files(services, runtime)
     except Exception as broken:
@@ -276,12 +279,20 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
         runtime.is_recovering = False
     if damage and (model := runtime.job.model):
         await services.driver.report_lost_model(runtime.job.job_id, model.blob.digest, damage)
-    elif not runtime.is_given_up:
+    if not runtime.is_given_up:
+        # Also what a node that missed the model has caused while nothing was performed.
         perform_outstanding(services, runtime)
     if is_open:
         prepare_gradient(services, runtime)
         failpoint("recover.done")
         services.allocator.review()
+
+
+async def _tell_takeover(services: Services, runtime: JobRuntime) -> None:
+    runtime.takeover = services.journal.database.takeover
+    if runtime.takeover:
+        changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
+        await services.driver.insist(runtime.job.job_id, changed)
 
 
 async def _check_files(services: Services, runtime: JobRuntime) -> str:
@@ -291,16 +302,32 @@ async def _check_files(services: Services, runtime: JobRuntime) -> str:
         HyperGPUError: Its layout is lost and cannot be made again.
     """
     job = runtime.job
+    if job.phase not in ENDED:
+        await _bring_blobs(services, runtime, live_blobs(job) | {job.layout})
     if job.manifest is not None:
         try:
             manifest = await asyncio.to_thread(stored_manifest, services.blobs, job.manifest)
             runtime.entries_of_manifest = manifest_digests(manifest)
         except HyperGPUError as missing:
             log.warning("a job's manifest is damaged", job_id=job.job_id, reason=missing.detail)
+        if job.phase not in ENDED:
+            await _bring_blobs(services, runtime, runtime.entries_of_manifest or ())
     await load_layout(services, runtime)
     if job.phase in ENDED or job.lost_model:
         return ""
     return await asyncio.to_thread(_damage, services, job)
+
+
+async def _bring_blobs(services: Services, runtime: JobRuntime, digests: Iterable[Digest]) -> None:
+    """Fetch what another coordinator left in the object store, however long that is away."""
+    while True:
+        try:
+            with runtime.tell_obstacle():
+                return await asyncio.to_thread(services.blobs.bring, digests)
+        except HyperGPUError as refused:
+            if refused.reason not in {Reason.STORE_UNREACHABLE, Reason.DISK_FULL}:
+                raise
+            await asyncio.sleep(_STORE_AGAIN_S)
 
 
 def _damage(services: Services, job: Job) -> str:

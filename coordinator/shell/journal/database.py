@@ -1,5 +1,5 @@
 """One writer and many readers on a journal's database, SQLite or PostgreSQL: its engine, its lock
-against other coordinators, its witness, and the salvage of a damaged file's pages.
+or tenure against other coordinators, its witness, and the salvage of a damaged file's pages.
 
 A number beside a SQLite file: how many transactions it must hold.
 
@@ -13,15 +13,22 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from sqlalchemy import Engine, Table, create_engine, event, func, insert, select, text, update
-from sqlalchemy.engine import URL, Connection, make_url
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import Engine, Table, create_engine, event, func, insert, select, update
+from sqlalchemy.engine import URL, Connection, RootTransaction, make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    NoSuchModuleError,
+    OperationalError,
+)
 
 from coordinator.shell.journal.records import (
     JournalError,
@@ -29,10 +36,21 @@ from coordinator.shell.journal.records import (
     JournalUnreadableError,
 )
 from coordinator.shell.journal.schema import ENTRIES, JOBS, JOURNAL, METADATA, prepare_tables
+from coordinator.shell.journal.tenure import (
+    HeldTenure,
+    TakenTenure,
+    TenureClaim,
+    boot_ms,
+    nameless_claim,
+    one_at_a_time,
+    prepare_tenure,
+    take_tenure,
+)
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import several
 
 BUSY_TIMEOUT_MS = 30_000
+_AGAIN_S = 0.2
 _PRIVATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ONLY = "hypergpu_read_only"
 _POSTGRES_DISK_FULL = "53100"
@@ -117,12 +135,6 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if is_read_only else "BEGIN IMMEDIATE")
 
 
-# Keyed by schema: coordinators may share a database when each has a schema of its own.
-_KEY = "hashtextextended('hypergpu journal ' || current_schema(), 0)"
-_TRY_LOCK = text(f"SELECT pg_try_advisory_lock({_KEY})")
-_UNLOCK = text(f"SELECT pg_advisory_unlock({_KEY})")
-
-
 class FileLock:
     """An exclusive lock on ``FILE.lock``, which names the process that holds it."""
 
@@ -152,30 +164,10 @@ class FileLock:
         os.close(self._descriptor)
 
 
-def lock_database(connection: Connection, where: str) -> None:
-    """Take PostgreSQL's advisory lock for as long as this connection lives.
-
-    All writes go through this very connection, so a coordinator that lost its lock cannot write.
-
-    Raises:
-        JournalLockedError: another coordinator holds it.
-    """
-    taken = connection.scalar(_TRY_LOCK)
-    connection.commit()
-    if not taken:
-        raise JournalLockedError(
-            f"the journal at {where} is in use by another coordinator: "
-            "stop that one, or give this one a database or a schema of its own"
-        )
-
-
-def unlock_database(connection: Connection) -> None:
-    """Give it back now: the server notices a closed connection when it comes to that."""
-    # A lost connection has no lock any more, and must not be made again.
-    if not connection.invalidated:
-        with suppress(SQLAlchemyError):
-            connection.scalar(_UNLOCK)
-            connection.commit()
+def tenure_engine(url: URL) -> Engine:
+    """An engine for a tenure's renewals, which gives up soon where the server does not answer."""
+    limits = {"connect_timeout": 2, "tcp_user_timeout": 2_000}
+    return create_engine(url, pool_size=1, pool_pre_ping=True, connect_args=limits)
 
 
 _NUMBER_BYTES = 8
@@ -342,18 +334,20 @@ class Database:
 
     Attributes:
         findings: Damage of the database as a whole that was found, and repaired, at the opening.
+        tenure: Leave to write to a database on a server; None: it is a file.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, claim: TenureClaim | None = None) -> None:
         self.findings: tuple[str, ...] = ()
+        self.tenure: HeldTenure | None = None
         self._where = url.render_as_string(hide_password=True)
         self._writing = threading.Lock()
         self._witness: Witness | None = None
         with ExitStack() as opening:
-            self._open(url, opening)
+            self._open(url, claim or nameless_claim(), opening)
             self._resources = opening.pop_all()
 
-    def _open(self, url: URL, opening: ExitStack) -> None:
+    def _open(self, url: URL, claim: TenureClaim, opening: ExitStack) -> None:
         if is_sqlite(url):
             path = Path(str(url.database))
             # Locked before it is read: a repair of a file that another one writes would ruin it.
@@ -366,11 +360,23 @@ class Database:
         opening.callback(engine.dispose)
         with self._explain_errors():
             self._writer = opening.enter_context(engine.connect())
-            if not is_sqlite(url):
-                lock_database(self._writer, self._where)
-                opening.callback(unlock_database, self._writer)
-            prepare_tables(self._writer, self._where)
+            if is_sqlite(url):
+                prepare_tables(self._writer, self._where)
+            else:
+                with one_at_a_time(self._writer):
+                    prepare_tables(self._writer, self._where)
+                    prepare_tenure(self._writer)
+                self.tenure = self._take_tenure(tenure_engine(url), claim)
+                opening.callback(self.tenure.release)
             self._commits = self._count_commits()
+
+    def _take_tenure(self, engine: Engine, claim: TenureClaim) -> HeldTenure:
+        while True:
+            asked_ms = boot_ms()
+            found = take_tenure(self._writer, claim.claimant)
+            if isinstance(found, TakenTenure):
+                return HeldTenure(engine, found, asked_ms)
+            claim.wait(found)
 
     def _count_commits(self) -> int:
         with self.reader() as connection:
@@ -388,19 +394,55 @@ class Database:
     def writer(self) -> Iterator[Connection]:
         """A transaction that is durable once the block ends without an error."""
         with self._writing, self._explain_errors():
-            if self._writer.invalidated:
-                # It would connect again by itself, without the lock that the old connection held.
-                raise JournalUnreadableError(
-                    f"the connection to the journal at {self._where} was lost, and its lock with "
-                    "it: restart the coordinator"
-                )
             number = self._commits + 1
-            with self._writer.begin():
+            with self._begin():
                 yield self._writer
                 self._writer.execute(update(JOURNAL).values(commits=number))
             self._commits = number
             if self._witness:
                 self._witness.write(number)
+
+    def _begin(self) -> RootTransaction:
+        """Begin a transaction that this coordinator may write in. A server that restarts is waited
+        for while the tenure lasts: nothing was written yet.
+        """
+        while True:
+            transaction = None
+            try:
+                transaction = self._writer.begin()
+                self.fence(self._writer)
+            except BaseException as broken:
+                if transaction is not None:
+                    transaction.close()
+                if self.tenure is None or not isinstance(broken, OperationalError):
+                    raise
+                self.tenure.check()
+                time.sleep(_AGAIN_S)
+            else:
+                return transaction
+
+    def fence(self, connection: Connection) -> None:
+        """Refuse a transaction on this database unless this coordinator drives until its end.
+
+        Raises:
+            TenureLostError: Another one drives, or may.
+        """
+        if self.tenure is not None:
+            self.tenure.fence(connection)
+
+    @property
+    def takeover(self) -> str:
+        """Sentence on who drove before this coordinator; empty: nobody else."""
+        return "" if self.tenure is None else self.tenure.takeover
+
+    def check_driving(self) -> None:
+        """Refuse once another coordinator may drive, by this machine's clock alone.
+
+        Raises:
+            TenureLostError: One may.
+        """
+        if self.tenure is not None:
+            self.tenure.check()
 
     @contextmanager
     def reader(self) -> Iterator[Connection]:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.wire.credentials import Role
 
@@ -111,6 +112,15 @@ class JournalError(Exception):
 
 class JournalLockedError(JournalError):
     """Another coordinator has this journal open."""
+
+
+class TenureLostError(HyperGPUError):
+    """Another coordinator drives the jobs, or may: this one writes, signs and answers no more."""
+
+    def __init__(self, why: str) -> None:
+        fix = "dial the coordinator that drives now; this one ends, or waits for its turn"
+        detail = f"this coordinator drives no more: {why}"
+        super().__init__(Reason.NOT_READY, detail, fix=fix)
 
 
 class JournalVersionError(JournalError):

@@ -119,6 +119,35 @@ JOINS = Table(
     Column("node", String, primary_key=True),
 )
 
+# One row: which coordinator drives the jobs of a database on a server, and until when.
+TENURE = Table(
+    "tenure",
+    METADATA,
+    Column("number", BigInteger, nullable=False),
+    Column("holder", String, nullable=False),
+    Column("address", String, nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+    Column("length_ms", BigInteger, nullable=False),
+)
+
+# Coordinators that may drive, and where they are found.
+COORDINATORS = Table(
+    "coordinators",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("address", String, nullable=False),
+    Column("node_address", String, nullable=False),
+    Column("started_ms", BigInteger, nullable=False),
+)
+
+# Files of the coordinator's folder that one which takes over needs, sealed.
+SECRETS = Table(
+    "secrets",
+    METADATA,
+    Column("name", String, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+)
+
 
 def prepare_tables(connection: Connection, where: str) -> None:
     """Make the tables in an empty database, and check the version of others.

@@ -58,6 +58,8 @@ class JobRuntime:
 
     obstacle = ""
     """Numbered reason for which the job waits, such as a full disk; empty: it goes on."""
+    takeover = ""
+    """Sentence on how this coordinator came to drive it; empty: nobody else did."""
     progress_version = 0
     """Raised whenever a participant says how far it is."""
 

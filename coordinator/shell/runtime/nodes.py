@@ -23,8 +23,8 @@ from coordinator.core.measure.reading import (
 )
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.identity.rate import Rate, RateLimiter
-from coordinator.shell.journal.journal import Registry
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
+from coordinator.shell.journal.registry import Registry
 from coordinator.shell.translate import Capabilities, NodeProgress, observations
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId

@@ -23,7 +23,10 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.journal.journal import NONCE_MAX, Journal
+from coordinator.shell.journal.coordinators import OtherCoordinators
+from coordinator.shell.journal.journal import Journal
+from coordinator.shell.journal.records import JournalError
+from coordinator.shell.journal.registry import NONCE_MAX
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
@@ -230,6 +233,8 @@ class Services(NamedTuple):
     echo: ProbeEcho
     bulk: BulkStore
     job_terms: NewJobTerms
+    others: OtherCoordinators
+    """Coordinators that may take over from this one."""
     sketch_secret: bytes
     """32 bytes that the signs of all sketches follow from; nobody else may know them."""
 
@@ -253,6 +258,9 @@ class Services(NamedTuple):
         found = set(self.pins.all())
         for runtime in self.driver.runtimes.values():
             found |= live_blobs(runtime.job) | (runtime.entries_of_manifest or frozenset())
+            if runtime.job.phase not in ENDED:
+                # A coordinator that takes over would have to make it anew.
+                found.add(runtime.job.layout)
         return frozenset(found)
 
     def knows_needed_blobs(self) -> bool:
@@ -334,6 +342,16 @@ async def collect(services: Services) -> Bytes:
     if collected.digests:
         log.debug("blobs were collected", freed_bytes=collected.freed_bytes)
     return collected.freed_bytes
+
+
+async def keep_others_known(services: Services) -> None:
+    """Read every few seconds which other coordinators there are, for ever."""
+    while True:
+        try:
+            await asyncio.to_thread(services.others.refresh)
+        except JournalError as failed:
+            log.warning("other coordinators are not read", reason=str(failed))
+        await asyncio.sleep(_STORE_S)
 
 
 async def keep_node_counts(services: Services) -> None:

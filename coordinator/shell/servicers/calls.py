@@ -342,6 +342,26 @@ class OpenGate:
         return
 
 
+class DrivingGate:
+    """Admits nobody, and ends every stream, once another coordinator may drive."""
+
+    def __init__(self, check_driving: Callable[[], None], gate: Gate) -> None:
+        """Ask ``gate`` while ``check_driving`` does not raise."""
+        self._check_driving = check_driving
+        self._gate = gate
+
+    async def admit(self, caller: Caller) -> None:
+        self._check_driving()
+        await self._gate.admit(caller)
+        recheck = caller.recheck
+
+        def recheck_both() -> None:
+            self._check_driving()
+            recheck()
+
+        caller.recheck = recheck_both
+
+
 class JoinGate:
     """Admits whoever speaks our protocol; the join itself judges the token."""
 

@@ -173,6 +173,7 @@ class JobServicer:
             spec_json=spec_json(job.next_spec or job.spec),
             participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
             unfit=self._unfit_nodes(runtime, caller.own_nodes),
+            takeover=runtime.takeover,
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))

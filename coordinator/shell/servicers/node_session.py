@@ -18,6 +18,7 @@ from coordinator.shell.commands.perform import assign
 from coordinator.shell.identity.authority import Authority, NodeCertificate
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.probe_echo import RENEWAL_MS
 from coordinator.shell.runtime.nodes import ControlStream, KnownNodes
@@ -64,6 +65,8 @@ class Enrolment:
         self._guesses = guesses
         self.node_port = self.bulk_port = 0
         """Port of the nodes' listener, once it is bound."""
+        self.others = OtherCoordinators()
+        """Those that nodes may dial when this one is gone."""
 
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
         """Admit a node.
@@ -108,6 +111,7 @@ class Enrolment:
             certificate_expires_unix_s=issued.expires_s if issued else 0,
             node_port=self.node_port,
             bulk_port=self.bulk_port,
+            coordinators=self.others.node_addresses,
         )
 
     async def renew(
@@ -203,6 +207,7 @@ def _welcome(services: Services, node: NodeId) -> node_pb2.ControlResponse:
         heartbeat_interval_ms=services.settings.heartbeat_interval_ms,
         probe_port=services.echo.port,
         probe_token=services.echo.token(node),
+        coordinators=services.others.node_addresses,
     )
     return node_pb2.ControlResponse(welcome=welcome)
 

@@ -192,7 +192,7 @@ class OperatorServicer:
         token = await asyncio.to_thread(
             self._tokens.create,
             grant,
-            addresses=self.addresses,
+            addresses=(*self.addresses, *self._services.others.addresses),
             authority=self._authority,
             now_s=unix_s(),
         )

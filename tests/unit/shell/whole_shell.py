@@ -15,12 +15,13 @@ from coordinator.core.job.events import (
     UpdateReceived,
 )
 from coordinator.core.job.state import AcceptedUpdate, Funding, Model
-from coordinator.shell.app.startup import PaymentsHost
+from coordinator.shell.app.payments_host import PaymentsHost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
@@ -76,6 +77,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
+        others=OtherCoordinators(),
         sketch_secret=bytes(32),
     )
 

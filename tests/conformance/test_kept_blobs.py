@@ -1,0 +1,108 @@
+"""Blobs whose folder is lost come back from the bucket, and nothing else does."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
+from hypergpu.cluster.s3_server import S3Server
+from hypergpu.crypto import digest_of
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.statements import BlobRef
+from hypergpu.units import Bytes
+from tests.s3_buckets import bucket_of
+
+CONTENT = bytes(range(256)) * 100
+BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+
+
+class Kit:
+    """One bucket, and the folders of coordinators that come after each other."""
+
+    def __init__(self, folder: Path, server: S3Server) -> None:
+        self._folder = folder
+        self.bucket = bucket_of(server)
+        self.kept = KeptBlobs(self.bucket)
+
+    def open(self, name: str) -> BlobStore:
+        """The blobs of a coordinator that starts, with a folder of its own."""
+        self.kept = KeptBlobs(self.bucket)
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        return BlobStore(folder, Space(folder), self.kept)
+
+    def keys(self) -> list[str]:
+        return [each.key for each in self.bucket.objects()]
+
+
+@pytest.fixture
+def kit(tmp_path: Path, s3_server: S3Server) -> Kit:
+    return Kit(tmp_path, s3_server)
+
+
+def test_a_blob_is_there_for_the_next_coordinator(kit: Kit) -> None:
+    kit.open("first").put(CONTENT)
+    blobs = kit.open("second")
+    assert blobs.size(BLOB.digest) == BLOB.size_bytes
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+    assert blobs.space.used_bytes == BLOB.size_bytes
+
+
+def test_what_may_be_computed_again_is_there_once_it_is_synced(kit: Kit) -> None:
+    first = kit.open("first")
+    work = first.work_path("fold")
+    work.write_bytes(CONTENT)
+    first.adopt_unsynced(work, BLOB)
+    assert kit.open("second").size(BLOB.digest) is None
+    first.sync(BLOB.digest)
+    assert kit.open("third").size(BLOB.digest) == BLOB.size_bytes
+
+
+def test_an_update_is_copied_from_where_its_node_wrote_it(kit: Kit, tmp_path: Path) -> None:
+    first = kit.open("first")
+    (tmp_path / "sent").write_bytes(CONTENT)
+    kit.bucket.write("uploads/secret", tmp_path / "sent")
+    kit.kept.note_upload(BLOB.digest, "uploads/secret")
+    work = first.work_path("update")
+    work.write_bytes(CONTENT)
+    first.adopt(work, BLOB)
+    assert kit.keys() == [copy_key(BLOB.digest)]
+    blobs = kit.open("second")
+    blobs.bring([BLOB.digest])
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_a_copy_that_is_something_else_is_no_blob(kit: Kit, tmp_path: Path) -> None:
+    (tmp_path / "false").write_bytes(CONTENT[::-1])
+    kit.bucket.write(copy_key(BLOB.digest), tmp_path / "false")
+    blobs = kit.open("first")
+    with pytest.raises(HyperGPUError) as missing:
+        blobs.path(BLOB.digest)
+    assert missing.value.reason is Reason.BLOB_UNKNOWN
+    assert blobs.size(BLOB.digest) is None
+
+
+def test_a_newer_copy_counts_where_the_first_was_doubted(kit: Kit, tmp_path: Path) -> None:
+    for number, content in enumerate((CONTENT[::-1], CONTENT)):
+        (tmp_path / "copy").write_bytes(content)
+        kit.bucket.write(copy_key(BLOB.digest, number), tmp_path / "copy")
+    assert kit.open("first").path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_blobs_from_before_are_copied_at_the_start(kit: Kit, tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    BlobStore(tmp_path / "first", Space(tmp_path / "first")).put(CONTENT)
+    kit.open("first")
+    assert kit.keys() == [copy_key(BLOB.digest)]
+
+
+def test_what_nobody_needs_goes_here_and_there(kit: Kit) -> None:
+    kit.open("first").put(CONTENT)
+    blobs = kit.open("second")
+    assert blobs.collect(frozenset(), spares_older=True).digests == ()
+    assert blobs.collect(frozenset({BLOB.digest})).digests == ()
+    assert blobs.collect(frozenset()).digests == (BLOB.digest,)
+    assert blobs.size(BLOB.digest) is None
+    assert kit.kept.forget([BLOB.digest]) == [copy_key(BLOB.digest)]
