@@ -128,9 +128,13 @@ class IssuedTokens:
         """Judge a token that was right when its stream began.
 
         Raises:
-            HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP.
+            HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP; TOKEN_INVALID, there is
+                none of this id.
         """
-        _check_callable(self._tokens[token_id], now_s)
+        record = self._tokens.get(token_id)
+        if record is None:
+            raise HyperGPUError(Reason.TOKEN_INVALID, f"there is no token {token_id}")
+        _check_callable(record, now_s)
 
     def is_revoked(self, token_id: TokenId) -> bool:
         """Whether a known token was revoked."""

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
+from coordinator.shell.identity.gateways import GATEWAY_KEY, gateway_token
 from coordinator.shell.identity.rate import GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
@@ -70,6 +71,8 @@ class Caller:
         """The token that the gate admitted; None: the call needs none."""
         self.own_nodes: frozenset[NodeId] | None = None
         """Nodes that joined with the caller's token, where it is a node's; None: it sees all."""
+        self.gateway: TokenId | None = None
+        """Token of the gateway that speaks for the node; None: the node itself calls."""
         self.recheck: Callable[[], None] = lambda: None
         """Raise `HyperGPUError` where the token was revoked or expired since."""
         self.watch_token: Callable[[Callable[[], None]], Callable[[], None]] = _watch_nothing
@@ -114,14 +117,17 @@ class Requests:
         self._context = context
         self._parse = parse
 
-    async def next(self, timeout_ms: int) -> Any | None:
+    async def next(self, timeout_ms: int | None) -> Any | None:
         """The next message; None when the client has no more.
+
+        Args:
+            timeout_ms: None: it is waited for however long it takes.
 
         Raises:
             HyperGPUError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
         """
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 raw = await self._context.read()
         except TimeoutError:
             raise HyperGPUError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
@@ -302,7 +308,9 @@ def reject_other_protocol(theirs: int, who: str) -> None:
 
 
 NODE_KEY = "hypergpu-node"
-"""Metadata that names the node when there is no TLS, which is on loopback only."""
+"""Metadata that names the node where a gateway speaks for it, or there is no TLS, which is on
+loopback only.
+"""
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
 _NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
@@ -377,9 +385,15 @@ class TokenGate:
 
 
 class NodeGate:
-    """Admits nodes that joined: by their certificate, or by name alone on a plaintext loopback."""
+    """Admits nodes that joined: by their certificate, or by name alone where a gateway speaks for
+    them or on a plaintext loopback.
+    """
 
-    def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
+    def __init__(
+        self, nodes: KnownNodes, *, is_plaintext: bool, tokens: IssuedTokens | None = None
+    ) -> None:
+        """Admit gateways whose token is one of `tokens` and good; none of them without."""
+        self._tokens = tokens
         self._nodes = nodes
         self._is_plaintext = is_plaintext
         self._offers = RateLimiter(_OFFERS)
@@ -387,6 +401,7 @@ class NodeGate:
         self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
 
     async def admit(self, caller: Caller) -> None:
+        self._admit_gateway(caller)
         node = self.node(caller)
         self.check(node)
         reject_other_caller(caller)
@@ -395,6 +410,18 @@ class NodeGate:
             raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
         self.count_message(node)
         caller.hold_stream = partial(self._streams.hold, f"node {node}")
+
+    def _admit_gateway(self, caller: Caller) -> None:
+        shown = caller.certificate_name
+        if self._is_plaintext:
+            shown = caller.metadata.get(GATEWAY_KEY, "")
+        token_id, tokens = gateway_token(shown), self._tokens
+        if token_id is None or tokens is None:
+            return
+        tokens.check_current(token_id, unix_s())
+        caller.gateway = token_id
+        caller.recheck = lambda: tokens.check_current(token_id, unix_s())
+        caller.watch_token = partial(tokens.watch, token_id)
 
     def count_message(self, node: NodeId) -> None:
         """Count a call of a node, or a message in its control stream.
@@ -412,7 +439,7 @@ class NodeGate:
             HyperGPUError: NODE_UNKNOWN, it shows none.
         """
         shown = caller.certificate_name
-        if self._is_plaintext:
+        if self._is_plaintext or caller.gateway is not None:
             shown = caller.metadata.get(NODE_KEY, "")
         if not is_node_id(shown):
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")
