@@ -8,7 +8,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -146,14 +146,14 @@ class Listeners:
         """
         settings, authority = self._settings, self._authority
         if authority is None:
-            self.port = _bound(self._main, settings.listen, settings.port, None)
-            self.node_port = _bound(self._node, settings.listen, settings.node_port, None)
+            self.port = bound_port(self._main, settings.listen, settings.port, None)
+            self.node_port = bound_port(self._node, settings.listen, settings.node_port, None)
             return
         identity = authority.server_identity(hosts, now_s)
         main = _credentials(identity, None)
         mutual = _credentials(identity, authority.pem)
-        self.port = _bound(self._main, settings.listen, settings.port, main)
-        self.node_port = _bound(self._node, settings.listen, settings.node_port, mutual)
+        self.port = bound_port(self._main, settings.listen, settings.port, main)
+        self.node_port = bound_port(self._node, settings.listen, settings.node_port, mutual)
 
     async def start(
         self, servicers: Servicers, tokens: IssuedTokens, guesses: GuessLimiter
@@ -222,9 +222,14 @@ def _credentials(
     )
 
 
-def _bound(
+def bound_port(
     server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
 ) -> int:
+    """Bind a server; returns the port.
+
+    Raises:
+        HyperGPUError: ADDRESS_UNUSABLE.
+    """
     address = joined_address(host, port)
     try:
         if credentials is None:
@@ -263,7 +268,19 @@ def check_hosts(hosts: Iterable[str]) -> None:
                 raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail, fix=fix) from None
 
 
-def dialled_hosts(settings: Settings) -> tuple[str, ...]:
+class HostSettings(Protocol):
+    """Where a process listens."""
+
+    @property
+    def listen(self) -> str:
+        """Address that its listeners bind."""
+
+    @property
+    def advertise(self) -> tuple[str, ...]:
+        """Hosts that others dial; empty: to be found out."""
+
+
+def dialled_hosts(settings: HostSettings) -> tuple[str, ...]:
     """Under which hosts the listeners can be reached, best first."""
     if settings.advertise:
         return settings.advertise

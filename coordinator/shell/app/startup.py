@@ -273,9 +273,7 @@ class CoordinatorApp:
 
     async def _serve(self, hosts: tuple[str, ...]) -> None:
         addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
-        gate = NodeGate(
-            self._nodes, is_plaintext=self._settings.plaintext, tokens=self._tokens
-        )
+        gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext, tokens=self._tokens)
         enrolment = Enrolment(
             authority=self._authority,
             tokens=self._tokens,

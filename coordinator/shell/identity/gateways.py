@@ -1,5 +1,5 @@
-"""Gateways as a coordinator knows them: by the name in their certificate, which holds the token that
-asked for it. Whoever revokes that token shuts the gateway out.
+"""Gateways as a coordinator knows them: by the name in their certificate, which holds the token
+that asked for it. Whoever revokes that token shuts the gateway out.
 """
 
 import re

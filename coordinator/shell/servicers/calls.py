@@ -333,7 +333,7 @@ _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
 
-_NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
+NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
 """All calls of one node: many times those of the shortest rounds."""
 _NODE_STREAMS_MAX = 4
 """A new control stream ends the older ones, which may take a moment."""
@@ -397,7 +397,7 @@ class NodeGate:
         self._nodes = nodes
         self._is_plaintext = is_plaintext
         self._offers = RateLimiter(_OFFERS)
-        self._calls = RateLimiter(_NODE_CALLS)
+        self._calls = RateLimiter(NODE_CALLS)
         self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
 
     async def admit(self, caller: Caller) -> None:

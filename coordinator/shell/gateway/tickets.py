@@ -1,0 +1,54 @@
+"""Ports that messages name on the host that was dialled: a gateway's in place of a coordinator's."""
+
+from typing import NamedTuple
+
+from hypergpu.v1 import node_pb2, tensor_pb2
+from hypergpu.wire.credentials import TLS_NAME
+
+_NAMED = TLS_NAME.encode()
+
+
+class OwnPorts(NamedTuple):
+    """Where nodes reach a gateway."""
+
+    node_port: int
+    bulk_port: int
+
+
+class PortRewriter:
+    """Rewrites answers of one coordinator; others pass as they are."""
+
+    def __init__(self, own: OwnPorts) -> None:
+        self._own = own
+
+    def join(self, raw: bytes) -> bytes:
+        """Rewrite the answer to a join."""
+        answer = node_pb2.JoinResponse.FromString(raw)
+        answer.node_port = self._own.node_port
+        if answer.bulk_port:
+            answer.bulk_port = self._own.bulk_port
+        return answer.SerializeToString()
+
+    def blob(self, raw: bytes) -> bytes:
+        """Rewrite the answer to a node that wants to fetch a blob."""
+        if _NAMED not in raw:
+            return raw
+        answer = node_pb2.ResolveBlobResponse.FromString(raw)
+        self.ticket(answer.ticket)
+        return answer.SerializeToString()
+
+    def offer(self, raw: bytes) -> bytes:
+        """Rewrite the answer to an offered update."""
+        if _NAMED not in raw:
+            return raw
+        answer = node_pb2.OfferUpdateResponse.FromString(raw)
+        self.ticket(answer.ticket)
+        return answer.SerializeToString()
+
+    def ticket(self, ticket: tensor_pb2.Ticket) -> None:
+        """Rewrite a ticket of the coordinator's own store in place; an object store's stays."""
+        for each in ticket.ranges:
+            scheme, _, rest = each.url.partition("://")
+            authority, slash, path = rest.partition("/")
+            if authority.partition(":")[0] == TLS_NAME:
+                each.url = f"{scheme}://{TLS_NAME}:{self._own.bulk_port}{slash}{path}"
