@@ -10,6 +10,13 @@ from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.wire.credentials import parse_token, token_text
 from tests.processes import ENVIRONMENT, CoordinatorProcess
 
+FREE_PORTS = ("--port", "0", "--node-port", "0", "--bulk-port", "0")
+
+
+def operator_token(coordinator: CoordinatorProcess) -> str:
+    """The token that a coordinator made at its first start."""
+    return (coordinator.data_dir / "operator.token").read_text("utf-8").strip()
+
 
 class GatewayLine(msgspec.Struct, frozen=True):
     """The line that a gateway prints once it serves."""
@@ -22,15 +29,10 @@ class GatewayLine(msgspec.Struct, frozen=True):
 class GatewayProcess:
     """A gateway that has started and serves."""
 
-    def __init__(
-        self, coordinator: CoordinatorProcess, log: Path, like: "GatewayProcess | None" = None
-    ) -> None:
-        """Start one before a coordinator; it shares the ports of ``like``."""
-        ports = like.ports if like is not None else ("0", "0", "0")
-        names = ("--port", "--node-port", "--bulk-port")
-        flags = [word for name, port in zip(names, ports, strict=True) for word in (name, port)]
+    def __init__(self, token: str, log: Path, *flags: str) -> None:
+        """Start one with an operator's token; without flags it takes free ports."""
+        flags = flags or FREE_PORTS
         command = program("coordinator.shell.gateway", "--listen", "127.0.0.1", *flags)
-        token = (coordinator.data_dir / "operator.token").read_text("utf-8").strip()
         self.child: subprocess.Popen[str] = start(
             command, secret=token, log=log, is_read=True, environment=ENVIRONMENT
         )
@@ -38,10 +40,17 @@ class GatewayProcess:
         self.line = msgspec.json.decode(self.child.stdout.readline(), type=GatewayLine)
 
     @property
-    def ports(self) -> tuple[str, str, str]:
-        """Its ports, as flags name them."""
+    def ports(self) -> tuple[str, ...]:
+        """Flags of a gateway that shares its ports."""
         line = self.line
-        return line.address.rpartition(":")[2], str(line.node_port), str(line.bulk_port)
+        port = line.address.rpartition(":")[2]
+        named = zip(FREE_PORTS[::2], (port, line.node_port, line.bulk_port), strict=True)
+        return tuple(str(word) for pair in named for word in pair)
+
+    @property
+    def node_address(self) -> str:
+        """Where nodes with a certificate dial."""
+        return f"127.0.0.1:{self.line.node_port}"
 
     @property
     def nodes(self) -> int:

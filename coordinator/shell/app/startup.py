@@ -25,10 +25,8 @@ from coordinator.shell.app.listeners import (
     HealthServicer,
     Listeners,
     Servicers,
-    check_hosts,
-    dialled_hosts,
-    joined_address,
 )
+from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret

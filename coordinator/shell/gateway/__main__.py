@@ -7,12 +7,12 @@ import sys
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
-from coordinator.shell.app.startup import start_error
 from coordinator.shell.gateway.app import GatewayApp
 from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.identity.rate import LineLimiter
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, raise_descriptor_limit
 from hypergpu.streams import prepare_streams
@@ -29,11 +29,20 @@ def main() -> int:
         configure_logs(limiter=LineLimiter())
         raise_descriptor_limit()
         asyncio.run(_serve(settings, sys.stdin.readline()))
-    except Exception as failure:
-        if (error := start_error(failure)) is None:
-            raise
-        return _report(error)
+    except HyperGPUError as failure:
+        return _report(failure)
+    except ValidationError as wrong:
+        return _report(_invalid_settings(wrong))
     return 0
+
+
+def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
+    """The settings that are wrong, and how each is set."""
+    found = [(str(each["loc"][0]) if each["loc"] else "", each["msg"]) for each in wrong.errors()]
+    detail = "; ".join(f"{name}: {problem}" for name, problem in found)
+    named = " and ".join(sorted({f"HYPERGPU_GATEWAY_{name.upper()}" for name, _ in found}))
+    fix = f"correct {named}, or the flag: see hypergpu gateway --help"
+    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)
 
 
 def _flags() -> dict[str, Any]:

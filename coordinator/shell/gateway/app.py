@@ -10,19 +10,17 @@ from typing import Any
 import grpc
 import msgspec
 import structlog
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.core.gateway.pace import Pace
-from coordinator.shell.app.listeners import (
-    METHODS,
+from coordinator.shell.app.ports import (
     OPTIONS,
-    HealthServicer,
     bound_port,
     check_hosts,
     dialled_hosts,
     joined_address,
 )
-from coordinator.shell.gateway.calls import PassedCalls
+from coordinator.shell.gateway.calls import SERVICE, PassedCalls
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.session import SessionParts
@@ -30,9 +28,8 @@ from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.gateway.splice import BulkSplice
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
 from coordinator.shell.gateway.upstream import Upstream
-from coordinator.shell.identity.rate import RateLimiter
+from coordinator.shell.identity.rate import NODE_CALLS, RateLimiter
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
-from coordinator.shell.servicers.calls import NODE_CALLS, OpenGate, generic_handler
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.streams import monotonic_ms, unix_ms
@@ -84,7 +81,7 @@ class GatewayApp:
         addresses = settings.coordinator or token.addresses
         self._coordinators = Coordinators(addresses, token, self._hosts)
         self._counts = GatewayCounts()
-        self._health = HealthServicer()
+        self._health = health.aio.HealthServicer()
         self._splice = BulkSplice(lambda: self._coordinators.active.bulk_target)
         self._main = grpc.aio.server(options=_SHARED_PORT)
         self._node = grpc.aio.server(options=_SHARED_PORT)
@@ -105,19 +102,22 @@ class GatewayApp:
         passed = await self._bind(upstream)
         await self._main.start()
         await self._node.start()
-        self._health.set_serving(is_serving=True)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         self._announce(upstream)
-        async with asyncio.TaskGroup() as tasks:
-            forever = [
-                tasks.create_task(self._coordinators.run()),
-                tasks.create_task(passed.watch(self._lost_after_ms)),
-                tasks.create_task(self._tell_counts()),
-            ]
-            await self._is_stopping.wait()
-            await self._leave(passed)
-            for task in forever:
-                task.cancel()
+        forever = [
+            asyncio.create_task(self._coordinators.run()),
+            asyncio.create_task(passed.watch(self._lost_after_ms)),
+            asyncio.create_task(self._tell_counts()),
+            asyncio.create_task(self._is_stopping.wait()),
+        ]
+        # All but the last end with an error only.
+        ended, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
+        await self._leave(passed)
+        for task in forever:
+            task.cancel()
         await self._coordinators.close()
+        for task in ended:
+            task.result()
 
     async def _until_stopped(self, finding: Coroutine[None, None, Upstream]) -> Upstream | None:
         task = asyncio.create_task(finding)
@@ -150,10 +150,9 @@ class GatewayApp:
         parts = SessionParts(self._counts, echo, ports, count_message)
         pace = Pace(settings.streams_per_s, settings.streams_per_s)
         passed = PassedCalls(self._coordinators, pace, parts, self._token)
-        health: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
-        checks = generic_handler(health, self._health, OpenGate(), methods=METHODS)
-        self._main.add_generic_rpc_handlers((checks, passed.joining()))
-        self._node.add_generic_rpc_handlers((checks, passed.joined()))
+        for server, handler in ((self._main, passed.joining()), (self._node, passed.joined())):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            server.add_generic_rpc_handlers((handler,))
         return passed
 
     def _tls(self, client_authority: bytes | None) -> grpc.ServerCredentials | None:
@@ -205,8 +204,7 @@ class GatewayApp:
 
     async def _leave(self, passed: PassedCalls) -> None:
         log.info("stopping: nodes are told to dial again")
-        self._health.set_serving(is_serving=False)
-        self._health.close()
+        await self._health.enter_graceful_shutdown()
         passed.stop()
         self._splice.close()
         grace_s = self._settings.drain_timeout_ms / 1000

@@ -12,14 +12,13 @@ import structlog
 from coordinator.core.gateway.pace import Pace
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.session import NodeSession, SessionParts
-from coordinator.shell.identity.gateways import GATEWAY_KEY, gateway_name
-from coordinator.shell.servicers.calls import NODE_KEY, abort
+from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.streams import PROTOCOL_KEY, monotonic_ms
 from hypergpu.wire.credentials import Token
-from hypergpu.wire.errors import DETAILS_KEY, error_in
+from hypergpu.wire.errors import DETAILS_KEY, error_in, error_metadata
 
 log = structlog.get_logger()
 
@@ -27,6 +26,7 @@ Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
 SERVICE = "hypergpu.v1.NodeService"
 _SWEEP_S = 0.5
+_FIRST_MESSAGE_S = 10.0
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 _STOPPING_DETAIL = "this gateway stops: dial again"
 _AWAY_DETAIL = "the coordinator does not answer this gateway"
@@ -75,19 +75,11 @@ class PassedCalls:
             try:
                 return await act(raw, context)
             except HyperGPUError as refusal:
-                await abort(context, refusal)
+                await _refuse(context, refusal)
             except grpc.aio.AioRpcError as broken:
-                await self._abort(context, broken)
+                await _pass_back(context, broken)
 
         return behaviour
-
-    async def _abort(self, context: Context, broken: grpc.aio.AioRpcError) -> NoReturn:
-        metadata = broken.trailing_metadata() or ()
-        if broken.code() in _AWAY and error_in(metadata) is None:
-            await abort(context, HyperGPUError(Reason.NOT_READY, _AWAY_DETAIL))
-        details = [(key, value) for key, value in metadata if key == DETAILS_KEY]
-        await context.abort(broken.code(), broken.details(), trailing_metadata=tuple(details))
-        raise AssertionError("abort always raises")
 
     async def _join(self, raw: bytes, context: Context) -> bytes:
         upstream = self._coordinators.active
@@ -113,6 +105,7 @@ class PassedCalls:
 
     async def _control(self, _: bytes, context: Context) -> bytes:
         node = self._node(context)
+        hello = await _first_message(context)
         if self._is_stopping:
             raise self._away(node, _STOPPING_DETAIL)
         if wait_ms := self._pace.wait_ms(node, monotonic_ms()):
@@ -122,9 +115,12 @@ class PassedCalls:
         upstream = self._coordinators.active
         channel = upstream.take_channel()
         try:
-            await self._run_session(node, context, channel)
+            call: Any = channel.stream_stream(f"/{SERVICE}/Control")(
+                metadata=self._metadata(node, context)
+            )
+            await self._run_session(NodeSession(node, context, call, self._parts), hello)
         except grpc.aio.AioRpcError as broken:
-            if broken.code() not in _AWAY or error_in(broken.trailing_metadata()) is not None:
+            if not _is_away(broken):
                 raise
             # All nodes lose their streams now: each is told when to come again.
             raise self._away(node, _AWAY_DETAIL) from broken
@@ -132,15 +128,11 @@ class PassedCalls:
             upstream.release(channel)
         return b""
 
-    async def _run_session(self, node: NodeId, context: Context, channel: grpc.aio.Channel) -> None:
-        call: Any = channel.stream_stream(f"/{SERVICE}/Control")(
-            metadata=self._metadata(node, context)
-        )
-        session = NodeSession(node, context, call, self._parts)
+    async def _run_session(self, session: NodeSession, hello: bytes) -> None:
         self._sessions.add(session)
         self._parts.counts.sessions += 1
         try:
-            await session.run()
+            await session.run(hello)
         finally:
             self._sessions.discard(session)
             self._parts.counts.sessions -= 1
@@ -192,3 +184,41 @@ def _protocol(context: Context) -> tuple[tuple[str, str], ...]:
     """The protocol that the caller speaks, which the coordinator judges."""
     metadata = context.invocation_metadata()
     return tuple((key, value) for key, value in metadata if key == PROTOCOL_KEY)
+
+
+async def _first_message(context: Context) -> bytes:
+    """What a node says first. To one that is still sending it a refusal would not get through.
+
+    Raises:
+        HyperGPUError: STREAM_SILENT.
+    """
+    try:
+        async with asyncio.timeout(_FIRST_MESSAGE_S):
+            raw = await context.read()
+    except TimeoutError:
+        raise HyperGPUError(Reason.STREAM_SILENT, "a stream began with nothing") from None
+    return b"" if raw is grpc.aio.EOF else bytes(raw)
+
+
+async def _refuse(context: Context, refusal: HyperGPUError) -> NoReturn:
+    await context.abort(
+        grpc.StatusCode[refusal.reason.status],
+        str(refusal),
+        trailing_metadata=error_metadata(refusal),
+    )
+    raise AssertionError("abort always raises")
+
+
+async def _pass_back(context: Context, broken: grpc.aio.AioRpcError) -> NoReturn:
+    """End a call as the coordinator ended it."""
+    if _is_away(broken):
+        await _refuse(context, HyperGPUError(Reason.NOT_READY, _AWAY_DETAIL))
+    metadata = broken.trailing_metadata() or ()
+    details = tuple((key, value) for key, value in metadata if key == DETAILS_KEY)
+    await context.abort(broken.code(), broken.details(), trailing_metadata=details)
+    raise AssertionError("abort always raises")
+
+
+def _is_away(broken: grpc.aio.AioRpcError) -> bool:
+    """Whether the connection broke, rather than that the coordinator ended the call."""
+    return broken.code() in _AWAY and error_in(broken.trailing_metadata()) is None

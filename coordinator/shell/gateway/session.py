@@ -61,21 +61,21 @@ class NodeSession:
         self._renewal_ms = 0
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self) -> None:
-        """Pass messages on until either side ends.
+    async def run(self, hello: bytes) -> None:
+        """Pass messages on, first the hello, until either side ends.
 
         Raises:
             grpc.aio.AioRpcError: The coordinator ended its side with this.
             HyperGPUError: The node is silent or said something wrong, or this gateway stops.
         """
-        heard = asyncio.create_task(self._hear_node())
+        heard = asyncio.create_task(self._hear_node(hello))
         told = asyncio.create_task(self._hear_coordinator())
         tasks = (heard, told)
         try:
             await asyncio.wait((*tasks, self._ending), return_when=asyncio.FIRST_COMPLETED)
             if heard.done() and not told.done() and heard.exception() is None:
                 await asyncio.wait((told, self._ending), timeout=_FAREWELL_S)
-            for each in (*tasks, self._ending):
+            for each in (self._ending, told, heard):
                 if each.done():
                     each.result()
         finally:
@@ -106,9 +106,10 @@ class NodeSession:
             if self._welcome is not None and monotonic_ms() >= self._renewal_ms:
                 await self._greet(self._welcome)
 
-    async def _hear_node(self) -> None:
+    async def _hear_node(self, hello: bytes) -> None:
         # A call that is over refuses what is written, and its reader learns why.
         with contextlib.suppress(asyncio.InvalidStateError):
+            await self._pass_up(hello)
             while (raw := await self._context.read()) is not grpc.aio.EOF:
                 self.heard_ms = monotonic_ms()
                 self._parts.count_message(self.node)
@@ -193,9 +194,14 @@ class NodeSession:
         """Pass a welcome on; said again, it renews the node's probe token."""
         self._renewal_ms = monotonic_ms() + RENEWAL_MS
         self._welcome = welcome
-        welcome.probe_port = self._parts.echo.port
-        welcome.probe_token = self._parts.echo.token(self.node)
-        await self._pass_down(node_pb2.ControlResponse(welcome=welcome).SerializeToString())
+        # Made anew: whatever else a coordinator says of addresses is not for nodes of a gateway.
+        own = node_pb2.Welcome(
+            version=welcome.version,
+            heartbeat_interval_ms=welcome.heartbeat_interval_ms,
+            probe_port=self._parts.echo.port,
+            probe_token=self._parts.echo.token(self.node),
+        )
+        await self._pass_down(node_pb2.ControlResponse(welcome=own).SerializeToString())
 
 
 def _parsed(raw: bytes) -> node_pb2.ControlRequest:

@@ -1,4 +1,4 @@
-"""Ports that messages name on the host that was dialled: a gateway's in place of a coordinator's."""
+"""Ports that messages name on the host that was dialled: a gateway's own are put there."""
 
 from typing import NamedTuple
 
@@ -24,10 +24,16 @@ class PortRewriter:
     def join(self, raw: bytes) -> bytes:
         """Rewrite the answer to a join."""
         answer = node_pb2.JoinResponse.FromString(raw)
-        answer.node_port = self._own.node_port
-        if answer.bulk_port:
-            answer.bulk_port = self._own.bulk_port
-        return answer.SerializeToString()
+        # Made anew: whatever else a coordinator says of addresses is not for nodes of a gateway.
+        own = node_pb2.JoinResponse(
+            version=answer.version,
+            node_id=answer.node_id,
+            certificate=answer.certificate,
+            certificate_expires_unix_s=answer.certificate_expires_unix_s,
+            node_port=self._own.node_port,
+            bulk_port=self._own.bulk_port if answer.bulk_port else 0,
+        )
+        return own.SerializeToString()
 
     def blob(self, raw: bytes) -> bytes:
         """Rewrite the answer to a node that wants to fetch a blob."""

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2
 
-from coordinator.shell.app.listeners import joined_address
+from coordinator.shell.app.ports import joined_address
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2

@@ -6,6 +6,10 @@ import re
 
 from hypergpu.ids import TokenId
 
+NODE_KEY = "hypergpu-node"
+"""Metadata that names the node where a gateway speaks for it, or there is no TLS, which is on
+loopback only.
+"""
 GATEWAY_KEY = "hypergpu-gateway"
 """Metadata with a gateway's name where there is no TLS, which is on loopback only."""
 HOSTS_MAX = 64

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.gateways import GATEWAY_KEY, gateway_token
-from coordinator.shell.identity.rate import GuessLimiter, OpenCounter, Rate, RateLimiter
+from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
+from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
@@ -50,6 +50,7 @@ Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between
 Parser = Callable[[bytes], Any]
 Listed = TypeVar("Listed")
 _PAGE_ITEMS = 100
+_FIRST_MESSAGE_S = 1.0
 
 
 def _watch_nothing(_act: Callable[[], None]) -> Callable[[], None]:
@@ -225,7 +226,11 @@ def streaming(
     async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
         try:
             caller = Caller(context, name)
-            await gate.admit(caller)
+            try:
+                await gate.admit(caller)
+            except HyperGPUError:
+                await _let_begin(raw, context)
+                raise
             with caller.hold_stream():
                 answers = CurrentAnswers(act(argument(raw, context), caller), caller)
                 with contextlib.closing(answers):
@@ -238,6 +243,17 @@ def streaming(
             await _report_broken(context, name, error)
 
     return behaviour
+
+
+async def _let_begin(raw: Any, context: Context) -> None:
+    """Take the first message of a client that streams before its call is refused.
+
+    To a client that is still sending it the call would end with an error of gRPC's own.
+    """
+    if not isinstance(raw, bytes):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_MESSAGE_S):
+                await context.read()
 
 
 class CurrentAnswers:
@@ -307,10 +323,6 @@ def reject_other_protocol(theirs: int, who: str) -> None:
     streams.refuse_other_protocol(theirs, who, there=there, here=here)
 
 
-NODE_KEY = "hypergpu-node"
-"""Metadata that names the node where a gateway speaks for it, or there is no TLS, which is on
-loopback only.
-"""
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
 _NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
@@ -333,8 +345,6 @@ _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
 
-NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
-"""All calls of one node: many times those of the shortest rounds."""
 _NODE_STREAMS_MAX = 4
 """A new control stream ends the older ones, which may take a moment."""
 _TOKEN_CALLS = Rate(burst=2_000, interval_ms=Milliseconds(1))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, operator_token
 from tests.processes import Cluster, NodeProcess, accepted_updates
 
-ROUNDS = 40
+ROUNDS = 20
 
 
 class Fronted:
@@ -19,9 +19,10 @@ class Fronted:
 
     def __init__(self, folder: Path, owner: ExitStack) -> None:
         self.cluster = owner.enter_context(Cluster(folder, is_plaintext=False))
-        first = GatewayProcess(self.cluster.coordinator, folder / "gateway-0.log")
+        token = operator_token(self.cluster.coordinator)
+        first = GatewayProcess(token, folder / "gateway-0.log")
         owner.callback(first.end)
-        second = GatewayProcess(self.cluster.coordinator, folder / "gateway-1.log", like=first)
+        second = GatewayProcess(token, folder / "gateway-1.log", *first.ports)
         owner.callback(second.end)
         self.gateways = [first, second]
 
