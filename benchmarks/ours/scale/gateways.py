@@ -22,7 +22,7 @@ from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Runnin
 from benchmarks.ours.scale.gateway_sessions import LinkCount
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import PartFigures
-from hypergpu.client import JobEvent, JobView
+from hypergpu.client import JobEvent, JobUpdate, JobView
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
 from hypergpu.wire.credentials import with_addresses

@@ -15,6 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from coordinator.core.gateway.pace import Pace
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
 from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
@@ -345,6 +346,8 @@ _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
 
+_STREAMS_PER_S, _STREAMS_BURST = 500, 1_000
+"""Control streams that may open: whoever comes beyond that is told when to."""
 _NODE_STREAMS_MAX = 4
 """A new control stream ends the older ones, which may take a moment."""
 _TOKEN_CALLS = Rate(burst=2_000, interval_ms=Milliseconds(1))
@@ -409,6 +412,17 @@ class NodeGate:
         self._offers = RateLimiter(_OFFERS)
         self._calls = RateLimiter(NODE_CALLS)
         self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
+        self._pace = Pace(_STREAMS_PER_S, _STREAMS_BURST)
+
+    def let_in(self, node: NodeId) -> None:
+        """Let a control stream open, for which the node has said hello.
+
+        Raises:
+            HyperGPUError: RATE_LIMITED, too many nodes dial at once, with the time to come again.
+        """
+        if wait_ms := self._pace.wait_ms(node, monotonic_ms()):
+            detail = f"many nodes dial at once: come again in {wait_ms} ms"
+            raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
 
     async def admit(self, caller: Caller) -> None:
         self._admit_gateway(caller)

@@ -178,6 +178,7 @@ async def _open_session(
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":
         raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
+    gate.let_in(node)
     hello = first.hello
     reject_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
