@@ -22,6 +22,7 @@ from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounte
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
 from hypergpu import streams
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
@@ -51,7 +52,6 @@ Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between
 Parser = Callable[[bytes], Any]
 Listed = TypeVar("Listed")
 _PAGE_ITEMS = 100
-_FIRST_MESSAGE_S = 1.0
 
 
 def _watch_nothing(_act: Callable[[], None]) -> Callable[[], None]:
@@ -230,7 +230,7 @@ def streaming(
             try:
                 await gate.admit(caller)
             except HyperGPUError:
-                await _let_begin(raw, context)
+                await let_begin(raw, context)
                 raise
             with caller.hold_stream():
                 answers = CurrentAnswers(act(argument(raw, context), caller), caller)
@@ -244,56 +244,6 @@ def streaming(
             await _report_broken(context, name, error)
 
     return behaviour
-
-
-async def _let_begin(raw: Any, context: Context) -> None:
-    """Take the first message of a client that streams before its call is refused.
-
-    To a client that is still sending it the call would end with an error of gRPC's own.
-    """
-    if not isinstance(raw, bytes):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_MESSAGE_S):
-                await context.read()
-
-
-class CurrentAnswers:
-    """A stream's answers, while the caller's token is good: an idle stream ends with its token."""
-
-    def __init__(self, answers: AsyncIterator[Message], caller: Caller) -> None:
-        self._answers = answers
-        self._caller = caller
-        self._waiting: asyncio.Timeout | None = None
-        self._loop = asyncio.get_running_loop()
-        self.close = caller.watch_token(self._end)
-
-    def __aiter__(self) -> "CurrentAnswers":
-        return self
-
-    async def __anext__(self) -> Message:
-        """The next answer.
-
-        Raises:
-            HyperGPUError: The token was revoked or has expired.
-        """
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                self._caller.recheck()
-                answer = await anext(self._answers)
-        except TimeoutError:
-            self._caller.recheck()
-            raise
-        finally:
-            self._waiting = None
-        self._caller.recheck()
-        return answer
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._end_waiting)
-
-    def _end_waiting(self) -> None:
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._loop.time())
 
 
 async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
