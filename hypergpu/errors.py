@@ -192,10 +192,12 @@ class HyperGPUError(Exception):
         reason: The kind of error.
         detail: What went wrong, with the values.
         fix: What the reader should do, where it is known better than the reason's own fix.
+        wait_ms: When to try again, from now on; 0: that is the caller's to choose.
     """
 
-    def __init__(self, reason: Reason, detail: str, *, fix: str = "") -> None:
+    def __init__(self, reason: Reason, detail: str, *, fix: str = "", wait_ms: int = 0) -> None:
         self.fix = fix or reason.fix
+        self.wait_ms = wait_ms
         super().__init__(f"{reason.name} ({reason.number}): {detail}. Fix: {self.fix}")
         self.reason = reason
         self.detail = detail

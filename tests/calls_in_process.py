@@ -14,11 +14,12 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.shell.app.listeners import HealthServicer
 from coordinator.shell.identity.authority import Authority
+from coordinator.shell.identity.gateways import NODE_KEY
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import NODE_KEY, NodeGate, OpenGate, generic_handler
+from coordinator.shell.servicers.calls import NodeGate, OpenGate, generic_handler
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment

@@ -83,9 +83,19 @@ class EchoCount(NamedTuple):
 class ProbeEcho(asyncio.DatagramProtocol):
     """One UDP port."""
 
-    def __init__(self, tokens: ProbeTokens, is_connected: Callable[[NodeId], bool]) -> None:
+    def __init__(
+        self,
+        tokens: ProbeTokens,
+        is_connected: Callable[[NodeId], bool],
+        *,
+        clock: Callable[[], Milliseconds] = monotonic_ms,
+        shares_port: bool = False,
+    ) -> None:
+        """``clock`` dates tokens: machines that share a secret need one that they share, too."""
         self._tokens = tokens
         self._is_connected = is_connected
+        self._clock = clock
+        self._shares_port = shares_port
         self._limiter = RateLimiter(RATE)
         self._transport: asyncio.DatagramTransport | None = None
         self.count = EchoCount(0, 0, 0)
@@ -97,7 +107,9 @@ class ProbeEcho(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         try:
             transport, _ = await loop.create_datagram_endpoint(
-                lambda: self, local_addr=(host.strip("[]"), port)
+                lambda: self,
+                local_addr=(host.strip("[]"), port),
+                reuse_port=self._shares_port or None,
             )
         except OSError as broken:
             log.warning("no UDP port to measure losses by", port=port, reason=str(broken))
@@ -107,7 +119,7 @@ class ProbeEcho(asyncio.DatagramProtocol):
 
     def token(self, node: NodeId) -> bytes:
         """Token that the node's datagrams begin with; empty when there is no port for them."""
-        return self._tokens.token(node, monotonic_ms()) if self.port else b""
+        return self._tokens.token(node, self._clock()) if self.port else b""
 
     def close(self) -> None:
         """Give the port back."""
@@ -117,7 +129,7 @@ class ProbeEcho(asyncio.DatagramProtocol):
 
     def datagram_received(self, payload: bytes, addr: Peer) -> None:
         """Send it back or drop it."""
-        now_ms = monotonic_ms()
+        now_ms = self._clock()
         node = None
         if len(payload) == DATAGRAM_BYTES:
             node = self._tokens.bearer(payload[:TOKEN_BYTES], now_ms)

@@ -76,6 +76,8 @@ class LinkLost(NodeEvent, frozen=True):
     """The control stream, or the attempt to open it, broke."""
 
     reason: str
+    wait_ms: Milliseconds = Milliseconds(0)
+    """When the other side said to dial again; 0: it said nothing."""
 
 
 class LinkRejected(NodeEvent, frozen=True):

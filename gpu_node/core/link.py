@@ -21,6 +21,9 @@ LASTING_MS = 10_000
 SHORT_LIVED_ATTEMPT = 2
 """A link that broke sooner is retried within a second: a coordinator that is killed again and again
 must find its nodes there, and one that turns everybody away must not be stormed."""
+TOLD_WAIT_MS_MAX = 300_000
+SPREAD_PART = 8
+"""A told wait is spread by up to so small a part of it, at most by 200 ms."""
 REJECTED_ATTEMPT = 8
 """A rejection does not pass in a moment: retry at the longest wait."""
 
@@ -62,6 +65,8 @@ def _advance_dial(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     match event:
         case events.Connected() if not session.is_connected:
             return _resume_connected(session, event.at_ms)
+        case events.LinkLost(reason=reason, wait_ms=wait_ms) if wait_ms:
+            return _wait_as_told(session, event.at_ms, reason, wait_ms)
         case events.LinkLost(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason)
         case events.LinkRejected(reason=reason):
@@ -111,9 +116,29 @@ def _wait_to_retry(
         # A dial into a dead line has waited already.
         retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
     waiting = CoordinatorLink(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
-    return SessionStep(
-        replace(session, link=waiting), (state.SetTimer(events.Timer.RECONNECT, retry_at_ms),)
+    return _wait(session, waiting)
+
+
+def _wait_as_told(
+    session: NodeSession, at_ms: Milliseconds, reason: str, wait_ms: Milliseconds
+) -> SessionStep:
+    """Keep an appointment: it is no failed attempt. Many nodes may have been told the same."""
+    wait_ms = Milliseconds(min(wait_ms, TOLD_WAIT_MS_MAX))
+    spread_ms = backoff_ms(session.node, 0, Milliseconds(2 + wait_ms // SPREAD_PART))
+    waiting = CoordinatorLink(
+        phase=LinkPhase.WAITING,
+        since_ms=at_ms,
+        attempt=_attempt(session, at_ms),
+        retry_at_ms=Milliseconds(at_ms + wait_ms + spread_ms),
+        reason=reason,
+        quick_until_ms=_quick_until_ms(session, at_ms),
     )
+    return _wait(session, waiting)
+
+
+def _wait(session: NodeSession, waiting: CoordinatorLink) -> SessionStep:
+    timer = state.SetTimer(events.Timer.RECONNECT, waiting.retry_at_ms)
+    return SessionStep(replace(session, link=waiting), (timer,))
 
 
 def _quick_until_ms(session: NodeSession, at_ms: Milliseconds) -> Milliseconds:

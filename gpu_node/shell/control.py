@@ -33,6 +33,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.statements import Lease
 from hypergpu.streams import monotonic_ms
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
 
@@ -273,7 +274,8 @@ class CoordinatorStream:
             return LinkRejected(at_ms=at_ms, reason=reason)
         is_silent = isinstance(broken, TimeoutError)
         reason = "the coordinator is silent" if is_silent else describe_error(broken)
-        return LinkLost(at_ms=at_ms, reason=reason)
+        wait_ms = Milliseconds(0 if rejection is None else rejection.wait_ms)
+        return LinkLost(at_ms=at_ms, reason=reason, wait_ms=wait_ms)
 
     async def _greet(self, call: ControlCall, working: tuple[Lease, ...], address: str) -> int:
         hello = hello_message(self.capabilities, working, self.receipts.newest())

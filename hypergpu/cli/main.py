@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hypergpu.cli import job, lifecycle, machine, node, token, workload
+from hypergpu.cli import gateway, job, lifecycle, machine, node, token, workload
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import prepare_streams
 from hypergpu.terminal.commands import Commands, report, version_option
@@ -25,6 +25,7 @@ app.command()(machine.up)
 app.command()(machine.join)
 app.command()(machine.status)
 app.command()(lifecycle.leave)
+app.command()(gateway.gateway)
 app.add_typer(job.app, name="job")
 app.add_typer(node.app, name="node")
 app.add_typer(token.app, name="token")

@@ -45,7 +45,7 @@ class RoleName(Enum):
 
 @app.command()
 @on_coordinator
-def create(
+def create(  # noqa: PLR0913 - each is an option
     coordinator: "Coordinator",
     *,
     role: Annotated[RoleName, typer.Option("--role", help="Who will hold it.")] = RoleName.NODE,
@@ -61,15 +61,27 @@ def create(
     ] = 86_400.0,
     nodes: JoinLineNodes = None,
     label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Of gateways, for it to name in place of the coordinator's; repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once."""
-    from hypergpu.wire.credentials import Role
+    from msgspec.structs import replace
+
+    from hypergpu.wire.credentials import Role, with_addresses
 
     if nodes is not None and role is not RoleName.NODE:
         raise usage_error(f"nothing joins with a token of the role {role.value}", "leave --nodes")
     uses = (nodes or JOIN_LINE_NODES) if role is RoleName.NODE else 0
     made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
+    if address:
+        made = replace(made, token=with_addresses(made.token, tuple(address)))
     if as_json:
         say_json(made)
         return

@@ -395,7 +395,7 @@ def become_node(word: str | None, wish: NodeWish) -> NoReturn:
     os.environ.pop(TOKEN_VARIABLE, None)
     if token:
         check_token(parse_token(token), is_new=not has_joined(state_dir))
-        _put_on_stdin(token)
+        put_on_stdin(token)
         command = program("gpu_node", "join", "--token-file", "-", *shared)
     else:
         note("this machine has joined before: it goes back to its coordinator")
@@ -432,7 +432,7 @@ def check_token(token: Token, *, is_new: bool) -> None:
         pass
 
 
-def _put_on_stdin(secret: str) -> None:
+def put_on_stdin(secret: str) -> None:
     """Let whatever runs next read ``secret`` as its only line of input."""
     reading, writing = os.pipe()
     # A token is far shorter than what a pipe holds, so this does not wait for a reader.

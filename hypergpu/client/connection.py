@@ -98,7 +98,7 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
         HyperGPUError: None is named, the token is no token, or nobody listens there.
     """
     found = resolve_settings(flags, profile)
-    token = parse_token(_token_text(found))
+    token = parse_token(stated_token(found))
     named = found["address"].value
     addresses = (named,) if named else token.addresses
     address = listening(addresses)
@@ -106,7 +106,12 @@ def find_target(flags: Mapping[str, str | None], profile: Path | None = None) ->
     return ConnectionTarget(address, token, timeout_s(found), others)
 
 
-def _token_text(found: Mapping[str, ResolvedSetting]) -> str:
+def stated_token(found: Mapping[str, ResolvedSetting]) -> str:
+    """Text of the token that settings name. Reads a small file.
+
+    Raises:
+        HyperGPUError: COORDINATOR_UNNAMED, they name none; FILE_UNUSABLE.
+    """
     name, setting = token_setting(found)
     if name == "token" and setting.value:
         return setting.value

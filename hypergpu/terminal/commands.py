@@ -137,7 +137,7 @@ USAGE_STATUS = 2
 
 _FIRST = (
     *("up", "join", "status", "leave", "dashboard", "job", "node", "token", "ledger"),
-    *("demo", "compare", "netsim"),
+    *("gateway", "demo", "compare", "netsim"),
 )
 """Commands at the top of the list of help, in the order in which a user meets them."""
 

@@ -1114,6 +1114,66 @@ class CreateTokenResponse(google.protobuf.message.Message):
 global___CreateTokenResponse = CreateTokenResponse
 
 @typing.final
+class CertifyGatewayRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_REQUEST_FIELD_NUMBER: builtins.int
+    HOSTS_FIELD_NUMBER: builtins.int
+    certificate_request: builtins.bytes
+    """PKCS#10, PEM, for the gateway's TLS key; empty without TLS."""
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names and addresses that nodes dial the gateway at."""
+
+    def __init__(
+        self,
+        *,
+        certificate_request: builtins.bytes = ...,
+        hosts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["certificate_request", b"certificate_request", "hosts", b"hosts"]) -> None: ...
+
+global___CertifyGatewayRequest = CertifyGatewayRequest
+
+@typing.final
+class CertifyGatewayResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: builtins.int
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: builtins.int
+    AUTHORITY_FIELD_NUMBER: builtins.int
+    NODE_PORT_FIELD_NUMBER: builtins.int
+    BULK_PORT_FIELD_NUMBER: builtins.int
+    LOST_AFTER_MS_FIELD_NUMBER: builtins.int
+    PROBE_SECRET_FIELD_NUMBER: builtins.int
+    certificate: builtins.bytes
+    """For both sides of a connection; empty where the coordinator runs without TLS."""
+    certificate_expires_unix_s: builtins.int
+    authority: builtins.bytes
+    """The coordinator's CA, PEM."""
+    node_port: builtins.int
+    """On the host that was dialled; 0: bytes go through an object store."""
+    bulk_port: builtins.int
+    lost_after_ms: builtins.int
+    """Time after which a node that says nothing is to be let go of."""
+    probe_secret: builtins.bytes
+    """Key of the tokens of probe datagrams, which all gateways of a coordinator share."""
+    def __init__(
+        self,
+        *,
+        certificate: builtins.bytes = ...,
+        certificate_expires_unix_s: builtins.int = ...,
+        authority: builtins.bytes = ...,
+        node_port: builtins.int = ...,
+        bulk_port: builtins.int = ...,
+        lost_after_ms: builtins.int = ...,
+        probe_secret: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authority", b"authority", "bulk_port", b"bulk_port", "certificate", b"certificate", "certificate_expires_unix_s", b"certificate_expires_unix_s", "lost_after_ms", b"lost_after_ms", "node_port", b"node_port", "probe_secret", b"probe_secret"]) -> None: ...
+
+global___CertifyGatewayResponse = CertifyGatewayResponse
+
+@typing.final
 class ListTokensRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

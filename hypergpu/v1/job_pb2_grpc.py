@@ -639,6 +639,11 @@ class OperatorServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
+        self.CertifyGateway = channel.unary_unary(
+                '/hypergpu.v1.OperatorService/CertifyGateway',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -711,6 +716,13 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CertifyGateway(self, request, context):
+        """Lets a gateway speak for nodes, as long as the token that asks is good.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -763,6 +775,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.RevokeTokenRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'CertifyGateway': grpc.unary_unary_rpc_method_handler(
+                    servicer.CertifyGateway,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1036,6 +1053,33 @@ class OperatorService(object):
             '/hypergpu.v1.OperatorService/RevokeToken',
             hypergpu_dot_v1_dot_job__pb2.RevokeTokenRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CertifyGateway(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.OperatorService/CertifyGateway',
+            hypergpu_dot_v1_dot_job__pb2.CertifyGatewayRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.CertifyGatewayResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -312,6 +312,12 @@ class OperatorServiceStub:
     ]
     """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
 
+    CertifyGateway: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CertifyGatewayRequest,
+        hypergpu.v1.job_pb2.CertifyGatewayResponse,
+    ]
+    """Lets a gateway speak for nodes, as long as the token that asks is good."""
+
 class OperatorServiceAsyncStub:
     """What an operator says. The same metadata as JobService, with an operator's token."""
 
@@ -371,6 +377,12 @@ class OperatorServiceAsyncStub:
         hypergpu.v1.job_pb2.RevokeTokenResponse,
     ]
     """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
+
+    CertifyGateway: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.CertifyGatewayRequest,
+        hypergpu.v1.job_pb2.CertifyGatewayResponse,
+    ]
+    """Lets a gateway speak for nodes, as long as the token that asks is good."""
 
 class OperatorServiceServicer(metaclass=abc.ABCMeta):
     """What an operator says. The same metadata as JobService, with an operator's token."""
@@ -451,5 +463,13 @@ class OperatorServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.RevokeTokenResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.RevokeTokenResponse]]:
         """Voids a token, ends its streams and shuts out every node that joined with it, at once."""
+
+    @abc.abstractmethod
+    def CertifyGateway(
+        self,
+        request: hypergpu.v1.job_pb2.CertifyGatewayRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.CertifyGatewayResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CertifyGatewayResponse]]:
+        """Lets a gateway speak for nodes, as long as the token that asks is good."""
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

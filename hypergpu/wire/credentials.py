@@ -98,6 +98,17 @@ def parse_token(text: str) -> Token:
     return token
 
 
+def with_addresses(text: str, addresses: tuple[str, ...]) -> str:
+    """The same token as a line that names other addresses, such as gateways'.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, one is not ``host:port``.
+    """
+    for address in addresses:
+        split_address(address)
+    return token_text(msgspec.structs.replace(parse_token(text), addresses=addresses))
+
+
 def _problem(token: Token) -> str:
     if not token.addresses:
         return "the token names no address"

@@ -1,4 +1,5 @@
-"""Numbered errors of gRPC calls, as `google.rpc.Status` with an `ErrorInfo`.
+"""Numbered errors of gRPC calls, as `google.rpc.Status` with an `ErrorInfo`, and a `RetryInfo`
+where the caller is told when to come again.
 
 This module does not import grpc: callers hand over the call's trailing metadata.
 """
@@ -24,6 +25,10 @@ def error_metadata(error: HyperGPUError) -> tuple[tuple[str, bytes], ...]:
     )
     code = code_pb2.Code.Value(error.reason.status)
     status = status_pb2.Status(code=code, message=str(error), details=[packed])
+    if error.wait_ms:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(error.wait_ms)
+        status.details.add().Pack(retry)
     return ((DETAILS_KEY, status.SerializeToString()),)
 
 
@@ -34,16 +39,18 @@ def error_in(
     packed = dict(metadata or ()).get(DETAILS_KEY)
     if not isinstance(packed, bytes):
         return None
-    found = error_details_pb2.ErrorInfo()
+    found, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
     try:
         status = status_pb2.Status.FromString(packed)
         if not any(detail.Unpack(found) for detail in status.details):
             return None
+        any(detail.Unpack(retry) for detail in status.details)
     except DecodeError:
         return None
     detail, fix = found.metadata["detail"] or status.message, found.metadata["fix"]
     if found.reason in Reason.__members__:
-        return HyperGPUError(Reason[found.reason], detail, fix=fix)
+        wait_ms = max(0, retry.retry_delay.ToMilliseconds())
+        return HyperGPUError(Reason[found.reason], detail, fix=fix, wait_ms=wait_ms)
     number = found.metadata["number"]
     if not number.isdecimal():
         return None

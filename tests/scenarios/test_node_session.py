@@ -19,6 +19,7 @@ from gpu_node.core.events import (
     WorkerDied,
     WorkerReady,
 )
+from gpu_node.core.link import TOLD_WAIT_MS_MAX
 from gpu_node.core.session import transition
 from gpu_node.core.state import (
     CAP_MS,
@@ -443,6 +444,24 @@ def test_a_coordinator_that_was_never_reached_is_dialled_ever_more_seldom() -> N
     session = transition(session, LinkLost(at_ms=at(5), reason="refused")).session
     waits = waits_while_away(session, 9)
     assert CAP_MS // 2 <= waits[-1] < CAP_MS
+
+
+def told_to_wait(session: NodeSession, wait_ms: int) -> NodeSession:
+    lost = LinkLost(at_ms=session.link.since_ms, reason="come later", wait_ms=at(wait_ms))
+    return transition(session, lost).session
+
+
+def test_a_node_that_was_told_when_to_dial_comes_then_or_a_little_later() -> None:
+    session = reach(*CONNECT)
+    for wait_ms in (500, 7_000, 60_000):
+        told = told_to_wait(session, wait_ms).link
+        assert wait_ms <= told.retry_at_ms - told.since_ms < wait_ms * 9 / 8 + 2
+        assert told.attempt == 0
+
+
+def test_a_told_wait_has_a_limit() -> None:
+    told = told_to_wait(reach(*CONNECT), 10**9).link
+    assert told.retry_at_ms - told.since_ms < TOLD_WAIT_MS_MAX + 1_000
 
 
 def test_a_refusal_of_a_good_link_is_still_retried_at_the_longest_wait() -> None:

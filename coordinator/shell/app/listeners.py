@@ -3,11 +3,7 @@ health that they tell: NOT_SERVING is the first thing that SIGTERM causes.
 """
 
 import asyncio
-import contextlib
-import ipaddress
-import re
-import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from coordinator.config import Settings
+from coordinator.shell.app.ports import OPTIONS, bound_port
 from coordinator.shell.identity.authority import Authority, ServerIdentity
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
@@ -97,25 +94,10 @@ class HealthServicer:
         changed.set()
 
 
-MESSAGE_BYTES_MAX = 4 << 20
 _CALLS_MAX = 4_096
 """At a time, of users and of nodes that join; whoever comes then is told to try again."""
 _NODE_CALLS_MAX = 16_384
 """At a time: a stream a node, beside it offers and tickets."""
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?", re.ASCII)
-OPTIONS = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
-    # Whoever says nothing is let go of: a port must not fill up with connections that do nothing.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
-    # Two coordinators on one port would each get half of the calls.
-    ("grpc.so_reuseport", 0),
-)
 
 
 class Servicers(NamedTuple):
@@ -150,14 +132,14 @@ class Listeners:
         """
         settings, authority = self._settings, self._authority
         if authority is None:
-            self.port = _bound(self._main, settings.listen, settings.port, None)
-            self.node_port = _bound(self._node, settings.listen, settings.node_port, None)
+            self.port = bound_port(self._main, settings.listen, settings.port, None)
+            self.node_port = bound_port(self._node, settings.listen, settings.node_port, None)
             return
         identity = authority.server_identity(hosts, now_s)
         main = _credentials(identity, None)
         mutual = _credentials(identity, authority.pem)
-        self.port = _bound(self._main, settings.listen, settings.port, main)
-        self.node_port = _bound(self._node, settings.listen, settings.node_port, mutual)
+        self.port = bound_port(self._main, settings.listen, settings.port, main)
+        self.node_port = bound_port(self._node, settings.listen, settings.node_port, mutual)
 
     async def start(
         self, servicers: Servicers, tokens: IssuedTokens, guesses: GuessLimiter
@@ -225,61 +207,3 @@ def _credentials(
         root_certificates=client_authority,
         require_client_auth=client_authority is not None,
     )
-
-
-def _bound(
-    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
-) -> int:
-    address = joined_address(host, port)
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        raise HyperGPUError(Reason.ADDRESS_UNUSABLE, f"{address} cannot be bound") from error
-
-
-def joined_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether the address stands for every address of this machine."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:
-        return False
-
-
-def check_hosts(hosts: Iterable[str]) -> None:
-    """Reject what nobody could dial, before tokens and the certificate name it.
-
-    Raises:
-        HyperGPUError: ADDRESS_UNUSABLE, one is neither a name nor an address.
-    """
-    for host in hosts:
-        try:
-            ipaddress.ip_address(host.strip("[]"))
-        except ValueError:
-            if not _HOST.fullmatch(host):
-                detail = f"--advertise {host!r} is no host"
-                fix = "give a name or an address without a port: --advertise gpu.example.org"
-                raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail, fix=fix) from None
-
-
-def dialled_hosts(settings: Settings) -> tuple[str, ...]:
-    """Under which hosts the listeners can be reached, best first."""
-    if settings.advertise:
-        return settings.advertise
-    if not is_wildcard(settings.listen):
-        return (settings.listen,)
-    return tuple(dict.fromkeys((*_outward_host(), "127.0.0.1")))
-
-
-def _outward_host() -> tuple[str, ...]:
-    """The address of the interface that leads to other machines; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # a documentation address: only the route is looked up
-        return (str(probe.getsockname()[0]),)
-    return ()

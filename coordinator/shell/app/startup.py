@@ -23,11 +23,9 @@ from coordinator.shell.app.listeners import (
     HealthServicer,
     Listeners,
     Servicers,
-    check_hosts,
-    dialled_hosts,
-    joined_address,
 )
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
+from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.app.takeover import Turn, end_turn, open_blobs, take_turn
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
@@ -60,6 +58,7 @@ from coordinator.shell.runtime.services import (
     store_node_counts,
 )
 from coordinator.shell.servicers.calls import NodeGate
+from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
@@ -190,7 +189,7 @@ class CoordinatorApp:
 
     async def _serve(self, hosts: tuple[str, ...]) -> None:
         addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
-        gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext)
+        gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext, tokens=self._tokens)
         enrolment = Enrolment(
             authority=self._authority,
             tokens=self._tokens,
@@ -204,6 +203,10 @@ class CoordinatorApp:
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
         operator.addresses = addresses
+        operator.gateways = gateways = GatewayCertifier(
+            self._authority, lost_after_ms=self._settings.lost_after_ms
+        )
+        gateways.node_port, gateways.bulk_port = enrolment.node_port, enrolment.bulk_port
         servicers = Servicers(
             health=self._health,
             jobs=JobServicer(self._services),

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 
 from coordinator.config import Settings
 from coordinator.core.tenure import Claimant, Tenure
-from coordinator.shell.app.listeners import dialled_hosts, joined_address
+from coordinator.shell.app.ports import dialled_hosts, joined_address
 from coordinator.shell.blobs.store import BlobCopies, BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.identity.authority import coordinator_key

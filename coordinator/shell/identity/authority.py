@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -53,6 +54,7 @@ def _invalid(why: str) -> HyperGPUError:
 
 SERVER_NAME = "hypergpu-coordinator"
 NODE_CERTIFICATE_S = 24 * 3600
+GATEWAY_CERTIFICATE_S = 24 * 3600
 _AUTHORITY_S = 10 * 365 * 24 * 3600
 _SERVER_S = 825 * 24 * 3600
 _BACKDATED_S = 2 * 24 * 3600
@@ -73,8 +75,8 @@ class ServerIdentity(msgspec.Struct, frozen=True):
     """Leaf, then authority: nodes hash the authority before they trust it."""
 
 
-class NodeCertificate(msgspec.Struct, frozen=True):
-    """A certificate for a node."""
+class IssuedCertificate(msgspec.Struct, frozen=True):
+    """A certificate for a node or a gateway."""
 
     pem: bytes
     expires_s: int
@@ -131,7 +133,7 @@ class Authority:
         leaf_pem = leaf.public_bytes(serialization.Encoding.PEM)
         return ServerIdentity(_key_pem(key), leaf_pem + self.pem)
 
-    def issue(self, node: NodeId, request_pem: bytes, now_s: int) -> NodeCertificate:
+    def issue(self, node: NodeId, request_pem: bytes, now_s: int) -> IssuedCertificate:
         """Certify the TLS key in a node's request for 24 hours, under the node's id alone.
 
         Nothing but the key is taken from the request.
@@ -144,17 +146,45 @@ class Authority:
         builder = _builder(node, public_key, now_s, NODE_CERTIFICATE_S + _SLACK_S)
         leaf = self._sign(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
         pem = leaf.public_bytes(serialization.Encoding.PEM)
-        return NodeCertificate(pem, now_s + NODE_CERTIFICATE_S)
+        return IssuedCertificate(pem, now_s + NODE_CERTIFICATE_S)
+
+    def issue_to_gateway(
+        self, name: str, request_pem: bytes, hosts: Iterable[str], now_s: int
+    ) -> IssuedCertificate:
+        """Certify the TLS key in a gateway's request: nodes take it for the coordinator.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, as `issue`.
+        """
+        public_key = certificate_request(request_pem)
+        builder = _builder(name, public_key, now_s, GATEWAY_CERTIFICATE_S + _SLACK_S)
+        names = x509.SubjectAlternativeName(_alternative_names(hosts))
+        leaf = self._sign(
+            builder.add_extension(names, critical=False),
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            ExtendedKeyUsageOID.CLIENT_AUTH,
+        )
+        pem = leaf.public_bytes(serialization.Encoding.PEM)
+        return IssuedCertificate(pem, now_s + GATEWAY_CERTIFICATE_S)
+
+    def derived_secret(self, context: str) -> bytes:
+        """32 bytes that follow from the authority's key, for one purpose."""
+        key_der = self._key.private_bytes(
+            serialization.Encoding.DER,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return blake3(key_der, derive_key_context=context).digest()
 
     def _sign(
-        self, builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier
+        self, builder: x509.CertificateBuilder, *usages: x509.ObjectIdentifier
     ) -> x509.Certificate:
         issuer = self._key.public_key()
         return (
             builder.issuer_name(self._certificate.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(is_authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False
             )

@@ -22,6 +22,10 @@ class Rate(msgspec.Struct, frozen=True):
     interval_ms: Milliseconds
 
 
+NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
+"""All calls of one node: many times those of the shortest rounds."""
+
+
 class RateLimiter:
     """Token buckets of peers, in bounded memory: the peers that took longest ago are forgotten."""
 

@@ -42,7 +42,8 @@ class IssuedTokens:
         self._registry = registry
         self._lock = threading.Lock()
         self._tokens = {record.token_id: record for record in registry.tokens()}
-        self._watchers: dict[TokenId, list[Callable[[], None]]] = {}
+        self._watchers: dict[TokenId, dict[object, Callable[[], None]]] = {}
+        """By a mark of each: a gateway's token has thousands."""
 
     def create(
         self, grant: TokenGrant, *, addresses: tuple[str, ...], authority: Digest, now_s: int
@@ -91,19 +92,20 @@ class IssuedTokens:
             # Memory first: a join that is under way finds one or the other (`Enrolment`).
             self._tokens[token_id] = replace(record, is_revoked=True)
             self._registry.revoke_token(token_id)
-            watchers = tuple(self._watchers.get(token_id, ()))
+            watchers = tuple(self._watchers.get(token_id, {}).values())
         for act in watchers:
             act()
         return self._registry.joined_nodes(token_id)
 
     def watch(self, token_id: TokenId, act: Callable[[], None]) -> Callable[[], None]:
         """Have an action called, by any thread, once a token is revoked; returns the undoing."""
+        mark = object()
         with self._lock:
-            self._watchers.setdefault(token_id, []).append(act)
+            self._watchers.setdefault(token_id, {})[mark] = act
 
         def undo() -> None:
             with self._lock:
-                self._watchers[token_id].remove(act)
+                del self._watchers[token_id][mark]
                 if not self._watchers[token_id]:
                     del self._watchers[token_id]
 
@@ -128,9 +130,13 @@ class IssuedTokens:
         """Judge a token that was right when its stream began.
 
         Raises:
-            HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP.
+            HyperGPUError: TOKEN_REVOKED, TOKEN_EXPIRED or TOKEN_USED_UP; TOKEN_INVALID, there is
+                none of this id.
         """
-        _check_callable(self._tokens[token_id], now_s)
+        record = self._tokens.get(token_id)
+        if record is None:
+            raise HyperGPUError(Reason.TOKEN_INVALID, f"there is no token {token_id}")
+        _check_callable(record, now_s)
 
     def is_revoked(self, token_id: TokenId) -> bool:
         """Whether a known token was revoked."""

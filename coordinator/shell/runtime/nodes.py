@@ -116,6 +116,8 @@ class ControlStream:
         """What jobs may require of the node."""
         self.recalled_from: set[JobId] = set()
         """Jobs that gave it up for others; one that has no work for it is not lent it again."""
+        self.is_watched = False
+        """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
 
     def send(self, message: node_pb2.ControlResponse) -> None:
@@ -166,6 +168,8 @@ class ConnectedNodes:
         """A stream ended. Its node is not lost yet: it may dial in again."""
         if self.streams.get(stream.node) is stream:
             del self.streams[stream.node]
+            if stream.is_watched:
+                self.mark_heard(stream.node)
 
     def mark_heard(self, node: NodeId) -> None:
         """Note a contact with the node."""
@@ -179,7 +183,13 @@ class ConnectedNodes:
     def silent_ms(self, node: NodeId) -> Milliseconds | None:
         """Time since the last contact; None when this process never heard of the node."""
         heard_ms = self._heard_ms.get(node)
+        if heard_ms is not None and self._is_watched(node):
+            return Milliseconds(0)
         return None if heard_ms is None else Milliseconds(max(0, monotonic_ms() - heard_ms))
+
+    def _is_watched(self, node: NodeId) -> bool:
+        stream = self.streams.get(node)
+        return stream is not None and stream.is_watched
 
     def overdue(self, limit_ms: Milliseconds) -> tuple[NodeId, ...]:
         """Nodes that are silent for more than ``limit_ms``, the longest silent first."""
@@ -187,7 +197,7 @@ class ConnectedNodes:
         silent = [
             (heard_ms, node)
             for node, heard_ms in self._heard_ms.items()
-            if now_ms - heard_ms > limit_ms
+            if now_ms - heard_ms > limit_ms and not self._is_watched(node)
         ]
         return tuple(node for _, node in sorted(silent))
 

@@ -15,11 +15,14 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from coordinator.core.gateway.pace import Pace
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.rate import GuessLimiter, OpenCounter, Rate, RateLimiter
+from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
+from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
 from hypergpu import streams
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
@@ -70,6 +73,8 @@ class Caller:
         """The token that the gate admitted; None: the call needs none."""
         self.own_nodes: frozenset[NodeId] | None = None
         """Nodes that joined with the caller's token, where it is a node's; None: it sees all."""
+        self.gateway: TokenId | None = None
+        """Token of the gateway that speaks for the node; None: the node itself calls."""
         self.recheck: Callable[[], None] = lambda: None
         """Raise `HyperGPUError` where the token was revoked or expired since."""
         self.watch_token: Callable[[Callable[[], None]], Callable[[], None]] = _watch_nothing
@@ -114,14 +119,17 @@ class Requests:
         self._context = context
         self._parse = parse
 
-    async def next(self, timeout_ms: int) -> Any | None:
+    async def next(self, timeout_ms: int | None) -> Any | None:
         """The next message; None when the client has no more.
+
+        Args:
+            timeout_ms: None: it is waited for however long it takes.
 
         Raises:
             HyperGPUError: STREAM_SILENT after ``timeout_ms``; REQUEST_INVALID, it does not parse.
         """
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 raw = await self._context.read()
         except TimeoutError:
             raise HyperGPUError(Reason.STREAM_SILENT, f"nothing came for {timeout_ms} ms") from None
@@ -219,7 +227,11 @@ def streaming(
     async def behaviour(raw: Any, context: Context) -> AsyncIterator[bytes]:
         try:
             caller = Caller(context, name)
-            await gate.admit(caller)
+            try:
+                await gate.admit(caller)
+            except HyperGPUError:
+                await let_begin(raw, context)
+                raise
             with caller.hold_stream():
                 answers = CurrentAnswers(act(argument(raw, context), caller), caller)
                 with contextlib.closing(answers):
@@ -232,45 +244,6 @@ def streaming(
             await _report_broken(context, name, error)
 
     return behaviour
-
-
-class CurrentAnswers:
-    """A stream's answers, while the caller's token is good: an idle stream ends with its token."""
-
-    def __init__(self, answers: AsyncIterator[Message], caller: Caller) -> None:
-        self._answers = answers
-        self._caller = caller
-        self._waiting: asyncio.Timeout | None = None
-        self._loop = asyncio.get_running_loop()
-        self.close = caller.watch_token(self._end)
-
-    def __aiter__(self) -> "CurrentAnswers":
-        return self
-
-    async def __anext__(self) -> Message:
-        """The next answer.
-
-        Raises:
-            HyperGPUError: The token was revoked or has expired.
-        """
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                self._caller.recheck()
-                answer = await anext(self._answers)
-        except TimeoutError:
-            self._caller.recheck()
-            raise
-        finally:
-            self._waiting = None
-        self._caller.recheck()
-        return answer
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._end_waiting)
-
-    def _end_waiting(self) -> None:
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(self._loop.time())
 
 
 async def _report_broken(context: Context, name: str, error: Exception) -> NoReturn:
@@ -301,8 +274,6 @@ def reject_other_protocol(theirs: int, who: str) -> None:
     streams.refuse_other_protocol(theirs, who, there=there, here=here)
 
 
-NODE_KEY = "hypergpu-node"
-"""Metadata that names the node when there is no TLS, which is on loopback only."""
 OPERATORS = frozenset({Role.OPERATOR})
 USERS = frozenset({Role.USER, Role.OPERATOR})
 _NODE_OWNERS = frozenset({Role.NODE, Role.OPERATOR})
@@ -325,8 +296,8 @@ _OFFERS = Rate(burst=100, interval_ms=Milliseconds(50))
 """Offers of one node: each may cost a row in the journal."""
 
 
-_NODE_CALLS = Rate(burst=1_000, interval_ms=Milliseconds(5))
-"""All calls of one node: many times those of the shortest rounds."""
+_STREAMS_PER_S, _STREAMS_BURST = 500, 1_000
+"""Control streams that may open: whoever comes beyond that is told when to."""
 _NODE_STREAMS_MAX = 4
 """A new control stream ends the older ones, which may take a moment."""
 _TOKEN_CALLS = Rate(burst=2_000, interval_ms=Milliseconds(1))
@@ -397,16 +368,34 @@ class TokenGate:
 
 
 class NodeGate:
-    """Admits nodes that joined: by their certificate, or by name alone on a plaintext loopback."""
+    """Admits nodes that joined: by their certificate, or by name alone where a gateway speaks for
+    them or on a plaintext loopback.
+    """
 
-    def __init__(self, nodes: KnownNodes, *, is_plaintext: bool) -> None:
+    def __init__(
+        self, nodes: KnownNodes, *, is_plaintext: bool, tokens: IssuedTokens | None = None
+    ) -> None:
+        """Admit gateways whose token is one of `tokens` and good; none of them without."""
+        self._tokens = tokens
         self._nodes = nodes
         self._is_plaintext = is_plaintext
         self._offers = RateLimiter(_OFFERS)
-        self._calls = RateLimiter(_NODE_CALLS)
+        self._calls = RateLimiter(NODE_CALLS)
         self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
+        self._pace = Pace(_STREAMS_PER_S, _STREAMS_BURST)
+
+    def let_in(self, node: NodeId) -> None:
+        """Let a control stream open, for which the node has said hello.
+
+        Raises:
+            HyperGPUError: RATE_LIMITED, too many nodes dial at once, with the time to come again.
+        """
+        if wait_ms := self._pace.wait_ms(node, monotonic_ms()):
+            detail = f"many nodes dial at once: come again in {wait_ms} ms"
+            raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
 
     async def admit(self, caller: Caller) -> None:
+        self._admit_gateway(caller)
         node = self.node(caller)
         self.check(node)
         reject_other_caller(caller)
@@ -415,6 +404,18 @@ class NodeGate:
             raise HyperGPUError(Reason.RATE_LIMITED, f"too many offers from {node}")
         self.count_message(node)
         caller.hold_stream = partial(self._streams.hold, f"node {node}")
+
+    def _admit_gateway(self, caller: Caller) -> None:
+        shown = caller.certificate_name
+        if self._is_plaintext:
+            shown = caller.metadata.get(GATEWAY_KEY, "")
+        token_id, tokens = gateway_token(shown), self._tokens
+        if token_id is None or tokens is None:
+            return
+        tokens.check_current(token_id, unix_s())
+        caller.gateway = token_id
+        caller.recheck = lambda: tokens.check_current(token_id, unix_s())
+        caller.watch_token = partial(tokens.watch, token_id)
 
     def count_message(self, node: NodeId) -> None:
         """Count a call of a node, or a message in its control stream.
@@ -432,7 +433,7 @@ class NodeGate:
             HyperGPUError: NODE_UNKNOWN, it shows none.
         """
         shown = caller.certificate_name
-        if self._is_plaintext:
+        if self._is_plaintext or caller.gateway is not None:
             shown = caller.metadata.get(NODE_KEY, "")
         if not is_node_id(shown):
             raise HyperGPUError(Reason.NODE_UNKNOWN, f"{shown[:64]!r} is no node's id")

@@ -347,7 +347,7 @@ class NodeServicer:
     def control(
         self, requests: Requests, caller: Caller
     ) -> AsyncIterator[node_pb2.ControlResponse]:
-        return control(self._services, self._gate, self._gate.node(caller), requests)
+        return control(self._services, self._gate, caller, requests)
 
     async def resolve_blob(
         self, request: node_pb2.ResolveBlobRequest, caller: Caller

@@ -15,7 +15,7 @@ from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.assignment import assignment
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
-from coordinator.shell.identity.authority import Authority, NodeCertificate
+from coordinator.shell.identity.authority import Authority, IssuedCertificate
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
@@ -132,7 +132,7 @@ class Enrolment:
             certificate=issued.pem, certificate_expires_unix_s=issued.expires_s
         )
 
-    def _issue_certificate(self, node: NodeId, request_pem: bytes) -> NodeCertificate | None:
+    def _issue_certificate(self, node: NodeId, request_pem: bytes) -> IssuedCertificate | None:
         if self._authority is None:
             return None
         return self._authority.issue(node, request_pem, unix_s())
@@ -155,10 +155,11 @@ _REASON_LENGTH_MAX = 500
 
 
 async def control(
-    services: Services, gate: NodeGate, node: NodeId, requests: Requests
+    services: Services, gate: NodeGate, caller: Caller, requests: Requests
 ) -> AsyncIterator[node_pb2.ControlResponse]:
     """Serve one control stream until either side ends it."""
-    session = await _open_session(services, gate, node, requests)
+    node = gate.node(caller)
+    session = await _open_session(services, gate, caller, requests)
     listening = asyncio.create_task(_listen(services, gate, session, requests))
     try:
         while (message := await session.outbox.get()) is not None:
@@ -174,12 +175,14 @@ async def control(
 
 
 async def _open_session(
-    services: Services, gate: NodeGate, node: NodeId, requests: Requests
+    services: Services, gate: NodeGate, caller: Caller, requests: Requests
 ) -> ControlStream:
+    node = gate.node(caller)
     first = await requests.next(services.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
     if first is None or first.WhichOneof("message") != "hello":
         raise HyperGPUError(Reason.REQUEST_INVALID, "a control stream begins with a hello")
+    gate.let_in(node)
     hello = first.hello
     reject_other_version(hello.version)
     capabilities = translate.capabilities_value(hello.capabilities)
@@ -187,6 +190,7 @@ async def _open_session(
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
     }
     session = ControlStream(node, capabilities, _printable(hello.version.software))
+    session.is_watched = caller.gateway is not None
     session.send(_welcome(services, node))
     services.nodes.connect(session)
     services.readings.mark_present(node)
@@ -247,8 +251,9 @@ async def _listen(
 ) -> None:
     """Take in what the node says; ends the session when it says no more."""
     renewal_ms = monotonic_ms() + RENEWAL_MS
+    silence_ms = None if session.is_watched else services.settings.lost_after_ms
     try:
-        while (message := await requests.next(services.settings.lost_after_ms)) is not None:
+        while (message := await requests.next(silence_ms)) is not None:
             gate.check(session.node)  # It may have been revoked, and read nothing.
             gate.count_message(session.node)
             services.nodes.mark_heard(session.node)

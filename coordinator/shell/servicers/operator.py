@@ -15,6 +15,7 @@ from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, page_of
+from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.telemetry import (
     LOOK_MS,
     NODES_A_MESSAGE,
@@ -48,6 +49,8 @@ class OperatorServicer:
         self._levels = NewestLevels(services, nodes)
         self.addresses: tuple[str, ...] = ()
         """What tokens name, once the listener is bound."""
+        self.gateways: GatewayCertifier | None = None
+        """None before the listeners are bound."""
 
     async def list_nodes(
         self, request: job_pb2.ListNodesRequest, caller: Caller
@@ -206,6 +209,13 @@ class OperatorServicer:
         page, next_page = page_of(self._tokens.tokens(), request.page)
         summaries = [translate.token_summary(record, now_s) for record in page]
         return job_pb2.ListTokensResponse(tokens=summaries, next_page=next_page)
+
+    async def certify_gateway(
+        self, request: job_pb2.CertifyGatewayRequest, caller: Caller
+    ) -> job_pb2.CertifyGatewayResponse:
+        if self.gateways is None or caller.token is None:
+            raise HyperGPUError(Reason.NOT_READY, "no gateway can be certified yet")
+        return await asyncio.to_thread(self.gateways.certify, caller.token.token_id, request)
 
     async def revoke_token(
         self, request: job_pb2.RevokeTokenRequest, caller: Caller

@@ -1,0 +1,1 @@
+"""Measurements of what grows past one machine."""

@@ -1,0 +1,85 @@
+"""Many sessions of the real daemon in one process, which dial gateways, lose them and come back.
+
+Spawned by `benchmarks.ours.scale.gateways`: a line on stdout when all are connected; then an answer
+for each line on stdin: round trips of so many seconds, or how its links are.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import structlog
+
+from benchmarks.ours.sessions import RoundTrips, SessionSpread, daemons
+from gpu_node.shell.control import ROUND_TRIP
+from hypergpu.process import raise_descriptor_limit
+
+
+class LinkCount(msgspec.Struct):
+    """Links of a process since its start."""
+
+    connected: int = 0
+    lost: int = 0
+    connected_s: float = 0.0
+    """When the newest was connected, by the clock that all processes of a machine share."""
+
+
+class LinkedTrips(RoundTrips):
+    """Round trips of heartbeats, and links that break and are there again."""
+
+    def __init__(self, sessions: int) -> None:
+        super().__init__(sessions)
+        self.links = LinkCount()
+
+    def hear_logs(self) -> None:
+        """Take both from the daemons' log lines and drop every other line."""
+
+        def take(_logger: object, _method: str, line: Any) -> Any:
+            match line["event"]:
+                case event if event == ROUND_TRIP:
+                    self.note(line["sequence"], line["taken_us"])
+                case "Connected":
+                    self.links.connected += 1
+                    self.links.connected_s = time.monotonic()
+                case "LinkLost" | "LinkRejected":
+                    self.links.lost += 1
+            raise structlog.DropEvent
+
+        debug = structlog.make_filtering_bound_logger(logging.DEBUG)
+        structlog.configure(processors=[take], wrapper_class=debug)
+
+
+async def serve_sessions(owner: ExitStack) -> None:
+    """Open the sessions, say so, and answer."""
+    loop = asyncio.get_running_loop()
+
+    async def heard() -> str:
+        return await loop.run_in_executor(None, sys.stdin.readline)
+
+    spread = msgspec.json.decode(await heard(), type=SessionSpread)
+    trips = LinkedTrips(spread.sessions)
+    tasks = await daemons(spread, trips, owner)
+    await trips.all_heard.wait()
+    _say(not any(task.done() for task in tasks))
+    while line := await heard():
+        if line.strip() == "links":
+            _say(trips.links)
+        else:
+            trips.taken_us.clear()
+            await asyncio.sleep(float(line))
+            _say(trips.taken_us)
+
+
+def _say(value: object) -> None:
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise_descriptor_limit()
+    with ExitStack() as stack:
+        asyncio.run(serve_sessions(stack))

@@ -1,0 +1,270 @@
+"""Sessions of the real daemon through two gateways that share an address; one of them is killed.
+
+Heartbeats are timed by the daemons. Beside them a job trains on a few of the nodes: it is to go on
+as if nothing had happened.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import psutil
+
+from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Running, running
+from benchmarks.ours.scale.gateway_sessions import LinkCount
+from benchmarks.ours.sessions import SessionSpread
+from benchmarks.ours.table import PartFigures
+from hypergpu.client import JobEvent, JobUpdate, JobView
+from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
+from hypergpu.wire.credentials import with_addresses
+
+PROCESSES = 4
+GATEWAYS = 2
+_LOOK_S = 0.5
+_BACK_WITHIN_S = 300.0
+_SESSIONS_MODULE = "benchmarks.ours.scale.gateway_sessions"
+_JOB_NODES = 3
+Said = TypeVar("Said")
+
+
+class GatewayLoad(NamedTuple):
+    """How many sessions there are, and how long they are watched."""
+
+    sessions: int
+    start_over_s: float
+    measured_s: float
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    address: str
+    node_port: int
+    bulk_port: int
+
+
+class _Gateway(NamedTuple):
+    child: "subprocess.Popen[str]"
+    ready: _Ready
+
+
+class _Measured(NamedTuple):
+    """What one load came to. CPU is in cores, while heartbeats were measured."""
+
+    trips_ms: Sequence[float]
+    gateways_cpu: float
+    coordinator_cpu: float
+    clients_cpu: float
+    gateways_mb: float
+    lost: int
+    """Links that broke when a gateway was killed."""
+    back_s: float
+    """From the kill to the moment at which all of them were there again."""
+    job: JobView
+
+    @property
+    def p99_ms(self) -> float:
+        """99th percentile of the heartbeats."""
+        return statistics.quantiles(self.trips_ms, n=100)[98]
+
+
+def gateways(load: GatewayLoad, *, is_plaintext: bool = False) -> PartFigures:
+    """Measure one load."""
+    with tempfile.TemporaryDirectory() as name:
+        found = _measured(Path(name), load, is_plaintext=is_plaintext)
+    per_core = load.sessions / found.gateways_cpu
+    security = "no TLS" if is_plaintext else "mutual TLS"
+    return PartFigures(
+        rows=[
+            ["heartbeat p50, p99, worst ms", _trips(found)],
+            ["gateways: CPU cores, MB", f"{found.gateways_cpu:.2f}, {found.gateways_mb:.0f}"],
+            ["coordinator: CPU cores", f"{found.coordinator_cpu:.3f}"],
+            ["sessions: CPU cores", f"{found.clients_cpu:.2f}"],
+            ["sessions a core of gateways", f"{per_core:,.0f}"],
+            [f"{found.lost:,} nodes lose a gateway: all back s", f"{found.back_s:.1f}"],
+        ],
+        metrics={
+            "sessions": load.sessions,
+            "heartbeat_p99_ms": found.p99_ms,
+            "gateway_cpu_cores": found.gateways_cpu,
+            "reconnect_all_s": found.back_s,
+            "reconnect_lost": found.lost,
+            "coordinator_cpu_cores": found.coordinator_cpu,
+        },
+        notes=[
+            f"{load.sessions:,} daemons in {PROCESSES} processes, {GATEWAYS} gateways, {security}.",
+            f"{len(found.trips_ms):,} heartbeats in {load.measured_s:.0f} s.",
+            f"The job beside them {found.job.phase} after {found.job.round} rounds.",
+            f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
+        ],
+    )
+
+
+def _trips(found: _Measured) -> str:
+    p50 = statistics.median(found.trips_ms)
+    return f"{p50:.1f}, {found.p99_ms:.1f}, {max(found.trips_ms):.1f}"
+
+
+def _measured(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measured:
+    with ExitStack() as owner:
+        cluster = owner.enter_context(running(folder, is_plaintext=is_plaintext))
+        fronts = _started_gateways(cluster, owner)
+        clients = _started_sessions(cluster, fronts[0].ready, load, owner)
+        with cluster.client() as client:
+            job_id = client.submit(_job(rounds=100_000))
+            next(each for each in client.watch(job_id) if _is_round(each))
+            measured = _watched(fronts, clients, cluster.coordinator, load)
+            lost, back_s = _kill_one(fronts, clients)
+            after = client.job(job_id).job.round
+            client.set_parameters(job_id, {"training.rounds": str(after + 20)})
+            for _ in client.watch(job_id):
+                pass
+            job = client.job(job_id).job
+        if job.phase != "finished":
+            raise BenchmarkError(f"the job is {job.phase}: {job.reason}")
+        return _Measured(*measured, lost, back_s, job)
+
+
+def _is_round(update: JobUpdate) -> bool:
+    return isinstance(update, JobEvent) and update.kind == "RoundRecorded"
+
+
+def _job(rounds: int) -> JobSpec:
+    return JobSpec(
+        workload="null",
+        training=TrainingSettings(rounds=rounds, inner_steps=2, nodes=_JOB_NODES),
+        nodes=NodeSelection(max=_JOB_NODES),
+    )
+
+
+def _started_gateways(cluster: Running, owner: ExitStack) -> list[_Gateway]:
+    token = Path(cluster.ready.operator_token_file).read_text("utf-8").strip()
+    found: list[_Gateway] = []
+    for number in range(GATEWAYS):
+        ports = (0, 0, 0)
+        if found:
+            first = found[0].ready
+            ports = (int(first.address.rpartition(":")[2]), first.node_port, first.bulk_port)
+        names = ("--port", "--node-port", "--bulk-port")
+        flags = [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
+        child = start(
+            program("coordinator.shell.gateway", f"--listen={LOOPBACK}", *flags),
+            secret=token,
+            log=cluster.folder / f"gateway-{number}.log",
+            is_read=True,
+            environment=ONE_THREAD,
+        )
+        owner.callback(kill_group, child)
+        found.append(_Gateway(child, _read(child, _Ready)))
+    return found
+
+
+def _started_sessions(
+    cluster: Running, ready: _Ready, load: GatewayLoad, owner: ExitStack
+) -> "list[subprocess.Popen[str]]":
+    token = with_addresses(cluster.node_token(), (ready.address,))
+    names = [f"daemons-{number}" for number in range(PROCESSES)]
+    clients = [owner.enter_context(_session_process(cluster.folder, name)) for name in names]
+    for name, client in zip(names, clients, strict=True):
+        folder = str(cluster.folder / name)
+        spread = SessionSpread(
+            load.sessions // PROCESSES, load.start_over_s, folder, address="", token=token
+        )
+        _tell(client, msgspec.json.encode(spread).decode())
+    if not all(_read(client, bool) for client in clients):
+        raise BenchmarkError(f"a session ended; see {cluster.folder}")
+    return clients
+
+
+def _watched(
+    fronts: "Sequence[_Gateway]",
+    clients: "Sequence[subprocess.Popen[str]]",
+    coordinator: "subprocess.Popen[str]",
+    load: GatewayLoad,
+) -> tuple[list[float], float, float, float, float]:
+    processes = [*(front.child for front in fronts), coordinator, *clients]
+    measured = [psutil.Process(each.pid) for each in processes]
+    before = [_cpu_s(each) for each in measured]
+    started_s = time.monotonic()
+    for client in clients:
+        _tell(client, str(load.measured_s))
+    trips_ms = [trip / 1000 for client in clients for trip in _read(client, list[int])]
+    passed_s = time.monotonic() - started_s
+    cores = [(_cpu_s(each) - cpu) / passed_s for each, cpu in zip(measured, before, strict=True)]
+    megabytes = sum(each.memory_info().rss for each in measured[:GATEWAYS]) / 1e6
+    return trips_ms, sum(cores[:GATEWAYS]), cores[GATEWAYS], sum(cores[GATEWAYS + 1 :]), megabytes
+
+
+def _kill_one(
+    fronts: Sequence[_Gateway], clients: "Sequence[subprocess.Popen[str]]"
+) -> tuple[int, float]:
+    """Kill a gateway and wait until all of its nodes are there again: their number, the time."""
+    before = _links(clients)
+    killed_s = time.monotonic()
+    kill_group(fronts[0].child)
+    while True:
+        time.sleep(_LOOK_S)
+        now = _links(clients)
+        lost, connected = now.lost - before.lost, now.connected - before.connected
+        if lost and connected >= lost and time.monotonic() - killed_s > 3:
+            return lost, now.connected_s - killed_s
+        if time.monotonic() - killed_s > _BACK_WITHIN_S:
+            raise BenchmarkError(f"{lost - connected} of {lost} nodes did not come back")
+
+
+def _links(clients: "Sequence[subprocess.Popen[str]]") -> LinkCount:
+    for client in clients:
+        _tell(client, "links")
+    found = [_read(client, LinkCount) for client in clients]
+    return LinkCount(
+        connected=sum(each.connected for each in found),
+        lost=sum(each.lost for each in found),
+        connected_s=max(each.connected_s for each in found),
+    )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextmanager
+def _session_process(folder: Path, name: str) -> "Iterator[subprocess.Popen[str]]":
+    with (folder / f"{name}.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", _SESSIONS_MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+            env=os.environ | ONE_THREAD,
+        )
+    try:
+        yield child
+    finally:
+        kill_group(child)
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _tell(child: "subprocess.Popen[str]", line: str) -> None:
+    if child.stdin is None:
+        raise AssertionError("the child was spawned with a pipe")
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+
+
+def _read(child: "subprocess.Popen[str]", said: type[Said]) -> Said:
+    line = child.stdout.readline() if child.stdout is not None else ""
+    if not line:
+        raise BenchmarkError("a process ended before it had said what it measured")
+    return msgspec.json.decode(line, type=said)

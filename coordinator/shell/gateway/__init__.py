@@ -1,0 +1,1 @@
+"""The gateway: a process without state that holds nodes' streams and speaks to coordinators."""

@@ -1,0 +1,29 @@
+"""What a gateway did, for its log."""
+
+import msgspec
+
+
+class GatewayCounts(msgspec.Struct):
+    """Since the last log line, but for what is open."""
+
+    sessions: int = 0
+    """Open streams of nodes."""
+    answered: int = 0
+    """Heartbeats and probes that were answered here."""
+    folded: int = 0
+    """Messages that were replaced or merged and never went on."""
+    passed: int = 0
+    """Messages of streams that went on to the coordinator."""
+    postponed: int = 0
+    """Nodes that were told when to come again."""
+    silent: int = 0
+    """Nodes that were let go of since they said nothing."""
+    calls: int = 0
+    """Calls beside the streams."""
+
+    def take(self) -> dict[str, int]:
+        """All of them; from now on they count anew."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        for name in found.keys() - {"sessions"}:
+            setattr(self, name, 0)
+        return found

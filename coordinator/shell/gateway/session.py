@@ -1,0 +1,225 @@
+"""A node's control stream through a gateway: its messages folded on the way up, and what a
+coordinator says passed down with the gateway's own address for probes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from coordinator.core.gateway.folding import (
+    FoldingStep,
+    Handling,
+    NodeFolding,
+    WorkMark,
+    fold_other,
+    fold_progress,
+    fold_report,
+    take_due,
+)
+from coordinator.shell.gateway.counts import GatewayCounts
+from coordinator.shell.gateway.tickets import PortRewriter
+from coordinator.shell.probe_echo import RENEWAL_MS, ProbeEcho
+from coordinator.shell.translate import ROUND_TRIPS_MAX, TRAINS_MAX, TRANSFERS_MAX
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import NodeId
+from hypergpu.streams import monotonic_ms
+from hypergpu.v1 import node_pb2
+
+_FAREWELL_S = 5.0
+
+
+class SessionParts(NamedTuple):
+    """What all sessions of a gateway share."""
+
+    counts: GatewayCounts
+    echo: ProbeEcho
+    ports: PortRewriter
+    count_message: Callable[[NodeId], None]
+    """Raises where a node sends too many."""
+
+
+class NodeSession:
+    """One stream. Down is a gRPC context of this gateway's server, up a call to a coordinator."""
+
+    def __init__(self, node: NodeId, context: Any, call: Any, parts: SessionParts) -> None:
+        self.node = node
+        self.heard_ms = monotonic_ms()
+        self._context = context
+        self._call = call
+        self._parts = parts
+        self._folding = NodeFolding()
+        self._progress = b""
+        """Newest progress that is held."""
+        self._report = node_pb2.Measured()
+        """Measurements that are held, merged."""
+        self._down, self._up = asyncio.Lock(), asyncio.Lock()
+        self._welcome: node_pb2.Welcome | None = None
+        self._renewal_ms = 0
+        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, hello: bytes) -> None:
+        """Pass messages on, first the hello, until either side ends.
+
+        Raises:
+            grpc.aio.AioRpcError: The coordinator ended its side with this.
+            HyperGPUError: The node is silent or said something wrong, or this gateway stops.
+        """
+        heard = asyncio.create_task(self._hear_node(hello))
+        told = asyncio.create_task(self._hear_coordinator())
+        tasks = (heard, told)
+        try:
+            await asyncio.wait((*tasks, self._ending), return_when=asyncio.FIRST_COMPLETED)
+            if heard.done() and not told.done() and heard.exception() is None:
+                await asyncio.wait((told, self._ending), timeout=_FAREWELL_S)
+            for each in (self._ending, told, heard):
+                if each.done():
+                    each.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def end(self, refusal: HyperGPUError) -> None:
+        """End the stream with an error."""
+        if not self._ending.done():
+            self._ending.set_exception(refusal)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `flush` has something to do."""
+        has_held = self._folding.holds_progress or self._folding.holds_report
+        return has_held or (self._welcome is not None and now_ms >= self._renewal_ms)
+
+    async def flush(self) -> None:
+        """Let go on what was held long enough, and renew the node's probe token."""
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.UsageError):
+            due = take_due(self._folding, monotonic_ms())
+            self._folding = due.state
+            if due.has_progress:
+                await self._pass_up(self._take_progress())
+            if due.has_report:
+                await self._pass_up(self._take_report())
+            if self._welcome is not None and monotonic_ms() >= self._renewal_ms:
+                await self._greet(self._welcome)
+
+    async def _hear_node(self, hello: bytes) -> None:
+        # A call that is over refuses what is written, and its reader learns why.
+        with contextlib.suppress(asyncio.InvalidStateError):
+            await self._pass_up(hello)
+            while (raw := await self._context.read()) is not grpc.aio.EOF:
+                self.heard_ms = monotonic_ms()
+                self._parts.count_message(self.node)
+                await self._hear(raw, _parsed(raw))
+            async with self._up:
+                await self._call.done_writing()
+
+    async def _hear(self, raw: bytes, message: node_pb2.ControlRequest) -> None:
+        match message.WhichOneof("message"):
+            case "heartbeat":
+                echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
+                await self._answer(node_pb2.ControlResponse(heartbeat_echo=echo))
+            case "round_trip_probe":
+                back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
+                await self._answer(node_pb2.ControlResponse(round_trip_echo=back))
+            case "progress":
+                await self._hear_progress(raw, message.progress)
+            case "measured":
+                await self._hear_report(message.measured)
+            case _:
+                step = fold_other(self._folding)
+                before = self._take_progress() if self._folding.holds_progress else b""
+                self._folding = step.state
+                if before:
+                    await self._pass_up(before)
+                await self._pass_up(raw)
+
+    async def _answer(self, message: node_pb2.ControlResponse) -> None:
+        self._parts.counts.answered += 1
+        await self._pass_down(message.SerializeToString())
+
+    async def _hear_progress(self, raw: bytes, progress: node_pb2.Progress) -> None:
+        mark = WorkMark(progress.lease.job_id, progress.lease.number, progress.phase)
+        self._parts.counts.folded += bool(self._progress)
+        self._progress = raw
+        step = fold_progress(self._folding, mark, monotonic_ms())
+        if self._takes(step):
+            await self._pass_up(self._take_progress())
+
+    async def _hear_report(self, report: node_pb2.Measured) -> None:
+        self._parts.counts.folded += self._folding.holds_report
+        self._report = merged_report(self._report, report)
+        step = fold_report(self._folding, len(report.transfers), monotonic_ms())
+        if self._takes(step):
+            await self._pass_up(self._take_report())
+
+    def _takes(self, step: FoldingStep) -> bool:
+        """Take the state of a step; whether its message goes on."""
+        self._folding = step.state
+        return step.handling is not Handling.HOLD
+
+    def _take_progress(self) -> bytes:
+        found, self._progress = self._progress, b""
+        return found
+
+    def _take_report(self) -> bytes:
+        found, self._report = self._report, node_pb2.Measured()
+        return node_pb2.ControlRequest(measured=found).SerializeToString()
+
+    async def _pass_up(self, raw: bytes) -> None:
+        self._parts.counts.passed += 1
+        async with self._up:
+            await self._call.write(raw)
+
+    async def _pass_down(self, raw: bytes) -> None:
+        async with self._down:
+            await self._context.write(raw)
+
+    async def _hear_coordinator(self) -> None:
+        while (raw := await self._call.read()) is not grpc.aio.EOF:
+            message = node_pb2.ControlResponse.FromString(raw)
+            match message.WhichOneof("message"):
+                case "welcome":
+                    await self._greet(message.welcome)
+                case "assignment" if message.assignment.HasField("model_ticket"):
+                    self._parts.ports.ticket(message.assignment.model_ticket)
+                    await self._pass_down(message.SerializeToString())
+                case _:
+                    await self._pass_down(raw)
+
+    async def _greet(self, welcome: node_pb2.Welcome) -> None:
+        """Pass a welcome on; said again, it renews the node's probe token."""
+        self._renewal_ms = monotonic_ms() + RENEWAL_MS
+        self._welcome = welcome
+        # Made anew: whatever else a coordinator says of addresses is not for nodes of a gateway.
+        own = node_pb2.Welcome(
+            version=welcome.version,
+            heartbeat_interval_ms=welcome.heartbeat_interval_ms,
+            probe_port=self._parts.echo.port,
+            probe_token=self._parts.echo.token(self.node),
+        )
+        await self._pass_down(node_pb2.ControlResponse(welcome=own).SerializeToString())
+
+
+def _parsed(raw: bytes) -> node_pb2.ControlRequest:
+    try:
+        return node_pb2.ControlRequest.FromString(raw)
+    except DecodeError:
+        raise HyperGPUError(Reason.REQUEST_INVALID, "the bytes are no ControlRequest") from None
+
+
+def merged_report(held: node_pb2.Measured, report: node_pb2.Measured) -> node_pb2.Measured:
+    """Both reports as one: all measurements that a coordinator would read, and the newest state."""
+    trips = [*held.round_trips_us, *report.round_trips_us]
+    trains = [*held.trains, *report.trains]
+    transfers = [*held.transfers, *report.transfers]
+    return node_pb2.Measured(
+        round_trips_us=trips[-ROUND_TRIPS_MAX:],
+        trains=trains[-TRAINS_MAX:],
+        transfers=transfers[-TRANSFERS_MAX:],
+        congestion_control=report.congestion_control,
+        is_probing_blocked=report.is_probing_blocked,
+    )

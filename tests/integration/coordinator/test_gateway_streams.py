@@ -1,0 +1,228 @@
+"""A node's calls through a real gateway: what it answers, passes on and refuses."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from yarl import URL
+
+from gpu_node.shell.probing import PACKETS, ProbeTarget, send_train
+from hypergpu.errors import HyperGPUError
+from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.v1 import node_pb2
+from hypergpu.wire.credentials import Role
+from hypergpu.wire.errors import error_in
+from tests.gateway_process import FREE_PORTS, GatewayProcess, operator_token
+from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
+from tests.processes import Cluster, CoordinatorProcess
+
+LOST_AFTER_S = 1.0
+PARAMETERS = 1 << 20
+UPDATE = np.full(PARAMETERS, 0.25, np.float32).tobytes()
+SPEC = JobSpec(
+    workload="null",
+    options={"parameters": PARAMETERS},
+    training=TrainingSettings(rounds=1, inner_steps=1, nodes=1),
+    codec=CodecChoice("fp32", "fp32"),
+)
+
+
+class Front:
+    """A coordinator with a gateway before it."""
+
+    def __init__(self, cluster: Cluster, owner: ExitStack) -> None:
+        self.cluster = cluster
+        self._owner = owner
+        self.gateway = self.add_gateway(operator_token(cluster.coordinator))
+
+    def add_gateway(self, token: str, *flags: str) -> GatewayProcess:
+        """Start one more."""
+        gateway = GatewayProcess(token, self.cluster.folder / "gateway.log", *flags)
+        self._owner.callback(gateway.end)
+        return gateway
+
+    async def joined(self, gateway: GatewayProcess | None = None) -> WireNode:
+        """A node that has joined through a gateway."""
+        gateway = gateway or self.gateway
+        node = WireNode(gateway.line.address, gateway.node_address)
+        answer = await node.join(await asyncio.to_thread(self.cluster.coordinator.node_token))
+        assert (answer.node_port, answer.bulk_port) == (
+            gateway.line.node_port,
+            gateway.line.bulk_port,
+        )
+        return node
+
+    @contextmanager
+    def frozen_coordinator(self) -> Iterator[None]:
+        """Let the coordinator stand still for as long as the block lasts."""
+        group = self.cluster.coordinator.child.pid
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(group, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with ExitStack() as owner:
+        cluster = Cluster(tmp_path_factory.mktemp("front"), *NOBODY_LOST)
+        yield Front(owner.enter_context(cluster), owner)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Front]:
+    """A gateway that lets go of silent nodes soon."""
+    flags = ("--lost-after-ms", str(round(LOST_AFTER_S * 1000)))
+    with ExitStack() as owner:
+        yield Front(owner.enter_context(Cluster(tmp_path, *flags)), owner)
+
+
+def heartbeat(sequence: int) -> node_pb2.ControlRequest:
+    return node_pb2.ControlRequest(heartbeat=node_pb2.Heartbeat(sequence=sequence))
+
+
+async def echo(stream: AsyncIterator[node_pb2.ControlResponse]) -> node_pb2.ControlResponse:
+    """The next echo of a heartbeat or a probe."""
+    async for message in stream:
+        if message.WhichOneof("message") in {"heartbeat_echo", "round_trip_echo"}:
+            return message
+    raise AssertionError("the stream ended without an echo")
+
+
+async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(front: Front) -> None:
+    node = await front.joined()
+    stream = node.control([("null", 1)])
+    assert (await anext(stream)).HasField("welcome")
+    with front.frozen_coordinator():
+        node.say(heartbeat(5))
+        assert (await echo(stream)).heartbeat_echo.sequence == 5
+        probe = node_pb2.RoundTripProbe(sequence=6)
+        node.say(node_pb2.ControlRequest(round_trip_probe=probe))
+        assert (await echo(stream)).round_trip_echo.sequence == 6
+    await node.close()
+
+
+async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
+    node = await front.joined()
+    stream = node.control([("null", 1)])
+    welcome = (await anext(stream)).welcome
+    target = ProbeTarget("127.0.0.1", welcome.probe_port, welcome.probe_token)
+    with front.frozen_coordinator():
+        assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
+    await node.close()
+
+
+async def test_a_silent_node_is_let_go_of_and_one_that_says_it_lives_stays(
+    impatient: Front,
+) -> None:
+    living, silent = await impatient.joined(), await impatient.joined()
+    streams = [node.control([("null", 1)]) for node in (living, silent)]
+    for stream in streams:
+        await anext(stream)
+    ended = asyncio.ensure_future(echo(streams[1]))
+    for sequence in range(1_000):
+        living.say(heartbeat(sequence))
+        await echo(streams[0])
+        if (await asyncio.wait((ended,), timeout=LOST_AFTER_S / 5))[0]:
+            break
+    error = ended.exception()
+    assert isinstance(error, grpc.aio.AioRpcError)
+    assert reason_of(error) == "STREAM_SILENT"
+    with impatient.cluster.coordinator.client() as client:
+        nodes = {node.id: node for node in await asyncio.to_thread(client.nodes)}
+    assert nodes[living.node_id].state == "idle"
+    assert nodes[silent.node_id].state != "idle"
+    await living.close()
+    await silent.close()
+
+
+async def test_an_update_goes_through_the_gateways_own_bulk_port(front: Front) -> None:
+    node = await front.joined()
+    job_id = await asyncio.to_thread(front.cluster.submit, SPEC)
+    assignment = await next_assignment(node.control([("null", 1)]))
+    offer = node.offer(assignment, UPDATE)
+    ticket = (await node.send_offer(offer)).ticket
+    assert {URL(each.url).port for each in ticket.ranges} == {front.gateway.line.bulk_port}
+    await node.submit(node.offer(assignment, UPDATE), UPDATE)
+    job = await asyncio.to_thread(front.cluster.wait_until_finished, job_id)
+    assert (job.phase, job.updates_accepted) == ("finished", 1)
+    await node.close()
+
+
+async def test_an_error_of_the_coordinator_comes_back_as_it_is(front: Front) -> None:
+    node = WireNode(front.gateway.line.address, front.gateway.node_address)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await anext(node.control([("null", 1)]))
+    assert reason_of(refused.value) == "NODE_UNKNOWN"
+    await node.close()
+
+
+async def test_whoever_revokes_its_token_shuts_a_gateway_out(front: Front) -> None:
+    with front.cluster.coordinator.client() as client:
+        made = await asyncio.to_thread(client.create_token, Role.OPERATOR, ttl_s=600, label="test")
+    gateway = await asyncio.to_thread(front.add_gateway, made.token)
+    node = await front.joined(gateway)
+    stream = node.control([("null", 1)])
+    assert (await anext(stream)).HasField("welcome")
+    with front.cluster.coordinator.client() as client:
+        await asyncio.to_thread(client.revoke_token, made.id)
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await echo(stream)
+    assert reason_of(ended.value) == "TOKEN_REVOKED"
+    await node.close()
+
+
+async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -> None:
+    token = operator_token(front.cluster.coordinator)
+    flags = (*FREE_PORTS, "--streams-per-s", "1")
+    gateway = await asyncio.to_thread(front.add_gateway, token, *flags)
+    nodes = [await front.joined(gateway) for _ in range(3)]
+    dialled = [anext(node.control([("null", 1)])) for node in nodes]
+    answers = await asyncio.gather(*dialled, return_exceptions=True)
+    refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
+    found = error_in(refused[-1].trailing_metadata())
+    assert isinstance(found, HyperGPUError)
+    assert found.reason.name == "RATE_LIMITED"
+    assert 0 < found.wait_ms <= 2_000
+    for node in nodes:
+        await node.close()
+
+
+async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path) -> None:
+    with ExitStack() as owner:
+        before = owner.enter_context(Cluster(tmp_path))
+        after = CoordinatorProcess(tmp_path)
+        owner.callback(after.end)
+        token = operator_token(before.coordinator)
+        named = [
+            word for each in (after, before.coordinator) for word in ("--coordinator", each.address)
+        ]
+        gateway = GatewayProcess(token, tmp_path / "gateway.log", *FREE_PORTS, *named)
+        owner.callback(gateway.end)
+        node = WireNode(gateway.line.address, gateway.node_address)
+        await node.join(before.coordinator.node_token())
+        stream = node.control([("null", 1)])
+        assert (await anext(stream)).HasField("welcome")
+        before.coordinator.kill()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await echo(stream)
+        assert reason_of(ended.value) == "NOT_READY"
+        await asyncio.to_thread(after.start)
+        await until_welcome(node)
+        await node.close()
+
+
+async def until_welcome(node: WireNode) -> None:
+    """Dial until a coordinator answers."""
+    answer = node_pb2.ControlResponse()
+    while not answer.HasField("welcome"):
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            answer = await anext(node.control([("null", 1)]))

@@ -1,0 +1,108 @@
+"""What a gateway passes on of a node's messages, and when."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.gateway.folding import (
+    PROGRESS_MS,
+    REPORT_MS,
+    Handling,
+    NodeFolding,
+    WorkMark,
+    fold_other,
+    fold_progress,
+    fold_report,
+    take_due,
+)
+from coordinator.shell.gateway.session import merged_report
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2
+
+TRAINING = WorkMark("job-a", 7, phase=2)
+UPLOADING = TRAINING._replace(phase=4)
+
+
+def at(ms: int) -> Milliseconds:
+    return Milliseconds(ms)
+
+
+def after_progress(*times: int) -> NodeFolding:
+    state = NodeFolding()
+    for ms in times:
+        state = fold_progress(state, TRAINING, at(ms)).state
+    return state
+
+
+def test_the_first_progress_of_a_phase_goes_on_at_once() -> None:
+    state = after_progress(0)
+    assert fold_progress(NodeFolding(), TRAINING, at(0)).handling is Handling.PASS
+    assert fold_progress(state, UPLOADING, at(1)).handling is Handling.PASS
+    assert fold_progress(state, TRAINING._replace(lease=8), at(1)).handling is Handling.PASS
+
+
+def test_further_progress_is_held_and_goes_on_a_second_after_the_last() -> None:
+    step = fold_progress(after_progress(0), TRAINING, at(1))
+    assert step.handling is Handling.HOLD
+    assert not take_due(step.state, at(PROGRESS_MS - 1)).has_progress
+    due = take_due(step.state, at(PROGRESS_MS))
+    assert due.has_progress
+    assert not take_due(due.state, at(10 * PROGRESS_MS)).has_progress
+
+
+def test_held_progress_goes_on_before_a_message_that_goes_on_at_once() -> None:
+    held = fold_progress(after_progress(0), TRAINING, at(1)).state
+    step = fold_other(held)
+    assert step.handling is Handling.PASS_AFTER_PROGRESS
+    assert not step.state.holds_progress
+
+
+def test_a_report_goes_on_at_first_and_with_transfers_and_else_seldom() -> None:
+    first = fold_report(NodeFolding(), 0, at(0))
+    assert first.handling is Handling.PASS
+    held = fold_report(first.state, 0, at(5_000))
+    assert held.handling is Handling.HOLD
+    assert fold_report(held.state, 1, at(6_000)).handling is Handling.PASS
+    assert not take_due(held.state, at(REPORT_MS - 1)).has_report
+    assert take_due(held.state, at(REPORT_MS)).has_report
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=60))
+def test_progress_goes_on_once_a_second_at_most_and_the_newest_is_never_lost(
+    gaps: list[int],
+) -> None:
+    state, now_ms, passed, handling = NodeFolding(), 0, list[int](), Handling.HOLD
+    for gap in gaps:
+        now_ms += gap
+        due = take_due(state, at(now_ms))
+        state, handling = fold_progress(due.state, TRAINING, at(now_ms))
+        passed += [now_ms] * (due.has_progress + (handling is Handling.PASS))
+    assert all(later - earlier >= PROGRESS_MS for earlier, later in pairwise(passed))
+    assert state.holds_progress == (handling is Handling.HOLD)
+    assert take_due(state, at(now_ms + PROGRESS_MS)).has_progress == state.holds_progress
+
+
+def test_merged_reports_hold_all_measurements_and_the_newest_state() -> None:
+    earlier = node_pb2.Measured(
+        round_trips_us=[1, 2],
+        trains=[node_pb2.ProbeTrain(sent=20, lost=1, bursts=1)],
+        congestion_control="cubic",
+        is_probing_blocked=True,
+    )
+    later = node_pb2.Measured(
+        round_trips_us=[3],
+        transfers=[node_pb2.MeasuredTransfer(size_bytes=9)],
+        congestion_control="bbr",
+    )
+    merged = merged_report(earlier, later)
+    assert list(merged.round_trips_us) == [1, 2, 3]
+    assert (len(merged.trains), len(merged.transfers)) == (1, 1)
+    assert (merged.congestion_control, merged.is_probing_blocked) == ("bbr", False)
+
+
+def test_merged_reports_stay_as_short_as_what_a_coordinator_reads() -> None:
+    merged = node_pb2.Measured()
+    for trip in range(1_000):
+        merged = merged_report(merged, node_pb2.Measured(round_trips_us=[trip]))
+    assert list(merged.round_trips_us) == list(range(936, 1_000))
