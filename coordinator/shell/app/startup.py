@@ -1,5 +1,5 @@
-"""One coordinator from start to end: wires the services, hosts the payments package, serves, leaves
-in good order, and says with its fix why it cannot start or go on.
+"""One coordinator from start to end: wires the services, serves, leaves in good order, and says why
+it cannot start or go on, with the fix.
 """
 
 import asyncio
@@ -7,9 +7,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -19,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
-from coordinator.core.job.events import FundingChanged
 from coordinator.core.job.state import ENDED
 from coordinator.shell.app.listeners import (
     HealthServicer,
@@ -29,6 +26,7 @@ from coordinator.shell.app.listeners import (
     dialled_hosts,
     joined_address,
 )
+from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
@@ -65,103 +63,13 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
-from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
-from hypergpu.extension import (
-    ENTRY_POINT_GROUP,
-    ENTRY_POINT_NAME,
-    CoordinatorHost,
-    JournalRow,
-    OpenPayments,
-    PaymentsPlugin,
-    PaymentSummary,
-)
-from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.extension import PaymentsPlugin, PaymentSummary
+from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
-from hypergpu.statements import SignedReceipt
 from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
-from hypergpu.wire.messages import receipt_message, terms_message
-
-_RECEIPTS_IN_A_MESSAGE = 100
-"""About 50 KB."""
-
-
-class PaymentsHost:
-    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
-
-    def __init__(
-        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
-        nodes: ConnectedNodes,
-    ) -> None:  # fmt: skip
-        self._settings = settings
-        self._key = key
-        self._journal = journal
-        self._driver = driver
-        self._nodes = nodes
-
-    @property
-    def data_dir(self) -> Path:
-        return self._settings.data_dir
-
-    @property
-    def database_url(self) -> str:
-        return self._settings.database_url
-
-    @property
-    def key(self) -> IdentityKey:
-        return self._key
-
-    def jobs(self) -> tuple[JobId, ...]:
-        return tuple(self._driver.runtimes)
-
-    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
-        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
-        return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
-
-    def node_name(self, node: NodeId) -> str:
-        return self._nodes.name_of(node)
-
-    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
-        session = self._nodes.streams.get(node)
-        if session is None or session.is_crowded:
-            return False
-        runtime = self._driver.runtimes.get(job_id)
-        for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
-            piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
-            message = receipt_pb2.Receipts(
-                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
-            )
-            if runtime is not None:
-                message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
-            session.send(node_pb2.ControlResponse(receipts=message))
-        return True
-
-    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
-        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
-        return await self._driver.insist(job_id, event)
-
-
-def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> PaymentsPlugin | None:
-    """Open the payments package of a name; None where none is installed.
-
-    Raises:
-        HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
-            the package says of its own settings.
-    """
-    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    for entry_point in found:
-        try:
-            open_payments: OpenPayments = entry_point.load()
-            return open_payments(host)
-        except ModuleNotFoundError as missing:
-            detail = f"paying for work needs the package {missing.name}"
-            fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
-    return None
-
 
 log = structlog.get_logger()
 
@@ -179,6 +87,8 @@ class Ready(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     """What tokens name."""
     node_port: int
+    bulk_port: int
+    """0: an object store carries bulk bytes."""
     operator_token_file: str
     authority: str
     """BLAKE3 of the CA's certificate; empty without TLS."""
@@ -314,6 +224,7 @@ class CoordinatorApp:
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
             node_port=self._listeners.node_port,
+            bulk_port=self._services.bulk.port,
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),

@@ -15,7 +15,7 @@ from coordinator.core.job.events import (
     UpdateReceived,
 )
 from coordinator.core.job.state import AcceptedUpdate, Funding, Model
-from coordinator.shell.app.startup import PaymentsHost
+from coordinator.shell.app.payments_host import PaymentsHost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space

@@ -1,0 +1,103 @@
+"""Hosts the payments package: its view of this coordinator, and how it is found."""
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from coordinator.config import Settings
+from coordinator.core.job.events import FundingChanged
+from coordinator.shell.journal.journal import Journal
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.nodes import ConnectedNodes
+from hypergpu.crypto import IdentityKey
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.extension import (
+    ENTRY_POINT_GROUP,
+    ENTRY_POINT_NAME,
+    CoordinatorHost,
+    JournalRow,
+    OpenPayments,
+    PaymentsPlugin,
+)
+from hypergpu.ids import JobId, NodeId
+from hypergpu.statements import SignedReceipt
+from hypergpu.units import Milliseconds
+from hypergpu.v1 import node_pb2, receipt_pb2
+from hypergpu.wire.messages import receipt_message, terms_message
+
+_RECEIPTS_IN_A_MESSAGE = 100
+"""About 50 KB."""
+
+
+class PaymentsHost:
+    """`hypergpu.extension.CoordinatorHost` over this coordinator's journal, driver and nodes."""
+
+    def __init__(
+        self, settings: Settings, key: IdentityKey, journal: Journal, driver: Driver,
+        nodes: ConnectedNodes,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._key = key
+        self._journal = journal
+        self._driver = driver
+        self._nodes = nodes
+
+    @property
+    def data_dir(self) -> Path:
+        return self._settings.data_dir
+
+    @property
+    def database_url(self) -> str:
+        return self._settings.database_url
+
+    @property
+    def key(self) -> IdentityKey:
+        return self._key
+
+    def jobs(self) -> tuple[JobId, ...]:
+        return tuple(self._driver.runtimes)
+
+    def rows(self, job_id: JobId, from_sequence: int, limit: int) -> Sequence[JournalRow]:
+        entries = self._journal.read(job_id, from_sequence, limit=limit).entries
+        return [JournalRow(entry.sequence, entry.kind, entry.body_json) for entry in entries]
+
+    def node_name(self, node: NodeId) -> str:
+        return self._nodes.name_of(node)
+
+    def send_receipts(self, node: NodeId, job_id: JobId, receipts: Sequence[SignedReceipt]) -> bool:
+        session = self._nodes.streams.get(node)
+        if session is None or session.is_crowded:
+            return False
+        runtime = self._driver.runtimes.get(job_id)
+        for start in range(0, len(receipts), _RECEIPTS_IN_A_MESSAGE):
+            piece = receipts[start : start + _RECEIPTS_IN_A_MESSAGE]
+            message = receipt_pb2.Receipts(
+                job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
+            )
+            if runtime is not None:
+                message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
+            session.send(node_pb2.ControlResponse(receipts=message))
+        return True
+
+    async def change_funding(self, job_id: JobId, funded_samples: int | None, reason: str) -> str:
+        event = FundingChanged(at_ms=Milliseconds(0), funded_samples=funded_samples, reason=reason)
+        return await self._driver.insist(job_id, event)
+
+
+def load_payments(host: CoordinatorHost, name: str = ENTRY_POINT_NAME) -> PaymentsPlugin | None:
+    """Open the payments package of a name; None where none is installed.
+
+    Raises:
+        HyperGPUError: MACHINE_UNFIT, the package needs another one that is not installed; or what
+            the package says of its own settings.
+    """
+    found = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    for entry_point in found:
+        try:
+            open_payments: OpenPayments = entry_point.load()
+            return open_payments(host)
+        except ModuleNotFoundError as missing:
+            detail = f"paying for work needs the package {missing.name}"
+            fix = "install the extra: pip install 'hypergpu[chain]'; or set HYPERGPU_CHAIN=none"
+            raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from missing
+    return None
