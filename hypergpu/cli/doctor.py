@@ -18,6 +18,7 @@ import msgspec
 from hypergpu.cli.probe import DeviceFound, TorchFound
 from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
+from hypergpu.cluster.via import ViaState, read_state
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich, size
 from hypergpu.torch_wheels import LEGACY, OLDEST, is_legacy, version_of
@@ -197,6 +198,18 @@ def reach_check(host: str, port: int, failure: str) -> Check:
     return Check(name, WARN, f"the coordinator's port {port} at {host}: {failure}", fix)
 
 
+def via_check(state: ViaState, failure: str) -> Check:
+    """The way through another machine that a coordinator here keeps open."""
+    name = "via"
+    if not state.is_up:
+        return Check(name, FAIL, f"{state.there}: {state.detail}", state.fix)
+    if failure:
+        fix = "see whether sshd and its firewall there let others in: docs/home.md"
+        return Check(name, FAIL, f"{state.there}: {state.host}: {failure}", fix)
+    ports = ", ".join(str(port) for port in state.ports)
+    return Check(name, OK, f"ports {ports} of {state.host} lead here")
+
+
 def blobs_check(address: str, failure: str) -> Check:
     """The object store that carries bulk bytes."""
     if not failure:
@@ -314,6 +327,9 @@ def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     ours = settings["address"].value if settings["address"].origin == "up" else ""
     for port in PORTS:
         yield _port_check(port, is_local=bool(ours))
+    if (state := read_state(Path(settings["data_dir"].value).expanduser())) is not None:
+        failures = (dial_failure(state.host, port) for port in state.ports)
+        yield via_check(state, next(filter(None, failures), ""))
     yield proxy_check(os.environ)
     yield from _congestion_checks(settings)
     yield _coordinator_check()

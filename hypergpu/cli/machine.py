@@ -49,6 +49,22 @@ SyncSteps = Annotated[
         help="Steps of sync measured over the lines; 0: all to the end.",
     ),
 ]
+BlobsAddress = Annotated[
+    str,
+    typer.Option(
+        "--blobs",
+        metavar="s3://BUCKET/PREFIX",
+        help="Object store for bulk bytes, in place of the bulk port: docs/storage.md.",
+    ),
+]
+ViaDestination = Annotated[
+    str,
+    typer.Option(
+        "--via",
+        metavar="USER@HOST[:PORT]",
+        help="A machine with a public address whose ports ssh leads here: docs/home.md.",
+    ),
+]
 GiveUpAfter = Annotated[
     float,
     typer.Option(
@@ -76,18 +92,12 @@ def up(  # noqa: PLR0913 - each is an option
     bulk_port: Annotated[
         int | None, typer.Option("--bulk-port", min=0, max=65535, help="Else 7702; 0: any free.")
     ] = None,
-    blobs: Annotated[
-        str,
-        typer.Option(
-            "--blobs",
-            metavar="s3://BUCKET/PREFIX",
-            help="Object store for bulk bytes, in place of the bulk port: docs/storage.md.",
-        ),
-    ] = "",
+    blobs: BlobsAddress = "",
     advertise: Annotated[
         list[str] | None,
         typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
     ] = None,
+    via: ViaDestination = "",
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
@@ -103,12 +113,14 @@ def up(  # noqa: PLR0913 - each is an option
     nodes: JoinLineNodes = None,
 ) -> None:
     """Start a coordinator here and print a join line."""
+    from hypergpu.cli.reach import listen_behind, rented_host
     from hypergpu.cli.up import PageWish, settled_by
     from hypergpu.cli.up import up as run
     from hypergpu.client.settings import resolve_settings
     from hypergpu.cluster.cluster import Listen, SettlingBy
 
-    settings = resolve_settings({"data_dir": str(data_dir) if data_dir else None})
+    flags = {"data_dir": str(data_dir) if data_dir else None, "via": via or None}
+    settings = resolve_settings(flags)
     at = Listen(
         data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
         listen=listen or ("127.0.0.1" if plaintext else ""),
@@ -120,7 +132,9 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
     )
     environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
-    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes))
+    rented = rented_host(settings["via"].value)
+    at = listen_behind(at, rented)
+    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))
 
 
 def join(  # noqa: PLR0913 - each is an option
