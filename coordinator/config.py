@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""
     """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
+    events: str = ""
+    """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
+    hold a password: better by the environment."""
     plaintext: bool = False
     """No TLS; only on loopback."""
     disk_quota_bytes: int = Field(default=0, ge=0)

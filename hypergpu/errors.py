@@ -230,6 +230,8 @@ _PACKAGES = {
     "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),
+    "ray": ("ray",),
+    "redis": ("redis",),
     "s3": ("boto3", "botocore", "s3transfer"),
     "tensorboard": ("tensorboard",),
     "torch": ("PIL", "torch", "torchvision"),

@@ -220,16 +220,39 @@ def blobs_check(address: str, failure: str) -> Check:
 
 def blobs_failure(address: str) -> str:
     """Why an object store does not work from here; empty: it does. Blocks."""
-    command = program("coordinator.shell.bulk.try_bucket", address)
+    return _probe_failure("coordinator.shell.bulk.try_bucket", address)
+
+
+def _probe_failure(module: str, *words: str, given: str = "") -> str:
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+            program(module, *words),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"it does not answer within {PROBE_TIMEOUT_S} s"
     if not ended.returncode:
         return ""
     return ended.stdout or (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def events_check(failure: str) -> Check:
+    """The stream that gets receipts and rounds."""
+    name = "events"
+    if not failure:
+        return Check(name, OK, "the stream takes entries")
+    fix = "start it, or correct HYPERGPU_COORDINATOR_EVENTS: docs/events.md"
+    return Check(name, FAIL, failure, fix)
+
+
+def events_failure(address: str) -> str:
+    """Why a stream of events does not work from here; empty: it does. Blocks."""
+    # It may hold a password, which an argument would show to others.
+    return _probe_failure("coordinator.shell.outbox.try_stream", given=address)
 
 
 def dial_failure(host: str, port: int) -> str:
@@ -303,15 +326,18 @@ class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/d
     checks: list[Check]
 
 
-def diagnosis(blobs: str = "") -> Diagnosis:
+def diagnosis(blobs: str = "", events: str = "") -> Diagnosis:
     """Measure everything; takes seconds, most of them importing torch.
 
     Args:
         blobs: Address of the object store of a coordinator here; empty: there is none.
+        events: Address of its stream of events; empty: there is none.
     """
     checks = list(_checks(resolve_settings()))
     if blobs:
         checks.append(blobs_check(blobs, blobs_failure(blobs)))
+    if events:
+        checks.append(events_check(events_failure(events)))
     return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
 
 

@@ -65,6 +65,15 @@ ViaDestination = Annotated[
         help="A machine with a public address whose ports ssh leads here: docs/home.md.",
     ),
 ]
+EventsAddress = Annotated[
+    str,
+    typer.Option(
+        "--events",
+        metavar="redis://HOST",
+        help="Redis stream that gets receipts and rounds; with a password better by"
+        " HYPERGPU_COORDINATOR_EVENTS: docs/events.md.",
+    ),
+]
 GiveUpAfter = Annotated[
     float,
     typer.Option(
@@ -98,6 +107,7 @@ def up(  # noqa: PLR0913 - each is an option
         typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
     ] = None,
     via: ViaDestination = "",
+    events: EventsAddress = "",
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
@@ -132,6 +142,7 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
     )
     environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
+    environment |= {"HYPERGPU_COORDINATOR_EVENTS": events} if events else {}
     rented = rented_host(settings["via"].value)
     at = listen_behind(at, rented)
     raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))
@@ -337,6 +348,15 @@ def doctor(
             help="Try the coordinator's object store too: one PUT and one GET.",
         ),
     ] = "",
+    events: Annotated[
+        str,
+        typer.Option(
+            "--events",
+            metavar="redis://HOST",
+            envvar="HYPERGPU_COORDINATOR_EVENTS",
+            help="Try the stream that gets the coordinator's events, too.",
+        ),
+    ] = "",
     fix: Annotated[
         bool,
         typer.Option("--fix", help="Apply the fixes that need no root, and say the others."),
@@ -350,11 +370,11 @@ def doctor(
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note, say, say_json
 
-    found = diagnosis(blobs)
+    found = diagnosis(blobs, events)
     if fix:
         for line in mend(found.checks, is_root=os.geteuid() == 0):
             note(line)
-        found = diagnosis(blobs)
+        found = diagnosis(blobs, events)
     if as_json:
         say_json(found)
     else:

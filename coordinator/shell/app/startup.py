@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.database import FileLock, disk_full_error
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import JournalError
+from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
@@ -76,6 +78,8 @@ log = structlog.get_logger()
 _THREADS = 16
 _PAYMENTS_RETRY_S = 10.0
 OPERATOR_TOKEN = "operator.token"
+EVENTS = "hypergpu.events"
+"""Whether events are sent now, for health checks."""
 _NO_AUTHORITY = Digest("")
 
 
@@ -129,6 +133,7 @@ class CoordinatorApp:
         failpoint("recover.replayed")
         self._collector = BlobCollector(self._services)
         self._health = HealthServicer()
+        self._outbox = open_outbox(self._services, partial(self._health.set_part, EVENTS))
         self._listeners = Listeners(settings, self._authority)
         self._is_stopping = asyncio.Event()
 
@@ -165,6 +170,8 @@ class CoordinatorApp:
             ]
             if payments is not None:
                 forever.append(tasks.create_task(_run_payments(payments)))
+            if self._outbox is not None:
+                forever.append(tasks.create_task(self._outbox.run()))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -261,6 +268,8 @@ class CoordinatorApp:
         payments = self._services.job_terms.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()
+        if self._outbox is not None:
+            self._outbox.wake(decision.jobs)
         for job_id, job in decision.jobs.items():
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
@@ -296,6 +305,8 @@ class CoordinatorApp:
         self._services.echo.close()
         await store_node_counts(self._services)
         await self._services.evaluator.stop()
+        if self._outbox is not None:
+            await self._outbox.close()
         if self._services.job_terms.payments is not None:
             await self._services.job_terms.payments.stop()
         self._services.journal.close()
