@@ -128,6 +128,7 @@ class Reason(Enum):
         "see what this machine can do: hypergpu netsim check --help",
     )
     WORKLOAD_UNFIT = 6011, "FAILED_PRECONDITION", "apply the fix of the step that failed"
+    FORWARDING_FAILED = 6012, "UNAVAILABLE", "see what it says: ssh -v USER@HOST"
     # 7xxx: the node itself
     NODE_NOT_JOINED = (
         7001,
@@ -231,6 +232,8 @@ _PACKAGES = {
     "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),
     "postgresql": ("psycopg",),
+    "ray": ("ray",),
+    "redis": ("redis",),
     "s3": ("boto3", "botocore", "s3transfer"),
     "tensorboard": ("tensorboard",),
     "torch": ("PIL", "torch", "torchvision"),

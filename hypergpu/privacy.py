@@ -14,7 +14,7 @@ from hypergpu.errors import HyperGPUError, Reason
 _SECRET = re.compile(r"token|secret|key|passw|passphrase|credential", re.IGNORECASE)
 _MAY_HOLD_SECRET = re.compile(
     # Addresses of chains and databases hold keys and logins of those who provide them.
-    r"AWS_.*|PG.*|HYPERGPU_.*(CHAIN|DATABASE).*|.*AUTH.*",
+    r"AWS_.*|PG.*|HYPERGPU_.*(CHAIN|DATABASE|EVENTS).*|.*AUTH.*",
     re.IGNORECASE,
 )
 

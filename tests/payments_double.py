@@ -56,6 +56,11 @@ class RecordingPayments:
     def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         self.greeted[node] = newest
 
+    async def receipts(
+        self, job_id: JobId, wanted: Mapping[NodeId, int]
+    ) -> tuple[SignedReceipt, ...]:
+        return ()
+
     async def catch_up(self, job_id: JobId) -> None:
         self.caught_up.append((job_id, [row.kind for row in self.host.rows(job_id, 0, 1_000)]))
 

@@ -18,6 +18,7 @@ import msgspec
 from hypergpu.cli.probe import DeviceFound, TorchFound
 from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
+from hypergpu.cluster.via import ViaState, read_state
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich, size
 from hypergpu.torch_wheels import LEGACY, OLDEST, is_legacy, version_of
@@ -197,6 +198,18 @@ def reach_check(host: str, port: int, failure: str) -> Check:
     return Check(name, WARN, f"the coordinator's port {port} at {host}: {failure}", fix)
 
 
+def via_check(state: ViaState, failure: str) -> Check:
+    """The way through another machine that a coordinator here keeps open."""
+    name = "via"
+    if not state.is_up:
+        return Check(name, FAIL, f"{state.there}: {state.detail}", state.fix)
+    if failure:
+        fix = "see whether sshd and its firewall there let others in: docs/home.md"
+        return Check(name, FAIL, f"{state.there}: {state.host}: {failure}", fix)
+    ports = ", ".join(str(port) for port in state.ports)
+    return Check(name, OK, f"ports {ports} of {state.host} lead here")
+
+
 def blobs_check(address: str, failure: str) -> Check:
     """The object store that carries bulk bytes."""
     if not failure:
@@ -207,16 +220,39 @@ def blobs_check(address: str, failure: str) -> Check:
 
 def blobs_failure(address: str) -> str:
     """Why an object store does not work from here; empty: it does. Blocks."""
-    command = program("coordinator.shell.bulk.try_bucket", address)
+    return _probe_failure("coordinator.shell.bulk.try_bucket", address)
+
+
+def _probe_failure(module: str, *words: str, given: str = "") -> str:
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+            program(module, *words),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"it does not answer within {PROBE_TIMEOUT_S} s"
     if not ended.returncode:
         return ""
     return ended.stdout or (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+
+
+def events_check(failure: str) -> Check:
+    """The stream that gets receipts and rounds."""
+    name = "events"
+    if not failure:
+        return Check(name, OK, "the stream takes entries")
+    fix = "start it, or correct HYPERGPU_COORDINATOR_EVENTS: docs/events.md"
+    return Check(name, FAIL, failure, fix)
+
+
+def events_failure(address: str) -> str:
+    """Why a stream of events does not work from here; empty: it does. Blocks."""
+    # It may hold a password, which an argument would show to others.
+    return _probe_failure("coordinator.shell.outbox.try_stream", given=address)
 
 
 def dial_failure(host: str, port: int) -> str:
@@ -290,15 +326,18 @@ class Diagnosis(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/d
     checks: list[Check]
 
 
-def diagnosis(blobs: str = "") -> Diagnosis:
+def diagnosis(blobs: str = "", events: str = "") -> Diagnosis:
     """Measure everything; takes seconds, most of them importing torch.
 
     Args:
         blobs: Address of the object store of a coordinator here; empty: there is none.
+        events: Address of its stream of events; empty: there is none.
     """
     checks = list(_checks(resolve_settings()))
     if blobs:
         checks.append(blobs_check(blobs, blobs_failure(blobs)))
+    if events:
+        checks.append(events_check(events_failure(events)))
     return Diagnosis(all(check.verdict != FAIL for check in checks), checks)
 
 
@@ -314,6 +353,9 @@ def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
     ours = settings["address"].value if settings["address"].origin == "up" else ""
     for port in PORTS:
         yield _port_check(port, is_local=bool(ours))
+    if (state := read_state(Path(settings["data_dir"].value).expanduser())) is not None:
+        failures = (dial_failure(state.host, port) for port in state.ports)
+        yield via_check(state, next(filter(None, failures), ""))
     yield proxy_check(os.environ)
     yield from _congestion_checks(settings)
     yield _coordinator_check()

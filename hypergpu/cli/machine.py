@@ -50,6 +50,31 @@ SyncSteps = Annotated[
         help="Steps of sync measured over the lines; 0: all to the end.",
     ),
 ]
+BlobsAddress = Annotated[
+    str,
+    typer.Option(
+        "--blobs",
+        metavar="s3://BUCKET/PREFIX",
+        help="Object store for bulk bytes, in place of the bulk port: docs/storage.md.",
+    ),
+]
+ViaDestination = Annotated[
+    str,
+    typer.Option(
+        "--via",
+        metavar="USER@HOST[:PORT]",
+        help="A machine with a public address whose ports ssh leads here: docs/home.md.",
+    ),
+]
+EventsAddress = Annotated[
+    str,
+    typer.Option(
+        "--events",
+        metavar="redis://HOST",
+        help="Redis stream that gets receipts and rounds; with a password better by"
+        " HYPERGPU_COORDINATOR_EVENTS: docs/events.md.",
+    ),
+]
 GiveUpAfter = Annotated[
     float,
     typer.Option(
@@ -77,18 +102,13 @@ def up(  # noqa: PLR0913 - each is an option
     bulk_port: Annotated[
         int | None, typer.Option("--bulk-port", min=0, max=65535, help="Else 7702; 0: any free.")
     ] = None,
-    blobs: Annotated[
-        str,
-        typer.Option(
-            "--blobs",
-            metavar="s3://BUCKET/PREFIX",
-            help="Object store for bulk bytes, in place of the bulk port: docs/storage.md.",
-        ),
-    ] = "",
+    blobs: BlobsAddress = "",
     advertise: Annotated[
         list[str] | None,
         typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
     ] = None,
+    via: ViaDestination = "",
+    events: EventsAddress = "",
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
@@ -104,12 +124,14 @@ def up(  # noqa: PLR0913 - each is an option
     nodes: JoinLineNodes = None,
 ) -> None:
     """Start a coordinator here and print a join line."""
+    from hypergpu.cli.reach import listen_behind, rented_host
     from hypergpu.cli.up import PageWish, settled_by
     from hypergpu.cli.up import up as run
     from hypergpu.client.settings import resolve_settings
     from hypergpu.cluster.cluster import Listen, SettlingBy
 
-    settings = resolve_settings({"data_dir": str(data_dir) if data_dir else None})
+    flags = {"data_dir": str(data_dir) if data_dir else None, "via": via or None}
+    settings = resolve_settings(flags)
     at = Listen(
         data_dir=Path(settings["data_dir"].value).expanduser().resolve(),
         listen=listen or ("127.0.0.1" if plaintext else ""),
@@ -123,7 +145,10 @@ def up(  # noqa: PLR0913 - each is an option
     environment = (
         settled_by(settings, os.environ) | SettlingBy(retries_halted=retry_payments).environment()
     )
-    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes))
+    environment |= {"HYPERGPU_COORDINATOR_EVENTS": events} if events else {}
+    rented = rented_host(settings["via"].value)
+    at = listen_behind(at, rented)
+    raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))
 
 
 def join(  # noqa: PLR0913 - each is an option
@@ -326,6 +351,15 @@ def doctor(
             help="Try the coordinator's object store too: one PUT and one GET.",
         ),
     ] = "",
+    events: Annotated[
+        str,
+        typer.Option(
+            "--events",
+            metavar="redis://HOST",
+            envvar="HYPERGPU_COORDINATOR_EVENTS",
+            help="Try the stream that gets the coordinator's events, too.",
+        ),
+    ] = "",
     fix: Annotated[
         bool,
         typer.Option("--fix", help="Apply the fixes that need no root, and say the others."),
@@ -339,11 +373,11 @@ def doctor(
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note, say, say_json
 
-    found = diagnosis(blobs)
+    found = diagnosis(blobs, events)
     if fix:
         for line in mend(found.checks, is_root=os.geteuid() == 0):
             note(line)
-        found = diagnosis(blobs)
+        found = diagnosis(blobs, events)
     if as_json:
         say_json(found)
     else:

@@ -12,6 +12,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
+from hypergpu.cli.reach import RentedHost, open_via
 from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.client.settings import (
     ResolvedSetting,
@@ -174,7 +175,13 @@ class PageWish(NamedTuple):
     """None: the usual one, or a free one where that is taken."""
 
 
-def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | None = None) -> int:
+def up(
+    at: Listen,
+    environment: Mapping[str, str],
+    page: PageWish,
+    nodes: int | None = None,
+    rented: RentedHost | None = None,
+) -> int:
     """Run a coordinator until it is told to end; returns its exit status.
 
     Args:
@@ -182,6 +189,7 @@ def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | 
         environment: Added to ours for it.
         page: Where the page is to be.
         nodes: As in `standing_join_line`.
+        rented: The machine through which nodes come, for which ``at`` is; None: they dial this one.
     """
     is_first = not at.data_dir.exists()
     log = _made_log(at.data_dir)
@@ -194,9 +202,9 @@ def up(at: Listen, environment: Mapping[str, str], page: PageWish, nodes: int | 
     with contextlib.ExitStack() as beside:
         try:
             ready = wait_until_ready(child)
-            join_by = _join_line(ready, at.data_dir, nodes)
+            way = open_via(rented, ready, at, beside)
             dashboard = _open_page(page, ready, at.data_dir, beside)
-            _greet(ready, join_by, log, dashboard)
+            _greet(Greeting(ready, _join_line(ready, at.data_dir, nodes), log, dashboard, way))
         except StartRefusedError as refused:
             kill_group(child)
             # A key whose address somebody may have sent money to is kept, with all beside it.
@@ -294,14 +302,25 @@ def _page_lines(dashboard: DashboardProcess | None) -> list[str]:
     return [f"the page does not run: {why}. Fix: {said.fix or 'hypergpu dashboard'}", ""]
 
 
-def _greet(
-    ready: ReadyLine, join_by: JoinLine, log: Path, dashboard: DashboardProcess | None
-) -> None:
+class Greeting(NamedTuple):
+    """What people are told once all runs."""
+
+    ready: ReadyLine
+    join_by: JoinLine
+    log: Path
+    dashboard: DashboardProcess | None
+    way: list[str]
+    """Lines on how nodes reach it, where not by itself."""
+
+
+def _greet(greeting: Greeting) -> None:
+    ready, join_by, log, dashboard, way = greeting
     addresses = ", ".join(parse_token(join_by.token).addresses)
     hours = several(max(1, join_by.good_for_s // 3600), "hour")
     good_for = f"{several(join_by.nodes_left, 'node')} and {hours}"
     for line in (
         f"the coordinator is up at {addresses}",
+        *way,
         *(_chain_lines(ready.chain) if ready.chain else ()),
         "",
         f"on each machine that is to train, paste this line (good for {good_for}):",

@@ -73,6 +73,9 @@ def known_settings() -> Mapping[str, KnownSetting]:
         "state_dir": KnownSetting(
             "HYPERGPU_STATE_DIR", str(shared / "node"), "what `join` keeps: key and optimizer state"
         ),
+        "via": KnownSetting(
+            "HYPERGPU_VIA", "", "user@host[:port] whose ports `up` leads here by ssh"
+        ),
         "chain": KnownSetting(
             "HYPERGPU_CHAIN",
             "none",

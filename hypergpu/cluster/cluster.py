@@ -31,6 +31,8 @@ class ReadyLine(msgspec.Struct, frozen=True):
     operator_token_file: str
     node_port: int = 0
     """Port of nodes that have joined."""
+    bulk_port: int = 0
+    """Port of bulk bytes; 0: an object store carries them."""
     chain: PaymentSummary | None = None
     """None: no chain is configured."""
 

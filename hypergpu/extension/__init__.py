@@ -179,6 +179,20 @@ class PaymentsPlugin(Protocol):
         """Make the receipts of all durable rows of an ended job, which is about to be removed."""
         ...
 
+    async def receipts(
+        self, job_id: JobId, wanted: Mapping[NodeId, int]
+    ) -> "Sequence[SignedReceipt]":
+        """Receipts that follow from a durable ``RoundMeasured``, made now where they are not yet.
+
+        Args:
+            job_id: A job of this coordinator.
+            wanted: Nodes, each with the round of its work.
+
+        Returns:
+            In the order of ``wanted``, without work that has no receipt.
+        """
+        ...
+
     def summary(self) -> PaymentSummary | None:
         """The ledger in use; None where no chain is configured."""
         ...

@@ -5,7 +5,7 @@ wrong chain, no Anvil, a contract that is no ledger) end the start.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,14 @@ class CoordinatorPayments:
     async def catch_up(self, job_id: JobId) -> None:
         """See `hypergpu.extension.PaymentsPlugin`."""
         await self._projection.advance_job(job_id)
+
+    async def receipts(
+        self, job_id: JobId, wanted: Mapping[NodeId, int]
+    ) -> Sequence[SignedReceipt]:
+        """See `hypergpu.extension.PaymentsPlugin`."""
+        if await self._projection.advance_job(job_id):
+            self._has_receipts.set()
+        return await asyncio.to_thread(self._projection.receipts, job_id, wanted)
 
     def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         """See `hypergpu.extension.PaymentsPlugin`."""

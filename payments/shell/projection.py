@@ -6,6 +6,7 @@ copy: it is folded from its beginning then, and rounds that have receipts give n
 """
 
 import asyncio
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 ROWS_AT_ONCE = 500
 RECEIPTS_AT_ONCE = 1_000
 """Most receipts that a node which was away is handed."""
+_NEWEST_RECEIPTS = 2
+"""Looked at before all others when a receipt is wanted."""
 _encoder = msgspec.json.Encoder()
 _states = msgspec.json.Decoder(LedgerState)
 _BEGINNING = 0, ""
@@ -115,6 +118,28 @@ class Projection:
             self._states[job_id] = state
         self._cursors[job_id] = rows[-1].sequence + 1, _mark(rows[-1])
         return made._replace(rows_count=len(rows))
+
+    def receipts(self, job_id: JobId, wanted: Mapping[NodeId, int]) -> list[SignedReceipt]:
+        """Stored receipts of nodes' work, each of one round. Blocks."""
+        found = (self._receipt(job_id, node, round) for node, round in wanted.items())
+        return [signed for signed in found if signed is not None]
+
+    def _receipt(self, job_id: JobId, node: NodeId, round: int) -> SignedReceipt | None:
+        """A node's receipt of a round, of which sequence and round both ascend."""
+        state = self._states.get(job_id)
+        count = state.nodes[node].count if state is not None and node in state.nodes else 0
+
+        def receipt(sequence: int) -> SignedReceipt:
+            return self._store.receipts(job_id, node, sequence, limit=1)[0]
+
+        # Most often it is the newest.
+        near = max(0, count - _NEWEST_RECEIPTS)
+        for first in (near, 0):
+            sequences = range(first, count)
+            at = first + bisect_left(sequences, round, key=lambda each: receipt(each).receipt.round)
+            if at < count and (signed := receipt(at)).receipt.round == round:
+                return signed
+        return None
 
     async def greet(self, node: NodeId, newest: Mapping[JobId, SignedReceipt]) -> None:
         """Take over receipts that only the node has, and hand it those that it lacks."""

@@ -98,6 +98,7 @@ SECRETS = {
     "HYPERGPU_CHAIN": "https://rpc.example/key",
     "HYPERGPU_COORDINATOR_CHAIN_URL": "https://rpc.example/key",
     "HYPERGPU_COORDINATOR_DATABASE_URL": "postgresql://user:secret@host",
+    "HYPERGPU_COORDINATOR_EVENTS": "redis://:secret@host",
     "HYPERGPU_COORDINATOR_PASSPHRASE_FILE": "x",
     "HYPERGPU_JOIN_TOKEN": "x",
     "HYPERGPU_NODE_PASSPHRASE": "x",

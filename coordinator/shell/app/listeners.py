@@ -47,6 +47,7 @@ class HealthServicer:
 
     def __init__(self) -> None:
         self._is_serving = False
+        self._parts: dict[str, bool] = {}
         self._changed = asyncio.Event()
         self._is_closed = False
         self._watches = 0
@@ -54,6 +55,11 @@ class HealthServicer:
     def set_serving(self, *, is_serving: bool) -> None:
         """Change the answer and tell whoever watches."""
         self._is_serving = is_serving
+        self._wake()
+
+    def set_part(self, name: str, is_serving: bool) -> None:  # noqa: FBT001 - it is the value
+        """Change the answer about a part that training goes on without."""
+        self._parts[name] = is_serving
         self._wake()
 
     def close(self) -> None:
@@ -81,10 +87,10 @@ class HealthServicer:
             self._watches -= 1
 
     def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
-        if service not in SERVICES:
+        if service not in SERVICES and service not in self._parts:
             unknown = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             return health_pb2.HealthCheckResponse(status=unknown)
-        is_serving = self._is_serving
+        is_serving = self._parts.get(service, self._is_serving)
         serving = health_pb2.HealthCheckResponse.SERVING
         not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
         return health_pb2.HealthCheckResponse(status=serving if is_serving else not_serving)

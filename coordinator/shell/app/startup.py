@@ -1,5 +1,5 @@
-"""One coordinator from start to end: wires the services, hosts the payments package, serves, leaves
-in good order, and says with its fix why it cannot start or go on.
+"""One coordinator from start to end: wires the services, serves, leaves in good order, and says why
+it cannot start or go on, with the fix.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.database import FileLock, disk_full_error
 from coordinator.shell.journal.records import JournalError
+from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
@@ -64,10 +65,7 @@ from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
-from hypergpu.extension import (
-    PaymentsPlugin,
-    PaymentSummary,
-)
+from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
 from hypergpu.streams import unix_s, write_durably
@@ -79,6 +77,8 @@ log = structlog.get_logger()
 _THREADS = 16
 _PAYMENTS_RETRY_S = 10.0
 OPERATOR_TOKEN = "operator.token"
+EVENTS = "hypergpu.events"
+"""Whether events are sent now, for health checks."""
 _NO_AUTHORITY = Digest("")
 
 
@@ -90,6 +90,8 @@ class Ready(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     """What tokens name."""
     node_port: int
+    bulk_port: int
+    """0: an object store carries bulk bytes."""
     operator_token_file: str
     authority: str
     """BLAKE3 of the CA's certificate; empty without TLS."""
@@ -135,6 +137,7 @@ class CoordinatorApp:
         failpoint("recover.replayed")
         self._collector = BlobCollector(self._services)
         self._health = HealthServicer()
+        self._outbox = open_outbox(self._services, partial(self._health.set_part, EVENTS))
         self._listeners = Listeners(settings, self._authority)
         self._is_stopping = asyncio.Event()
 
@@ -172,6 +175,8 @@ class CoordinatorApp:
             ]
             if payments is not None:
                 forever.append(tasks.create_task(_run_payments(payments)))
+            if self._outbox is not None:
+                forever.append(tasks.create_task(self._outbox.run()))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -237,6 +242,7 @@ class CoordinatorApp:
             address=joined_address(local, self._listeners.port),
             addresses=addresses,
             node_port=self._listeners.node_port,
+            bulk_port=self._services.bulk.port,
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
@@ -273,6 +279,8 @@ class CoordinatorApp:
         payments = self._services.job_terms.payments
         if payments is not None and decision.concerns_payments:
             payments.wake()
+        if self._outbox is not None:
+            self._outbox.wake(decision.jobs)
         for job_id, job in decision.jobs.items():
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
@@ -308,6 +316,8 @@ class CoordinatorApp:
         self._services.echo.close()
         await store_node_counts(self._services)
         await self._services.evaluator.stop()
+        if self._outbox is not None:
+            await self._outbox.close()
         if self._services.job_terms.payments is not None:
             await self._services.job_terms.payments.stop()
         self._services.journal.close()

@@ -1,0 +1,84 @@
+"""What is sent of a journal's rows, and under which position. Pure.
+
+A position never changes and is never given to anything else, so that readers drop repeats by it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from coordinator.shell.journal.records import Entry
+from hypergpu.ids import JobId, NodeId
+from hypergpu.statements import SignedReceipt
+
+SENT_KINDS = frozenset(
+    {"JobCreated", "ModelInitialised", "RoundRecorded", "EvaluationReady", "JobEnded"}
+)
+"""Rows that are sent as they are; the others concern nobody but the coordinator."""
+MEASURED_KIND = "RoundMeasured"
+"""Rows in whose place their receipts are sent."""
+RECEIPT_KIND = "Receipt"
+_encoder = msgspec.json.Encoder()
+
+
+class _Contributed(msgspec.Struct, frozen=True):
+    node: NodeId
+    round: int
+
+
+class _MeasuredUpdate(msgspec.Struct, frozen=True):
+    contribution: _Contributed
+
+
+class _MeasuredRow(msgspec.Struct, frozen=True):
+    updates: tuple[_MeasuredUpdate, ...]
+
+
+_measured_rows = msgspec.json.Decoder(_MeasuredRow)
+
+
+class OutboxMessage(msgspec.Struct, frozen=True):
+    """One entry of a stream."""
+
+    job_id: JobId
+    sequence: int
+    """Row of the job's journal."""
+    index: int
+    """Place among the messages of the row."""
+    kind: str
+    at_ms: int
+    """Job time."""
+    body: bytes
+    """JSON."""
+
+    def fields(self) -> dict[str, str | bytes | int]:
+        """The fields of its entry in a stream."""
+        return {
+            "position": f"{self.job_id}:{self.sequence}:{self.index}",
+            "job": self.job_id,
+            "sequence": self.sequence,
+            "index": self.index,
+            "kind": self.kind,
+            "at_ms": self.at_ms,
+            "body": self.body,
+        }
+
+
+def measured_work(row: Entry) -> Mapping[NodeId, int]:
+    """Nodes whose work the row measured, in slot order, each with the round of its work."""
+    if row.kind != MEASURED_KIND:
+        return {}
+    works = (each.contribution for each in _measured_rows.decode(row.body_json).updates)
+    return {work.node: work.round for work in works}
+
+
+def messages_of(row: Entry, receipts: Iterable[SignedReceipt]) -> list[OutboxMessage]:
+    """What is sent of a row: nothing, itself, or the receipts that follow from it."""
+    if row.kind in SENT_KINDS:
+        return [OutboxMessage(row.job_id, row.sequence, 0, row.kind, row.at_ms, row.body_json)]
+    return [
+        OutboxMessage(
+            row.job_id, row.sequence, index, RECEIPT_KIND, row.at_ms, _encoder.encode(signed)
+        )
+        for index, signed in enumerate(receipts)
+    ]
