@@ -108,7 +108,7 @@ def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def model_with_adapter(kind: str) -> nn.Module:
     """A model of transformers with PEFT's LoRA in all linear layers."""
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))
     adapter = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     return cast(nn.Module, get_peft_model(model, adapter))
 
