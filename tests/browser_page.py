@@ -21,7 +21,7 @@ HEIGHT_PX = 900
 ALL_RULES: dict[str, Any] = {"resultTypes": ["violations"]}
 COLOUR_RULES: dict[str, Any] = {**ALL_RULES, "runOnly": ["color-contrast"]}
 GRAVE = ("serious", "critical")
-EXPECT_MS = 30_000
+EXPECT_MS = 240_000
 """Longest wait for what a test expects; it is a bound on failure, not a pause."""
 expect.set_options(timeout=EXPECT_MS)
 

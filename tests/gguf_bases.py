@@ -13,7 +13,7 @@ def write_base(file: Path, folder: Path) -> None:
     packed = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **given)
     config = packed.config
     del config.quantization_config  # a model that says it is quantized cannot be saved
-    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    whole = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     whole.load_state_dict(packed.state_dict())
     whole.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, **given).save_pretrained(folder)

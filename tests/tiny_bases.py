@@ -39,7 +39,7 @@ def trained_tokenizer(size: int = 384) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|eos|>", chat_template=CHAT_TEMPLATE
     )
 
@@ -66,9 +66,7 @@ def save_base(folder: Path, kind: str = "llama") -> Path:
     """Save a causal language model with its tokenizer below ``folder``."""
     tokenizer = trained_tokenizer()
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        tiny_config(kind, len(tokenizer))
-    )
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer)))
     model.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     return folder / "base"

@@ -114,7 +114,7 @@ def _trained_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(texts, VOCABULARY, special_tokens=[END], show_progress=False)
     inner = trained._tokenizer  # noqa: SLF001 - has no other name
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=END)
 
 
 def _config(end: int) -> LlamaConfig:

@@ -139,7 +139,7 @@ def _rival_time(runner: StrategyTime, first: StrategyTime) -> str:
 VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
-_PAGE_WITHIN_S = 15.0
+_PAGE_WITHIN_S = 60.0
 _BUCKETS = "buckets"
 _LEFT = (_BUCKETS, "state", "logs", "model", FILE_NAME, PAGE_NAME, ACCOUNTS_NAME)
 

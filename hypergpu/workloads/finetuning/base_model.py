@@ -128,7 +128,7 @@ def load_base(
     Raises:
         DatasetError: It cannot be loaded, or lacks parameters.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     try:
         model, found = auto.from_pretrained(
             folder,
@@ -163,7 +163,7 @@ def _storage(dtype: str, head: tuple[str, ...]) -> dict[str, Any]:
             " Fix: pip install 'hypergpu[hf4bit]' on the nodes and the coordinator"
         )
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    quantized = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+    quantized = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16 else torch.float32,

@@ -103,7 +103,7 @@ def test_weights_and_biases_hold_each_round_once(
 
 def history(path: Path) -> Iterator[dict[str, float]]:
     """Rows of a run that W&B wrote: records in blocks, as LevelDB has them."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+    from wandb.proto.wandb_internal_pb2 import Record
 
     for packed in packed_records(path.read_bytes()):
         record = Record.FromString(packed)

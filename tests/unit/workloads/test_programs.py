@@ -108,7 +108,7 @@ def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def model_with_adapter(kind: str) -> nn.Module:
     """A model of transformers with PEFT's LoRA in all linear layers."""
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))
     adapter = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     return cast(nn.Module, get_peft_model(model, adapter))
 
@@ -119,7 +119,7 @@ def adapted_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
-class Traced(NamedTuple):
+class TracedCase(NamedTuple):
     """A model with its loss and samples, and the data folder of its job."""
 
     model: nn.Module
@@ -157,13 +157,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedCase:
     """Each case, traced once for all tests, which train a copy of its model."""
     make, loss, arrays = CASES[request.param]
     torch.manual_seed(1)
     model, found = make(), tmp_path_factory.mktemp("traced")
     write_folder(found, model, loss, arrays)
-    return Traced(model, loss, arrays, found)
+    return TracedCase(model, loss, arrays, found)
 
 
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
@@ -173,9 +173,9 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_a_program_trains_like_its_model_to_the_bit(traced: Traced) -> None:
-    model, loss, arrays = deepcopy(traced.model), traced.loss, traced.arrays
-    workload = ProgramWorkload(traced.folder)
+def test_a_program_trains_like_its_model_to_the_bit(case: TracedCase) -> None:
+    model, loss, arrays = deepcopy(case.model), case.loss, case.arrays
+    workload = ProgramWorkload(case.folder)
     copy = workload.model().train()
     fields = tuple(map(torch.from_numpy, workload.load("").train.batch(np.arange(20))))
     torch.manual_seed(2)
@@ -213,9 +213,9 @@ def steps_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_a_program_trains_like_its_model_under_autocast(traced: Traced) -> None:
-    model, loss, arrays = deepcopy(traced.model).train(), traced.loss, traced.arrays
-    workload = build_for_job(find("program"), {}, str(traced.folder))
+def test_a_program_trains_like_its_model_under_autocast(case: TracedCase) -> None:
+    model, loss, arrays = deepcopy(case.model).train(), case.loss, case.arrays
+    workload = build_for_job(find("program"), {}, str(case.folder))
     twin = workload.model().train()
     fields = [torch.from_numpy(array[:6].copy()) for array in arrays.values()]
     batch = dict(zip(arrays, fields, strict=True))
