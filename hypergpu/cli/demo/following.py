@@ -84,8 +84,8 @@ class NodeFault:
         return f"{self._victim} is back: the job goes on"
 
     def _is_back(self) -> bool:
-        """Whether the node is connected; where it was lost meanwhile it has no work yet, as a paused
-        job takes no nodes.
+        """Whether the node is connected. It has no work yet where it was lost before: a paused job
+        takes no nodes.
         """
         return self._coordinator.find_node(self._victim).state != "away"
 
