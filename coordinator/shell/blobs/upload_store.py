@@ -51,7 +51,9 @@ class OpenUpload(NamedTuple):
 
 
 class UploadStore:
-    """The uploads under one folder. Their declared sizes count against the space."""
+    """The uploads under one folder. Their declared sizes count against the space; those without an
+    owner are users' files, which leave some of it to others.
+    """
 
     def __init__(self, folder: Path, blobs: BlobStore, space: Space) -> None:
         self._folder = folder / QUARANTINE
@@ -240,7 +242,8 @@ class UploadStore:
     def _reserve(self, path: Path, size_bytes: int) -> None:
         held_bytes = self._reserved.get(path, 0)
         if size_bytes > held_bytes:
-            self._space.take(size_bytes - held_bytes)
+            take = self._space.take if _owner(path) else self._space.take_data
+            take(size_bytes - held_bytes)
         else:
             self._space.give(held_bytes - size_bytes)
         self._reserved[path] = size_bytes

@@ -16,6 +16,10 @@ KEEP_S = 60
 """A fresh blob outlives every collection for this long: its owner needs time to journal it."""
 KEEP_FREE_BYTES = 64 << 20
 """Left to the journal: it must be able to say that the disk is full."""
+_SPARE_PART = 8
+"""Users' files leave this part of all space to jobs under way: else anybody with a token could
+stop them all by declaring a file that never comes.
+"""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -40,6 +44,14 @@ class Space:
             HyperGPUError: DISK_FULL, with the figures; nothing was promised.
         """
         self._insist(size_bytes, self._check_disk)
+
+    def take_data(self, size_bytes: int) -> None:
+        """Promise space for a user's file, beside which an eighth of all space stays free.
+
+        Raises:
+            HyperGPUError: DISK_FULL, with the figures; nothing was promised.
+        """
+        self._insist(size_bytes, self._check_disk, self._check_spare)
 
     def take_written(self, size_bytes: int) -> None:
         """Promise space for ``size_bytes`` that lie on the disk already: only the quota can refuse.
@@ -79,9 +91,24 @@ class Space:
         with self._lock:
             return self._used_bytes
 
-    def _check_disk(self, size_bytes: int) -> None:
+    def _check_spare(self, size_bytes: int) -> None:
+        free_bytes = self._disk_free_bytes() - self._keep_free_bytes
+        if self._quota_bytes:
+            free_bytes = min(free_bytes, self._quota_bytes - self._used_bytes)
+        spare_bytes = (self._used_bytes + free_bytes) // _SPARE_PART
+        if free_bytes < size_bytes + spare_bytes:
+            raise HyperGPUError(
+                Reason.DISK_FULL,
+                f"{size_bytes} more bytes of users' files do not fit: {free_bytes} bytes are free,"
+                f" {spare_bytes} of them are kept for jobs under way",
+            )
+
+    def _disk_free_bytes(self) -> int:
         disk = os.statvfs(self._folder)
-        free_bytes = disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize
+
+    def _check_disk(self, size_bytes: int) -> None:
+        free_bytes = self._disk_free_bytes()
         if free_bytes < size_bytes + self._keep_free_bytes:
             raise HyperGPUError(
                 Reason.DISK_FULL,

@@ -74,7 +74,7 @@ class NodeFault:
         if self._is_away:
             return self._restart() if time.monotonic() - self._killed_at_s >= AWAY_S else ""
         is_late = HOLD_PERCENT * self._samples <= 100 * done < 100 * self._samples
-        if self.back or not is_late or self.is_paused is not self._is_working():
+        if self.back or not is_late or self.is_paused is not self._is_back():
             return ""
         self.is_paused = not self.is_paused
         if self.is_paused:
@@ -83,8 +83,11 @@ class NodeFault:
         self._coordinator.resume(self._job_id)
         return f"{self._victim} is back: the job goes on"
 
-    def _is_working(self) -> bool:
-        return self._coordinator.find_node(self._victim).state == "working"
+    def _is_back(self) -> bool:
+        """Whether the node is connected. It has no work yet where it was lost before: a paused job
+        takes no nodes.
+        """
+        return self._coordinator.find_node(self._victim).state != "away"
 
     def _kill(self) -> str:
         self._node_id = self._coordinator.find_node(self._victim).id

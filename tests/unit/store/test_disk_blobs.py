@@ -167,6 +167,17 @@ def test_spares_count_as_used_until_room_is_short(tmp_path: Path) -> None:
     assert not store.blobs.reuse(store.blobs.work_path("over"), SIZE_BYTES)
 
 
+def test_users_files_leave_an_eighth_of_all_space_to_updates(tmp_path: Path) -> None:
+    space = Space(tmp_path, 8_000)
+    uploads = UploadStore(tmp_path, BlobStore(tmp_path, space), space)
+    uploads.open(upload_name("a file"), BlobRef(digest_of(b"a"), Bytes(7_000)))
+    with pytest.raises(HyperGPUError, match="1000 of them are kept for jobs") as refused:
+        uploads.open(upload_name("another file"), BlobRef(digest_of(b"b"), Bytes(1)))
+    assert refused.value.reason is Reason.DISK_FULL
+    uploads.open(upload_name("an update", owner="a node"), BlobRef(digest_of(b"c"), Bytes(1_000)))
+    assert space.used_bytes == 8_000
+
+
 def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareBench) -> None:
     name = upload_name("an upload")
     for start in (HALF, 0):
