@@ -38,7 +38,7 @@ _SPEC = JobSpec(
 _HEARTBEAT_MS = "2000"
 
 
-class Started(NamedTuple):
+class PairedCoordinator(NamedTuple):
     """A coordinator's process, which drives or stands by."""
 
     folder: Path
@@ -47,8 +47,8 @@ class Started(NamedTuple):
 
 def takeover_figures(times: int) -> PartFigures:
     """Measure the kill, with the folder deleted, and the stop, so often."""
-    killed = [_measured(_kill) for _ in range(times)]
-    stopped = [_measured(_stop) for _ in range(times)]
+    killed = [_measure(_kill) for _ in range(times)]
+    stopped = [_measure(_stop) for _ in range(times)]
     found = {"takeover_s": killed, "takeover_stopped_s": stopped}
     return PartFigures(
         rows=[
@@ -64,24 +64,24 @@ def takeover_figures(times: int) -> PartFigures:
     )
 
 
-def _kill(active: Started) -> None:
+def _kill(active: PairedCoordinator) -> None:
     kill_group(active.child)
     shutil.rmtree(active.folder / "coordinator")
 
 
-def _stop(active: Started) -> None:
+def _stop(active: PairedCoordinator) -> None:
     os.kill(active.child.pid, signal.SIGSTOP)
 
 
-def _measured(disturb: Callable[[Started], None]) -> float:
+def _measure(disturb: Callable[[PairedCoordinator], None]) -> float:
     with ExitStack() as owner:
         folder = Path(owner.enter_context(tempfile.TemporaryDirectory()))
         url = owner.enter_context(_schema())
         server = owner.enter_context(S3Server(folder / "s3"))
         environment = {**server.environment, **_settings(folder, url)}
-        active = _started(folder / "first", environment, owner)
+        active = _start_coordinator(folder / "first", environment, owner)
         ready = wait_until_ready(active.child)
-        standby = _started(folder / "second", environment, owner)
+        standby = _start_coordinator(folder / "second", environment, owner)
         _wait_for_line(standby.child)
         Running(active.folder, ready, active.child, owner).add_nodes(_NODES, "numpy")
         with operator(ready) as client:
@@ -95,7 +95,7 @@ def _measured(disturb: Callable[[Started], None]) -> float:
 
 
 def _next_update(client: Coordinator, job_id: str, count: int, after: int = -1) -> int:
-    """Sequence of the so-manieth update that is accepted after a row that was seen.
+    """Sequence of the update of that number that is accepted after a row that was seen.
 
     Rows that were journalled just before the disturbance, and not seen, count for nothing.
     """
@@ -111,7 +111,9 @@ def _next_update(client: Coordinator, job_id: str, count: int, after: int = -1) 
     raise BenchmarkError(f"{job_id} ended")
 
 
-def _started(folder: Path, environment: dict[str, str], owner: ExitStack) -> Started:
+def _start_coordinator(
+    folder: Path, environment: dict[str, str], owner: ExitStack
+) -> PairedCoordinator:
     folder.mkdir()
     port, node_port = free_ports(2)
     at = Listen(
@@ -125,7 +127,7 @@ def _started(folder: Path, environment: dict[str, str], owner: ExitStack) -> Sta
     log = folder / "coordinator.log"
     child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
     owner.callback(kill_group, child)
-    return Started(folder, child)
+    return PairedCoordinator(folder, child)
 
 
 def _wait_for_line(child: "subprocess.Popen[str]") -> None:

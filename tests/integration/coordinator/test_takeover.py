@@ -25,7 +25,7 @@ SPEC = JobSpec(
 )
 
 
-class Pair:
+class CoordinatorPair:
     """Two coordinators that may each drive, and nodes."""
 
     def __init__(self, folder: Path, url: str, server: S3Server) -> None:
@@ -49,9 +49,9 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, s3_server: S3Server) -> Iterator[Pair]:
+def pair(tmp_path: Path, s3_server: S3Server) -> Iterator[CoordinatorPair]:
     with postgres_schema() as url:
-        made = Pair(tmp_path, url, s3_server)
+        made = CoordinatorPair(tmp_path, url, s3_server)
         try:
             with made.cluster:
                 made.second.launch()
@@ -81,7 +81,7 @@ def check_whole(cluster: Cluster, job_id: str, digest: str) -> None:
     assert [account.receipts for account in ledger.nodes] == [ROUNDS] * NODES
 
 
-def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: Pair) -> None:
+def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: CoordinatorPair) -> None:
     cluster = pair.cluster
     undisturbed = cluster.wait_until_finished(cluster.submit(SPEC)).model
     assert undisturbed is not None
@@ -103,3 +103,8 @@ def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: Pair) -> Non
     os.kill(pair.second.child.pid, signal.SIGCONT)
     pair.second.wait_until_standing_by()
     check_whole(cluster, job_id, undisturbed)
+
+    # The one that slept drives again where the other one ends.
+    pair.first.terminate()
+    pair.let_drive(pair.second)
+    assert cluster.job(job_id).job.model == undisturbed

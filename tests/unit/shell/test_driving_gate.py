@@ -12,7 +12,7 @@ from hypergpu.v1 import node_pb2
 from tests.calls_in_process import CallContext
 
 
-class Tenure:
+class EndableTenure:
     """A tenure that is over when the test says so."""
 
     is_over = False
@@ -23,7 +23,7 @@ class Tenure:
 
 
 async def test_nobody_is_admitted_once_another_one_may_drive() -> None:
-    tenure = Tenure()
+    tenure = EndableTenure()
     gate = DrivingGate(tenure.check, OpenGate())
     await gate.admit(Caller(CallContext(()), "Check"))
     tenure.is_over = True
@@ -33,7 +33,7 @@ async def test_nobody_is_admitted_once_another_one_may_drive() -> None:
 
 
 async def test_an_open_stream_sends_nothing_more() -> None:
-    tenure = Tenure()
+    tenure = EndableTenure()
     outbox: asyncio.Queue[node_pb2.ControlResponse] = asyncio.Queue()
 
     async def answers() -> AsyncIterator[node_pb2.ControlResponse]:
