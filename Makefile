@@ -100,7 +100,7 @@ sim: setup ## Run seeded worlds on virtual time [SEEDS=200].
 	@$(BIN)/python -m netsim.sim --seeds $(SEEDS)
 
 bench: setup node_modules/.installed ## Print the tables behind the README's figures [ONLY=NAME or NAME/PART] [QUICK=1].
-	@$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+	@$(if $(filter scale%,$(or $(ONLY),scale)),$(BIN)/python .ci/with_postgres.py )$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 chaos: setup node_modules/.installed ## Kill real processes at random instants; a long job of failing nodes [CHAOS_KILLS=200] [SOAK_MINUTES=30].
 	@CHAOS_KILLS=$(CHAOS_KILLS) SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python .ci/with_postgres.py $(BIN)/pytest -m "" tests/chaos

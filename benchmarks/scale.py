@@ -1,16 +1,20 @@
-"""What grows past one machine: streams of nodes through gateways."""
+"""What it takes to go past one machine: a takeover, and streams of nodes through gateways."""
 
 from functools import partial
 
 from benchmarks.ours.scale.gateways import GatewayLoad, gateways
+from benchmarks.ours.scale.takeover import takeover_figures
 from benchmarks.ours.table import BenchmarkParts
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
-    """Return the parts. Quick: two hundred sessions."""
+    """Return the parts. Quick: one takeover, two hundred sessions."""
     load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(10_000, 400.0, 40.0)
     return BenchmarkParts(
         title="Past one machine",
-        columns=("", "measured"),
-        parts={"gateways": partial(gateways, load)},
+        columns=("", "measured", "longest"),
+        parts={
+            "takeover": partial(takeover_figures, 1 if is_quick else 3),
+            "gateways": partial(gateways, load),
+        },
     )

@@ -55,8 +55,8 @@ class CoordinatorProcess:
 
     def start(self, *, failpoints: str = "") -> None:
         """Start it and wait for its ready line."""
-        child = self.launch(failpoints=failpoints)
-        self._ready = wait_until_ready(child)
+        self.launch(failpoints=failpoints)
+        self.wait_until_serving()
 
     def launch(self, *, failpoints: str = "") -> "subprocess.Popen[str]":
         """Start it and wait for nothing."""
@@ -64,6 +64,18 @@ class CoordinatorProcess:
         command = program("coordinator", *self._arguments)
         self._child = start(command, log=self.log, is_read=True, environment=environment)
         return self._child
+
+    def wait_until_serving(self) -> None:
+        """Wait for the ready line of a process that was launched."""
+        self._ready = wait_until_ready(self.child)
+
+    def wait_until_standing_by(self) -> None:
+        """Wait for its line that another coordinator drives."""
+        assert self.child.stdout is not None, "its output is read"
+        for line in self.child.stdout:
+            if "standing_by" in json.loads(line):
+                return
+        raise AssertionError(f"it ended: see {self.log}")
 
     @property
     def child(self) -> "subprocess.Popen[str]":

@@ -151,15 +151,15 @@ async def open_channel(to: ConnectionTarget) -> grpc.aio.Channel:
     if not to.token.authority:
         for address in (to.address, *to.others):
             reject_distant_plaintext(address)
-        return grpc.aio.insecure_channel(await asyncio.to_thread(_dialled, to), options=OPTIONS)
+        return grpc.aio.insecure_channel(await asyncio.to_thread(_dial_target, to), options=OPTIONS)
     authority = await asyncio.to_thread(_authority, to.address, to.token.authority)
-    dialled = await asyncio.to_thread(_dialled, to)
+    dialled = await asyncio.to_thread(_dial_target, to)
     options = (*OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
     credentials = grpc.ssl_channel_credentials(root_certificates=authority)
     return grpc.aio.secure_channel(dialled, credentials, options=options)
 
 
-def _dialled(to: ConnectionTarget) -> str:
+def _dial_target(to: ConnectionTarget) -> str:
     """What gRPC dials: with several coordinators it tries their addresses in turn, for which they
     have to be numbers. Blocks.
     """

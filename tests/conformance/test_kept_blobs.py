@@ -18,7 +18,7 @@ CONTENT = bytes(range(256)) * 100
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
 
 
-class Kit:
+class KeptBlobsKit:
     """One bucket, and the folders of coordinators that come after each other."""
 
     def __init__(self, folder: Path, server: S3Server) -> None:
@@ -38,11 +38,11 @@ class Kit:
 
 
 @pytest.fixture
-def kit(tmp_path: Path, s3_server: S3Server) -> Kit:
-    return Kit(tmp_path, s3_server)
+def kit(tmp_path: Path, s3_server: S3Server) -> KeptBlobsKit:
+    return KeptBlobsKit(tmp_path, s3_server)
 
 
-def test_a_blob_is_there_for_the_next_coordinator(kit: Kit) -> None:
+def test_a_blob_is_there_for_the_next_coordinator(kit: KeptBlobsKit) -> None:
     kit.open("first").put(CONTENT)
     blobs = kit.open("second")
     assert blobs.size(BLOB.digest) == BLOB.size_bytes
@@ -50,7 +50,7 @@ def test_a_blob_is_there_for_the_next_coordinator(kit: Kit) -> None:
     assert blobs.space.used_bytes == BLOB.size_bytes
 
 
-def test_what_may_be_computed_again_is_there_once_it_is_synced(kit: Kit) -> None:
+def test_what_may_be_computed_again_is_there_once_it_is_synced(kit: KeptBlobsKit) -> None:
     first = kit.open("first")
     work = first.work_path("fold")
     work.write_bytes(CONTENT)
@@ -60,7 +60,9 @@ def test_what_may_be_computed_again_is_there_once_it_is_synced(kit: Kit) -> None
     assert kit.open("third").size(BLOB.digest) == BLOB.size_bytes
 
 
-def test_an_update_is_copied_from_where_its_node_wrote_it(kit: Kit, tmp_path: Path) -> None:
+def test_an_update_is_copied_from_where_its_node_wrote_it(
+    kit: KeptBlobsKit, tmp_path: Path
+) -> None:
     first = kit.open("first")
     (tmp_path / "sent").write_bytes(CONTENT)
     kit.bucket.write("uploads/secret", tmp_path / "sent")
@@ -74,7 +76,7 @@ def test_an_update_is_copied_from_where_its_node_wrote_it(kit: Kit, tmp_path: Pa
     assert blobs.path(BLOB.digest).read_bytes() == CONTENT
 
 
-def test_a_copy_that_is_something_else_is_no_blob(kit: Kit, tmp_path: Path) -> None:
+def test_a_copy_that_is_something_else_is_no_blob(kit: KeptBlobsKit, tmp_path: Path) -> None:
     (tmp_path / "false").write_bytes(CONTENT[::-1])
     kit.bucket.write(copy_key(BLOB.digest), tmp_path / "false")
     blobs = kit.open("first")
@@ -84,21 +86,21 @@ def test_a_copy_that_is_something_else_is_no_blob(kit: Kit, tmp_path: Path) -> N
     assert blobs.size(BLOB.digest) is None
 
 
-def test_a_newer_copy_counts_where_the_first_was_doubted(kit: Kit, tmp_path: Path) -> None:
+def test_a_newer_copy_counts_where_the_first_was_doubted(kit: KeptBlobsKit, tmp_path: Path) -> None:
     for number, content in enumerate((CONTENT[::-1], CONTENT)):
         (tmp_path / "copy").write_bytes(content)
         kit.bucket.write(copy_key(BLOB.digest, number), tmp_path / "copy")
     assert kit.open("first").path(BLOB.digest).read_bytes() == CONTENT
 
 
-def test_blobs_from_before_are_copied_at_the_start(kit: Kit, tmp_path: Path) -> None:
+def test_blobs_from_before_are_copied_at_the_start(kit: KeptBlobsKit, tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     BlobStore(tmp_path / "first", Space(tmp_path / "first")).put(CONTENT)
     kit.open("first")
     assert kit.keys() == [copy_key(BLOB.digest)]
 
 
-def test_what_nobody_needs_goes_here_and_there(kit: Kit) -> None:
+def test_what_nobody_needs_goes_here_and_there(kit: KeptBlobsKit) -> None:
     kit.open("first").put(CONTENT)
     blobs = kit.open("second")
     assert blobs.collect(frozenset(), spares_older=True).digests == ()

@@ -11,9 +11,15 @@ import pytest
 from sqlalchemy import Engine, create_engine, select, text, update
 
 from coordinator.core.tenure import Claimant, Tenure
+from coordinator.shell.app.takeover import is_away
 from coordinator.shell.journal.database import journal_url
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import Entry, JournalLockedError, TenureLostError
+from coordinator.shell.journal.records import (
+    Entry,
+    JournalLockedError,
+    JournalUnreadableError,
+    TenureLostError,
+)
 from coordinator.shell.journal.schema import TENURE
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
 from hypergpu.ids import JobId
@@ -139,6 +145,25 @@ def test_a_server_that_cuts_connections_is_met_again(url: str, server: Engine) -
         connection.execute(cut)
     journal.append([row(0)])
     assert len(journal.read(JOB).entries) == 1
+    journal.close()
+
+
+def write_while_cut_off(journal: Journal, server: Engine) -> None:
+    """A transaction in whose middle the server ends the connection."""
+    own = text("SELECT pg_backend_pid()")
+    with journal.database.writer() as connection:
+        pid = connection.scalar(own)
+        with server.begin() as other:
+            other.execute(text(f"SELECT pg_terminate_backend({pid})"))
+        connection.scalar(own)
+
+
+def test_a_server_that_cuts_a_write_off_is_known_to_be_away(url: str, server: Engine) -> None:
+    journal = Journal(url, claim("first"))
+    with pytest.raises(JournalUnreadableError) as broken:
+        write_while_cut_off(journal, server)
+    assert is_away(broken.value)
+    journal.append([row(0)])
     journal.close()
 
 

@@ -25,7 +25,7 @@ STEPS = st.lists(
 )
 
 
-class Database:
+class SimulatedDatabase:
     """The row, and a clock that nobody else has."""
 
     def __init__(self, clock_ms: int) -> None:
@@ -40,7 +40,7 @@ class Database:
         return number == self.row.number
 
 
-class Coordinator:
+class SimulatedCoordinator:
     """One that may sleep at any time: its clock goes on."""
 
     def __init__(self, name: str, clock_ms: int) -> None:
@@ -52,7 +52,7 @@ class Coordinator:
     def is_driving(self, true_ms: int) -> bool:
         return self.held is not None and self.clock_ms + true_ms < self.until_ms
 
-    def act(self, what: str, database: Database, asked_ms: int, answered_ms: int) -> None:
+    def act(self, what: str, database: SimulatedDatabase, asked_ms: int, answered_ms: int) -> None:
         """Ask at one moment; the database acts at a later one."""
         database_ms = Milliseconds(database.clock_ms + answered_ms)
         boot_ms = Milliseconds(self.clock_ms + asked_ms)
@@ -76,8 +76,8 @@ class Coordinator:
 def test_at_every_moment_at_most_one_drives(
     steps: list[tuple[int, str, int, int]], clocks: list[int]
 ) -> None:
-    database = Database(clocks[3])
-    coordinators = [Coordinator(name, clocks[at]) for at, name in enumerate("abc")]
+    database = SimulatedDatabase(clocks[3])
+    coordinators = [SimulatedCoordinator(name, clocks[at]) for at, name in enumerate("abc")]
     true_ms = 0
     for who, what, later_ms, takes_ms in steps:
         asked_ms = true_ms + later_ms

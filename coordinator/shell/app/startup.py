@@ -30,7 +30,7 @@ from coordinator.shell.app.takeover import Turn, end_turn, open_blobs, take_turn
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
-from coordinator.shell.bulk.opening import BulkPlace, open_kept, open_store
+from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.evaluator.process import EvaluatorProcess
@@ -348,8 +348,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         log.error("the journal was mended", finding=finding)
     place = BulkPlace(settings.data_dir, settings.blobs, key.node_id)
     space = Space(settings.data_dir, settings.disk_quota_bytes)
-    kept = open_kept(place) if settings.takeover else None
-    blobs = open_blobs(settings.data_dir, space, kept)
+    blobs = open_blobs(settings.data_dir, space, turn.kept)
     uploads = UploadStore(settings.data_dir, blobs, space)
     clear_unfinished(settings.data_dir / DATASETS)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
@@ -380,7 +379,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         heavy=HeavyWork(),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
-        bulk=open_store(place, blobs, uploads, count_bytes, kept),
+        bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=turn.others,
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),

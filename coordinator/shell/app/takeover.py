@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 import structlog
@@ -17,6 +17,7 @@ from coordinator.core.tenure import Claimant, Tenure
 from coordinator.shell.app.ports import dialled_hosts, joined_address
 from coordinator.shell.blobs.store import BlobCopies, BlobStore
 from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.opening import BulkPlace, open_kept
 from coordinator.shell.identity.authority import coordinator_key
 from coordinator.shell.identity.shared_secrets import SharedSecrets
 from coordinator.shell.journal.coordinators import (
@@ -34,6 +35,10 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import TERMINAL, passphrase_of_file
 from hypergpu.streams import write_durably
 from hypergpu.units import Milliseconds
+
+if TYPE_CHECKING:
+    # It needs boto3, of the extra [s3].
+    from coordinator.shell.bulk.kept_blobs import KeptBlobs
 
 log = structlog.get_logger()
 
@@ -73,6 +78,8 @@ class Turn(NamedTuple):
     others: OtherCoordinators = OtherCoordinators()
     shared: SharedSecrets | None = None
     """None: its secrets are its own."""
+    kept: "KeptBlobs | None" = None
+    """Where its blobs outlive this machine; None: nowhere."""
 
     def keep_secrets(self) -> None:
         """Store what this coordinator has made, before anybody hears of it."""
@@ -94,11 +101,11 @@ def take_turn(settings: Settings) -> Turn:
     _check(settings, url)
     assert settings.passphrase_file is not None  # noqa: S101 - it was checked
     shared = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
-    key, record = None, _record(settings)
+    prepared, record = None, _record(settings)
     while True:
         try:
             if _restore_early(url, shared, record):
-                key = coordinator_key(settings.data_dir, settings.passphrase_file)
+                prepared = _prepare(settings)
             journal = Journal(url, TenureClaim(_claimant(settings), _Waiting()))
         except (DBAPIError, JournalUnreadableError) as broken:
             if not is_away(broken):
@@ -109,10 +116,16 @@ def take_turn(settings: Settings) -> Turn:
         with journal.database.writer() as connection:
             register(connection, record)
         _restore(journal, shared, settings.data_dir)
-        key = key or coordinator_key(settings.data_dir, settings.passphrase_file)
+        key, kept = prepared or _prepare(settings)
         others = OtherCoordinators(journal.database, record.name)
         others.refresh()
-        return Turn(journal, key, others, shared)
+        return Turn(journal, key, others, shared, kept)
+
+
+def _prepare(settings: Settings) -> "tuple[IdentityKey, KeptBlobs]":
+    """What takes a second or two, and needs the secrets."""
+    key = coordinator_key(settings.data_dir, settings.passphrase_file)
+    return key, open_kept(BulkPlace(settings.data_dir, settings.blobs, key.node_id))
 
 
 def is_away(failure: BaseException) -> bool:

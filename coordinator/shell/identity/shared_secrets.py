@@ -58,7 +58,7 @@ class SharedSecrets:
             HyperGPUError: FILE_UNUSABLE, the passphrase is another one, or the folder has secrets
                 of its own.
         """
-        if self.are_kept or (sealed := _stored(connection)) is None:
+        if self.are_kept or (sealed := _read_sealed(connection)) is None:
             return
         for name, content in self._open(sealed).items():
             path = self._folder / name
@@ -82,7 +82,7 @@ class SharedSecrets:
         # Before the transaction, which must not stand still for so long.
         sealed = self._seal()
         with writer() as connection:
-            if _stored(connection) is None:
+            if _read_sealed(connection) is None:
                 row = {"name": _ROW, "sealed": msgspec.msgpack.encode(sealed)}
                 connection.execute(insert(SECRETS), row)
         self.are_kept = True
@@ -107,7 +107,7 @@ class SharedSecrets:
         return {name: found[name] for name in FILES if name in found}
 
 
-def _stored(connection: Connection) -> _Sealed | None:
+def _read_sealed(connection: Connection) -> _Sealed | None:
     wanted = select(SECRETS.c.sealed).where(SECRETS.c.name == _ROW)
     packed = connection.scalar(wanted)
     return None if packed is None else msgspec.msgpack.decode(packed, type=_Sealed)

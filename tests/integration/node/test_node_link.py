@@ -1,5 +1,6 @@
 import asyncio
 import os
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -291,6 +292,41 @@ async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(
         # What was accepted stays dead, yet nothing has to be given up before another is tried.
         assert isinstance(await node.event(), events.Connected)
         await node.link.close()
+
+
+def put_first(node: JoinedNode, address: str) -> str:
+    """Let the node know another coordinator, which it dials first; gives the real one's address."""
+    coordinator = load_coordinator(node.paths)
+    assert coordinator is not None
+    changed = replace(coordinator, address=address, others=(coordinator.address,))
+    save_coordinator(node.paths, changed)
+    return coordinator.address
+
+
+async def test_where_a_coordinator_is_gone_the_next_one_is_dialled_and_kept(
+    node: JoinedNode,
+) -> None:
+    address = put_first(node, "127.0.0.1:1")
+    await connect(node)
+    kept = load_coordinator(node.paths)
+    assert kept is not None
+    assert (kept.address, kept.others) == (address, ())
+
+
+async def test_a_coordinator_that_stands_still_does_not_hold_up_the_next(node: JoinedNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        put_first(node, f"127.0.0.1:{silent.getsockname()[1]}")
+        await connect(node)
+
+
+async def test_a_welcome_tells_of_other_coordinators(node: JoinedNode) -> None:
+    welcome = node_pb2.Welcome(coordinators=["192.0.2.7:7701"])
+    welcome.MergeFrom(WELCOME)
+    node.service.welcome = welcome
+    await connect(node)
+    kept = load_coordinator(node.paths)
+    assert kept is not None
+    assert kept.others == ("192.0.2.7:7701",)
 
 
 async def test_a_dial_that_nobody_answers_ends(node: JoinedNode) -> None:
