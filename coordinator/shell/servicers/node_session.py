@@ -65,6 +65,11 @@ class Enrolment:
         self.node_port = self.bulk_port = 0
         """Port of the nodes' listener, once it is bound."""
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Ports of nodes and of bulk."""
+        return self.node_port, self.bulk_port
+
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
         """Admit a node.
 
