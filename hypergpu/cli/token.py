@@ -61,12 +61,12 @@ def create(  # noqa: PLR0913 - each is an option
     ] = 86_400.0,
     nodes: JoinLineNodes = None,
     label: Annotated[str, typer.Option("--label", help="For you, in the list.")] = "",
-    address: Annotated[
+    gateway: Annotated[
         list[str] | None,
         typer.Option(
-            "--address",
+            "--gateway",
             metavar="HOST:PORT",
-            help="Of gateways, for it to name in place of the coordinator's; repeatable.",
+            help="A gateway for it to name in place of the coordinator; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -80,8 +80,8 @@ def create(  # noqa: PLR0913 - each is an option
         raise usage_error(f"nothing joins with a token of the role {role.value}", "leave --nodes")
     uses = (nodes or JOIN_LINE_NODES) if role is RoleName.NODE else 0
     made = coordinator.create_token(Role(role.value), ttl_s=int(ttl), uses=uses, label=label)
-    if address:
-        made = replace(made, token=with_addresses(made.token, tuple(address)))
+    if gateway:
+        made = replace(made, token=with_addresses(made.token, tuple(gateway)))
     if as_json:
         say_json(made)
         return

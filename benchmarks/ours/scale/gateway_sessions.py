@@ -57,15 +57,15 @@ async def serve_sessions(owner: ExitStack) -> None:
     """Open the sessions, say so, and answer."""
     loop = asyncio.get_running_loop()
 
-    async def heard() -> str:
+    async def next_line() -> str:
         return await loop.run_in_executor(None, sys.stdin.readline)
 
-    spread = msgspec.json.decode(await heard(), type=SessionSpread)
+    spread = msgspec.json.decode(await next_line(), type=SessionSpread)
     trips = LinkedTrips(spread.sessions)
     tasks = await daemons(spread, trips, owner)
     await trips.all_heard.wait()
     _say(not any(task.done() for task in tasks))
-    while line := await heard():
+    while line := await next_line():
         if line.strip() == "links":
             _say(trips.links)
         else:

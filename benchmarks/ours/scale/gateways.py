@@ -78,7 +78,7 @@ class _Measured(NamedTuple):
 def gateways(load: GatewayLoad, *, is_plaintext: bool = False) -> PartFigures:
     """Measure one load."""
     with tempfile.TemporaryDirectory() as name:
-        found = _measured(Path(name), load, is_plaintext=is_plaintext)
+        found = _measure(Path(name), load, is_plaintext=is_plaintext)
     per_core = load.sessions / found.gateways_cpu
     security = "no TLS" if is_plaintext else "mutual TLS"
     return PartFigures(
@@ -112,7 +112,7 @@ def _trips(found: _Measured) -> str:
     return f"{p50:.1f}, {found.p99_ms:.1f}, {max(found.trips_ms):.1f}"
 
 
-def _measured(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measured:
+def _measure(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measured:
     with ExitStack() as owner:
         cluster = owner.enter_context(running(folder, is_plaintext=is_plaintext))
         fronts = _started_gateways(cluster, owner)
@@ -120,7 +120,7 @@ def _measured(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measur
         with cluster.client() as client:
             job_id = client.submit(_job(rounds=100_000))
             next(each for each in client.watch(job_id) if _is_round(each))
-            measured = _watched(fronts, clients, cluster.coordinator, load)
+            measured = _watch(fronts, clients, cluster.coordinator, load)
             lost, back_s = _kill_one(fronts, clients)
             after = client.job(job_id).job.round
             client.set_parameters(job_id, {"training.rounds": str(after + 20)})
@@ -183,7 +183,7 @@ def _started_sessions(
     return clients
 
 
-def _watched(
+def _watch(
     fronts: "Sequence[_Gateway]",
     clients: "Sequence[subprocess.Popen[str]]",
     coordinator: "subprocess.Popen[str]",

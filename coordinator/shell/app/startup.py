@@ -196,10 +196,7 @@ class CoordinatorApp:
         addresses = tuple(joined_address(host, self._listeners.port) for host in hosts)
         gate = NodeGate(self._nodes, is_plaintext=self._settings.plaintext, tokens=self._tokens)
         enrolment = Enrolment(
-            authority=self._authority,
-            tokens=self._tokens,
-            nodes=self._nodes,
-            guesses=self._guesses,
+            authority=self._authority, tokens=self._tokens, nodes=self._nodes, guesses=self._guesses
         )
         enrolment.node_port = self._listeners.node_port
         enrolment.bulk_port = self._services.bulk.port
@@ -208,10 +205,9 @@ class CoordinatorApp:
             self._services, tokens=self._tokens, nodes=self._nodes, authority=self._digest
         )
         operator.addresses = addresses
-        operator.gateways = gateways = GatewayCertifier(
-            self._authority, lost_after_ms=self._settings.lost_after_ms
+        operator.gateways = GatewayCertifier(
+            self._authority, enrolment.ports, lost_after_ms=self._settings.lost_after_ms
         )
-        gateways.node_port, gateways.bulk_port = enrolment.node_port, enrolment.bulk_port
         servicers = Servicers(
             health=self._health,
             jobs=JobServicer(self._services),

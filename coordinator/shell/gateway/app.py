@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -27,7 +26,7 @@ from coordinator.shell.gateway.session import SessionParts
 from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.gateway.splice import BulkSplice
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
-from coordinator.shell.gateway.upstream import Upstream
+from coordinator.shell.gateway.upstream import ReachedCoordinator
 from coordinator.shell.identity.rate import NODE_CALLS, RateLimiter
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from hypergpu.errors import HyperGPUError, Reason
@@ -96,7 +95,7 @@ class GatewayApp:
                 cannot be bound.
         """
         self._catch_signals()
-        upstream = await self._until_stopped(self._coordinators.find())
+        upstream = await self._find_coordinator()
         if upstream is None:
             return
         passed = await self._bind(upstream)
@@ -119,8 +118,9 @@ class GatewayApp:
         for task in ended:
             task.result()
 
-    async def _until_stopped(self, finding: Coroutine[None, None, Upstream]) -> Upstream | None:
-        task = asyncio.create_task(finding)
+    async def _find_coordinator(self) -> ReachedCoordinator | None:
+        """The first that takes this gateway; None: it was told to stop before."""
+        task = asyncio.create_task(self._coordinators.find())
         stopping = asyncio.create_task(self._is_stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -130,7 +130,7 @@ class GatewayApp:
         await asyncio.wait((task,))
         return None
 
-    async def _bind(self, upstream: Upstream) -> PassedCalls:
+    async def _bind(self, upstream: ReachedCoordinator) -> PassedCalls:
         """Take the ports, and say what is served on each."""
         settings = self._settings
         self._port = bound_port(self._main, settings.listen, settings.port, self._tls(None))
@@ -150,17 +150,18 @@ class GatewayApp:
         parts = SessionParts(self._counts, echo, ports, count_message)
         pace = Pace(settings.streams_per_s, settings.streams_per_s)
         passed = PassedCalls(self._coordinators, pace, parts, self._token)
-        for server, handler in ((self._main, passed.joining()), (self._node, passed.joined())):
+        self._main.add_generic_rpc_handlers((passed.join_handler(),))
+        self._node.add_generic_rpc_handlers((passed.node_handler(),))
+        for server in (self._main, self._node):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-            server.add_generic_rpc_handlers((handler,))
         return passed
 
     def _tls(self, client_authority: bytes | None) -> grpc.ServerCredentials | None:
         if not self._token.authority:
             return None
-        shown: list[Upstream] = []
+        shown: list[ReachedCoordinator] = []
 
-        def renewed() -> Any:
+        def renew() -> Any:
             """The certificate for a new connection; None: still the one before."""
             active = self._coordinators.active
             if shown == [active]:
@@ -172,13 +173,13 @@ class GatewayApp:
             )
 
         return grpc.dynamic_ssl_server_credentials(
-            renewed(), renewed, require_client_authentication=client_authority is not None
+            renew(), renew, require_client_authentication=client_authority is not None
         )
 
     def _lost_after_ms(self) -> int:
         return self._coordinators.active.certified.lost_after_ms
 
-    def _announce(self, upstream: Upstream) -> None:
+    def _announce(self, upstream: ReachedCoordinator) -> None:
         addresses = tuple(joined_address(host, self._port) for host in self._hosts)
         ready = GatewayReady(
             address=addresses[-1],

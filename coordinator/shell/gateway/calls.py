@@ -11,7 +11,7 @@ import structlog
 
 from coordinator.core.gateway.pace import Pace
 from coordinator.shell.gateway.coordinators import Coordinators
-from coordinator.shell.gateway.session import NodeSession, SessionParts
+from coordinator.shell.gateway.session import GatewaySession, SessionParts
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
@@ -43,15 +43,15 @@ class PassedCalls:
         self._pace = pace
         self._parts = parts
         self._token = token
-        self._sessions: set[NodeSession] = set()
+        self._sessions: set[GatewaySession] = set()
         self._is_stopping = False
 
-    def joining(self) -> grpc.GenericRpcHandler:
+    def join_handler(self) -> grpc.GenericRpcHandler:
         """The handler of the port that anybody may dial."""
-        join: Any = grpc.unary_unary_rpc_method_handler(self._served(self._join))
+        join: Any = grpc.unary_unary_rpc_method_handler(self._serve_call(self._join))
         return grpc.method_handlers_generic_handler(SERVICE, {"Join": join})
 
-    def joined(self) -> grpc.GenericRpcHandler:
+    def node_handler(self) -> grpc.GenericRpcHandler:
         """The handler of the port for nodes with a certificate."""
         ports = self._parts.ports
         rewrites: dict[str, Callable[[bytes], bytes]] = {
@@ -61,14 +61,14 @@ class PassedCalls:
             "CommitUpdate": bytes,
         }
         handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(self._served(self._call(name, rewrite)))
+            name: grpc.unary_unary_rpc_method_handler(self._serve_call(self._call(name, rewrite)))
             for name, rewrite in rewrites.items()
         }
-        control: Any = self._served(self._control)
+        control: Any = self._serve_call(self._control)
         handlers["Control"] = grpc.stream_stream_rpc_method_handler(control)
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
-    def _served(self, act: Behaviour) -> Behaviour:
+    def _serve_call(self, act: Behaviour) -> Behaviour:
         """Turn errors, of this gateway or passed back, into the call's status."""
 
         async def behaviour(raw: bytes, context: Context) -> bytes:
@@ -118,7 +118,7 @@ class PassedCalls:
             call: Any = channel.stream_stream(f"/{SERVICE}/Control")(
                 metadata=self._metadata(node, context)
             )
-            await self._run_session(NodeSession(node, context, call, self._parts), hello)
+            await self._run_session(GatewaySession(node, context, call, self._parts), hello)
         except grpc.aio.AioRpcError as broken:
             if not _is_away(broken):
                 raise
@@ -128,7 +128,7 @@ class PassedCalls:
             upstream.release(channel)
         return b""
 
-    async def _run_session(self, session: NodeSession, hello: bytes) -> None:
+    async def _run_session(self, session: GatewaySession, hello: bytes) -> None:
         self._sessions.add(session)
         self._parts.counts.sessions += 1
         try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from coordinator.shell.gateway.upstream import GatewayIdentity, Upstream, made_key
+from coordinator.shell.gateway.upstream import GatewayIdentity, ReachedCoordinator, made_key
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import unix_s
 from hypergpu.wire.credentials import Token
@@ -43,12 +43,12 @@ class Coordinators:
         self._hosts = hosts
         self._renew_s = 0.0
         """Time of the event loop."""
-        self._active: Upstream | None = None
-        self._retired: list[Upstream] = []
+        self._active: ReachedCoordinator | None = None
+        self._retired: list[ReachedCoordinator] = []
         """Earlier ones whose streams go on."""
 
     @property
-    def active(self) -> Upstream:
+    def active(self) -> ReachedCoordinator:
         """The one that calls go to.
 
         Raises:
@@ -58,7 +58,7 @@ class Coordinators:
             raise HyperGPUError(Reason.NOT_READY, "no coordinator answers this gateway")
         return self._active
 
-    async def find(self) -> Upstream:
+    async def find(self) -> ReachedCoordinator:
         """Ask each in turn until one certifies this gateway; from then on it is the active one.
 
         Raises:
@@ -77,11 +77,13 @@ class Coordinators:
                 log.warning("no coordinator takes this gateway yet", reasons=refusals)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _ask_each(self, identity: GatewayIdentity, refusals: list[str]) -> Upstream | None:
+    async def _ask_each(
+        self, identity: GatewayIdentity, refusals: list[str]
+    ) -> ReachedCoordinator | None:
         lasting: HyperGPUError | None = None
         for address in self._addresses:
             try:
-                return await Upstream.certify(address, identity)
+                return await ReachedCoordinator.certify(address, identity)
             except HyperGPUError as refused:
                 lasting = refused if refused.reason in _LASTING else lasting
                 refusals.append(f"{address}: {refused.detail}")
@@ -89,7 +91,7 @@ class Coordinators:
             raise lasting
         return None
 
-    async def _take(self, found: Upstream) -> None:
+    async def _take(self, found: ReachedCoordinator) -> None:
         before, self._active = self._active, found
         loop = asyncio.get_running_loop()
         expires_s = found.certified.certificate_expires_unix_s

@@ -42,7 +42,7 @@ class SessionParts(NamedTuple):
     """Raises where a node sends too many."""
 
 
-class NodeSession:
+class GatewaySession:
     """One stream. Down is a gRPC context of this gateway's server, up a call to a coordinator."""
 
     def __init__(self, node: NodeId, context: Any, call: Any, parts: SessionParts) -> None:
@@ -113,7 +113,7 @@ class NodeSession:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
                 self.heard_ms = monotonic_ms()
                 self._parts.count_message(self.node)
-                await self._hear(raw, _parsed(raw))
+                await self._hear(raw, _parse(raw))
             async with self._up:
                 await self._call.done_writing()
 
@@ -204,7 +204,7 @@ class NodeSession:
         await self._pass_down(node_pb2.ControlResponse(welcome=own).SerializeToString())
 
 
-def _parsed(raw: bytes) -> node_pb2.ControlRequest:
+def _parse(raw: bytes) -> node_pb2.ControlRequest:
     try:
         return node_pb2.ControlRequest.FromString(raw)
     except DecodeError:

@@ -74,7 +74,7 @@ class GatewayIdentity(NamedTuple):
     """Under which nodes dial the gateway."""
 
 
-class Upstream:
+class ReachedCoordinator:
     """One coordinator that answered."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Upstream:
         """Channels to the port of nodes, with the streams that are open on each."""
 
     @classmethod
-    async def certify(cls, address: str, identity: GatewayIdentity) -> "Upstream":
+    async def certify(cls, address: str, identity: GatewayIdentity) -> "ReachedCoordinator":
         """Ask a coordinator for a certificate; the token's secret follows the check of its CA.
 
         Raises:
@@ -117,7 +117,7 @@ class Upstream:
             certified = await call(request, metadata=metadata, timeout=_CALL_S)
         except grpc.aio.AioRpcError as broken:
             await main.close()
-            raise _explained(broken, address) from broken
+            raise _call_error(broken, address) from broken
         except BaseException:
             await main.close()
             raise
@@ -140,7 +140,7 @@ class Upstream:
         """The channel to the port of nodes with the fewest streams, for one stream more."""
         found = min(self._streams, key=self._streams.__getitem__, default=None)
         if found is None or self._streams[found] >= STREAMS_A_CONNECTION:
-            found = self._opened_channel()
+            found = self._open_channel()
         self._streams[found] = self._streams.get(found, 0) + 1
         return found
 
@@ -154,7 +154,7 @@ class Upstream:
         """Number of streams that are open."""
         return sum(self._streams.values())
 
-    def _opened_channel(self) -> grpc.aio.Channel:
+    def _open_channel(self) -> grpc.aio.Channel:
         if not self.certified.certificate:
             return grpc.aio.insecure_channel(self._node_address, options=OPTIONS)
         credentials = grpc.ssl_channel_credentials(
@@ -181,7 +181,7 @@ async def _main_channel(address: str, token: Token) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=_NAMED_OPTIONS)
 
 
-def _explained(broken: grpc.aio.AioRpcError, address: str) -> HyperGPUError:
+def _call_error(broken: grpc.aio.AioRpcError, address: str) -> HyperGPUError:
     found = error_in(broken.trailing_metadata())
     if isinstance(found, HyperGPUError):
         return found

@@ -20,16 +20,18 @@ _HOST_LENGTH_MAX = 253
 class GatewayCertifier:
     """Certifies gateways; without an authority it only tells them the ports."""
 
-    def __init__(self, authority: Authority | None, *, lost_after_ms: int) -> None:
+    def __init__(
+        self, authority: Authority | None, ports: tuple[int, int] = (0, 0), *, lost_after_ms: int
+    ) -> None:
+        """``ports`` are those of nodes and of bulk."""
         self._authority = authority
+        self._ports = ports
         self._lost_after_ms = lost_after_ms
         self._probe_secret = (
             secrets.token_bytes(32)
             if authority is None
             else authority.derived_secret(_PROBE_CONTEXT)
         )
-        self.node_port = self.bulk_port = 0
-        """Ports of the coordinator's own listeners, once they are bound."""
 
     def certify(
         self, token_id: TokenId, request: job_pb2.CertifyGatewayRequest
@@ -44,8 +46,8 @@ class GatewayCertifier:
             detail = f"a gateway has at most {HOSTS_MAX} hosts of {_HOST_LENGTH_MAX} letters"
             raise HyperGPUError(Reason.REQUEST_INVALID, detail)
         answer = job_pb2.CertifyGatewayResponse(
-            node_port=self.node_port,
-            bulk_port=self.bulk_port,
+            node_port=self._ports[0],
+            bulk_port=self._ports[1],
             lost_after_ms=self._lost_after_ms,
             probe_secret=self._probe_secret,
         )

@@ -68,6 +68,11 @@ class Enrolment:
         self.others = OtherCoordinators()
         """Those that nodes may dial when this one is gone."""
 
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Ports of nodes and of bulk."""
+        return self.node_port, self.bulk_port
+
     async def join(self, request: node_pb2.JoinRequest, caller: Caller) -> node_pb2.JoinResponse:
         """Admit a node.
 

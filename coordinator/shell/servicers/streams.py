@@ -2,13 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
-
-if TYPE_CHECKING:
-    from coordinator.shell.servicers.calls import Caller
 
 _FIRST_MESSAGE_S = 1.0
 
@@ -24,10 +21,17 @@ async def let_begin(raw: Any, context: Any) -> None:
                 await context.read()
 
 
+class TokenHolder(Protocol):
+    """A caller whose token may be revoked while it listens: `calls.Caller`."""
+
+    recheck: Callable[[], None]
+    watch_token: Callable[[Callable[[], None]], Callable[[], None]]
+
+
 class CurrentAnswers:
     """A stream's answers, while the caller's token is good: an idle stream ends with its token."""
 
-    def __init__(self, answers: AsyncIterator[Message], caller: "Caller") -> None:
+    def __init__(self, answers: AsyncIterator[Message], caller: TokenHolder) -> None:
         self._answers = answers
         self._caller = caller
         self._waiting: asyncio.Timeout | None = None

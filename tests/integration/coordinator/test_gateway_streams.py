@@ -48,7 +48,7 @@ class Front:
         self._owner.callback(gateway.end)
         return gateway
 
-    async def joined(self, gateway: GatewayProcess | None = None) -> WireNode:
+    async def join_node(self, gateway: GatewayProcess | None = None) -> WireNode:
         """A node that has joined through a gateway."""
         gateway = gateway or self.gateway
         node = WireNode(gateway.line.address, gateway.node_address)
@@ -98,7 +98,7 @@ async def echo(stream: AsyncIterator[node_pb2.ControlResponse]) -> node_pb2.Cont
 
 
 async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(front: Front) -> None:
-    node = await front.joined()
+    node = await front.join_node()
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
     with front.frozen_coordinator():
@@ -111,7 +111,7 @@ async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(fro
 
 
 async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
-    node = await front.joined()
+    node = await front.join_node()
     stream = node.control([("null", 1)])
     welcome = (await anext(stream)).welcome
     target = ProbeTarget("127.0.0.1", welcome.probe_port, welcome.probe_token)
@@ -123,7 +123,7 @@ async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
 async def test_a_silent_node_is_let_go_of_and_one_that_says_it_lives_stays(
     impatient: Front,
 ) -> None:
-    living, silent = await impatient.joined(), await impatient.joined()
+    living, silent = await impatient.join_node(), await impatient.join_node()
     streams = [node.control([("null", 1)]) for node in (living, silent)]
     for stream in streams:
         await anext(stream)
@@ -145,7 +145,7 @@ async def test_a_silent_node_is_let_go_of_and_one_that_says_it_lives_stays(
 
 
 async def test_an_update_goes_through_the_gateways_own_bulk_port(front: Front) -> None:
-    node = await front.joined()
+    node = await front.join_node()
     job_id = await asyncio.to_thread(front.cluster.submit, SPEC)
     assignment = await next_assignment(node.control([("null", 1)]))
     offer = node.offer(assignment, UPDATE)
@@ -169,7 +169,7 @@ async def test_whoever_revokes_its_token_shuts_a_gateway_out(front: Front) -> No
     with front.cluster.coordinator.client() as client:
         made = await asyncio.to_thread(client.create_token, Role.OPERATOR, ttl_s=600, label="test")
     gateway = await asyncio.to_thread(front.add_gateway, made.token)
-    node = await front.joined(gateway)
+    node = await front.join_node(gateway)
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
     with front.cluster.coordinator.client() as client:
@@ -184,7 +184,7 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
     token = operator_token(front.cluster.coordinator)
     flags = (*FREE_PORTS, "--streams-per-s", "1")
     gateway = await asyncio.to_thread(front.add_gateway, token, *flags)
-    nodes = [await front.joined(gateway) for _ in range(3)]
+    nodes = [await front.join_node(gateway) for _ in range(3)]
     dialled = [anext(node.control([("null", 1)])) for node in nodes]
     answers = await asyncio.gather(*dialled, return_exceptions=True)
     refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]

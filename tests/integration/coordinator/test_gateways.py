@@ -36,20 +36,20 @@ class Fronted:
 
 
 @pytest.fixture
-def fronted(tmp_path: Path) -> Iterator[Fronted]:
+def front(tmp_path: Path) -> Iterator[Fronted]:
     with ExitStack() as owner:
         yield Fronted(tmp_path, owner)
 
 
-def test_a_job_goes_on_when_a_gateway_is_killed_and_nothing_counts_twice(fronted: Fronted) -> None:
-    cluster = fronted.cluster
-    fronted.add_nodes(3)
+def test_a_job_goes_on_when_a_gateway_is_killed_and_nothing_counts_twice(front: Fronted) -> None:
+    cluster = front.cluster
+    front.add_nodes(3)
     training = TrainingSettings(rounds=ROUNDS, inner_steps=2, nodes=3)
     job_id = cluster.submit(JobSpec(workload="null", training=training))
     cluster.wait_for(
         job_id, lambda event: event.kind == "RoundRecorded" and event.fields["round"] >= 4
     )
-    max(fronted.gateways, key=lambda each: each.nodes).end()
+    max(front.gateways, key=lambda each: each.nodes).end()
     job = cluster.wait_until_finished(job_id)
     assert (job.phase, job.round) == ("finished", ROUNDS)
     events = list(cluster.events(job_id))
