@@ -6,10 +6,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -119,22 +118,13 @@ def adapted_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
 
 
-class TracedCase(NamedTuple):
-    """A model with its loss and samples, and the data folder of its job."""
-
-    model: nn.Module
-    loss: Loss
-    arrays: Arrays
-    folder: Path
-
-
-CASES: dict[str, tuple[Callable[[], nn.Module], Loss, Arrays]] = {
-    "llama": (partial(model_with_adapter, "llama"), adapted_loss, TEXTS),
-    "gpt2": (partial(model_with_adapter, "gpt2"), adapted_loss, TEXTS),
-    "convolutions": (Convolutions, images_loss, IMAGES),
-    "transformer": (TiedTransformer, text_loss, TEXTS),
-    "frozen": (FrozenBase, images_loss, IMAGES),
-}
+CASES = [
+    (partial(model_with_adapter, "llama"), adapted_loss, TEXTS),
+    (partial(model_with_adapter, "gpt2"), adapted_loss, TEXTS),
+    (Convolutions, images_loss, IMAGES),
+    (TiedTransformer, text_loss, TEXTS),
+    (FrozenBase, images_loss, IMAGES),
+]
 
 
 def write_folder(folder: Path, model: nn.Module, loss: Loss, arrays: Arrays) -> TracedProgram:
@@ -156,16 +146,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedCase:
-    """Each case, traced once for all tests, which train a copy of its model."""
-    make, loss, arrays = CASES[request.param]
-    torch.manual_seed(1)
-    model, found = make(), tmp_path_factory.mktemp("traced")
-    write_folder(found, model, loss, arrays)
-    return TracedCase(model, loss, arrays, found)
-
-
 def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     """Gradients of a module's trained parameters."""
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -173,9 +153,14 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_a_program_trains_like_its_model_to_the_bit(case: TracedCase) -> None:
-    model, loss, arrays = deepcopy(case.model), case.loss, case.arrays
-    workload = ProgramWorkload(case.folder)
+@pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
+def test_a_program_trains_like_its_model_to_the_bit(
+    make: Callable[[], nn.Module], loss: Loss, arrays: Arrays, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    model = make()
+    write_folder(tmp_path, model, loss, arrays)
+    workload = ProgramWorkload(tmp_path)
     copy = workload.model().train()
     fields = tuple(map(torch.from_numpy, workload.load("").train.batch(np.arange(20))))
     torch.manual_seed(2)
@@ -213,9 +198,14 @@ def steps_apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_a_program_trains_like_its_model_under_autocast(case: TracedCase) -> None:
-    model, loss, arrays = deepcopy(case.model).train(), case.loss, case.arrays
-    workload = build_for_job(find("program"), {}, str(case.folder))
+@pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
+def test_a_program_trains_like_its_model_under_autocast(
+    tmp_path: Path, make: Callable[[], nn.Module], loss: Loss, arrays: Arrays
+) -> None:
+    torch.manual_seed(5)
+    model = make().train()
+    write_folder(tmp_path, model, loss, arrays)
+    workload = build_for_job(find("program"), {}, str(tmp_path))
     twin = workload.model().train()
     fields = [torch.from_numpy(array[:6].copy()) for array in arrays.values()]
     batch = dict(zip(arrays, fields, strict=True))
