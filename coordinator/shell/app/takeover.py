@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -46,6 +46,8 @@ _NAME = "coordinator.name"
 _LOOK_S = 0.25
 """How often a standby looks whether the tenure is free."""
 _AGAIN_S = 1.0
+_NOTHING_ELSE = threading.Event()
+"""Never set: until it drives, this process has nothing to do but look again, and signals end it."""
 
 
 class StandingBy(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ class _Waiting:
             log.info("standing by: another coordinator drives", active=held.address)
             sys.stdout.write(msgspec.json.encode(StandingBy(held.address)).decode() + "\n")
             sys.stdout.flush()
-        time.sleep(_LOOK_S)
+        _NOTHING_ELSE.wait(_LOOK_S)
 
 
 class Turn(NamedTuple):
@@ -111,7 +113,7 @@ def take_turn(settings: Settings) -> Turn:
             if not is_away(broken):
                 raise
             log.warning("the database is waited for", reason=str(broken))
-            time.sleep(_AGAIN_S)
+            _NOTHING_ELSE.wait(_AGAIN_S)
             continue
         with journal.database.writer() as connection:
             register(connection, record)
@@ -151,7 +153,7 @@ def open_blobs(folder: Path, space: Space, copies: BlobCopies | None) -> BlobSto
             if refused.reason is not Reason.STORE_UNREACHABLE:
                 raise
             log.warning("the object store is waited for", reason=str(refused))
-            time.sleep(_AGAIN_S)
+            _NOTHING_ELSE.wait(_AGAIN_S)
 
 
 def end_turn(settings: Settings, why: str) -> NoReturn:

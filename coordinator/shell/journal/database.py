@@ -13,7 +13,6 @@ import os
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -417,7 +416,7 @@ class Database:
                 if self.tenure is None or not isinstance(broken, OperationalError):
                     raise
                 self.tenure.check()
-                time.sleep(_AGAIN_S)
+                self.tenure.wait(_AGAIN_S)
             else:
                 return transaction
 

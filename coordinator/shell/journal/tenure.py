@@ -184,6 +184,10 @@ class HeldTenure:
         if self._loss:
             raise TenureLostError(self._loss)
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until it is lost."""
+        self._is_over.wait(seconds)
+
     def fence(self, connection: Connection) -> None:
         """Refuse a transaction unless this tenure is the newest, and see that it stays so until
         the transaction ends.
