@@ -27,7 +27,11 @@ from coordinator.shell.journal.coordinators import (
 )
 from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import JournalError, JournalUnreadableError
+from coordinator.shell.journal.records import (
+    JournalError,
+    JournalUnreadableError,
+    TenureLostError,
+)
 from coordinator.shell.journal.schema import COORDINATORS
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
 from hypergpu.crypto import IdentityKey
@@ -131,9 +135,13 @@ def _prepare(settings: Settings) -> "tuple[IdentityKey, KeptBlobs]":
 
 
 def is_away(failure: BaseException) -> bool:
-    """Whether the database did not answer, or ended what was under way: that passes."""
+    """Whether the database did not answer, ended what was under way, or knows another coordinator
+    that drives: a standby goes on after it.
+    """
     if isinstance(failure, BaseExceptionGroup):
         return any(is_away(each) for each in failure.exceptions)
+    if isinstance(failure, TenureLostError):
+        return True
     is_of_journal = isinstance(failure, JournalError)
     cause = failure.__cause__ if is_of_journal else failure
     # PostgreSQL calls its end of a transaction that stood still an internal error.
