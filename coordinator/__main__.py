@@ -65,7 +65,7 @@ def _run(flags: dict[str, Any]) -> int:
         asyncio.run(_serve(settings))
     except Exception as failure:
         if settings is not None and settings.takeover and is_away(failure):
-            end_turn(settings, f"the database failed: {failure}")
+            end_turn(settings, str(failure))
         if (error := start_error(failure)) is None:
             raise
         return _report(error)

@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -27,7 +27,11 @@ from coordinator.shell.journal.coordinators import (
 )
 from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.journal.records import JournalError, JournalUnreadableError
+from coordinator.shell.journal.records import (
+    JournalError,
+    JournalUnreadableError,
+    TenureLostError,
+)
 from coordinator.shell.journal.schema import COORDINATORS
 from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
 from hypergpu.crypto import IdentityKey
@@ -46,6 +50,8 @@ _NAME = "coordinator.name"
 _LOOK_S = 0.25
 """How often a standby looks whether the tenure is free."""
 _AGAIN_S = 1.0
+_NOTHING_ELSE = threading.Event()
+"""Never set: until it drives, this process has nothing to do but look again, and signals end it."""
 
 
 class StandingBy(msgspec.Struct, frozen=True):
@@ -67,7 +73,7 @@ class _Waiting:
             log.info("standing by: another coordinator drives", active=held.address)
             sys.stdout.write(msgspec.json.encode(StandingBy(held.address)).decode() + "\n")
             sys.stdout.flush()
-        time.sleep(_LOOK_S)
+        _NOTHING_ELSE.wait(_LOOK_S)
 
 
 class Turn(NamedTuple):
@@ -111,7 +117,7 @@ def take_turn(settings: Settings) -> Turn:
             if not is_away(broken):
                 raise
             log.warning("the database is waited for", reason=str(broken))
-            time.sleep(_AGAIN_S)
+            _NOTHING_ELSE.wait(_AGAIN_S)
             continue
         with journal.database.writer() as connection:
             register(connection, record)
@@ -129,9 +135,13 @@ def _prepare(settings: Settings) -> "tuple[IdentityKey, KeptBlobs]":
 
 
 def is_away(failure: BaseException) -> bool:
-    """Whether the database did not answer, or ended what was under way: that passes."""
+    """Whether the database did not answer, ended what was under way, or knows another coordinator
+    that drives: a standby goes on after it.
+    """
     if isinstance(failure, BaseExceptionGroup):
         return any(is_away(each) for each in failure.exceptions)
+    if isinstance(failure, TenureLostError):
+        return True
     is_of_journal = isinstance(failure, JournalError)
     cause = failure.__cause__ if is_of_journal else failure
     # PostgreSQL calls its end of a transaction that stood still an internal error.
@@ -151,7 +161,7 @@ def open_blobs(folder: Path, space: Space, copies: BlobCopies | None) -> BlobSto
             if refused.reason is not Reason.STORE_UNREACHABLE:
                 raise
             log.warning("the object store is waited for", reason=str(refused))
-            time.sleep(_AGAIN_S)
+            _NOTHING_ELSE.wait(_AGAIN_S)
 
 
 def end_turn(settings: Settings, why: str) -> NoReturn:

@@ -13,7 +13,6 @@ import os
 import shutil
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -167,7 +166,7 @@ class FileLock:
 def tenure_engine(url: URL) -> Engine:
     """An engine for a tenure's renewals, which gives up soon where the server does not answer."""
     limits = {"connect_timeout": 2, "tcp_user_timeout": 2_000}
-    return create_engine(url, pool_size=1, pool_pre_ping=True, connect_args=limits)
+    return create_engine(url, pool_size=1, isolation_level="AUTOCOMMIT", connect_args=limits)
 
 
 _NUMBER_BYTES = 8
@@ -417,7 +416,7 @@ class Database:
                 if self.tenure is None or not isinstance(broken, OperationalError):
                     raise
                 self.tenure.check()
-                time.sleep(_AGAIN_S)
+                self.tenure.wait(_AGAIN_S)
             else:
                 return transaction
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import Engine, func, insert, select, text, update
+from sqlalchemy import Engine, func, insert, literal_column, select, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -42,8 +42,10 @@ _IDLE_MS = 2_000
 _LOCK_MS = 1_000
 _LOCK_TIMEOUT = "55P03"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_NOW_MS = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+_CLOCK_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_NOW_MS = text(f"SELECT {_CLOCK_MS}")
 _ROW = select(TENURE)
+_ROW_AND_CLOCK = select(TENURE, literal_column(_CLOCK_MS))
 _FENCE = select(
     TENURE.c.number,
     func.set_config("idle_in_transaction_session_timeout", str(_IDLE_MS), True),
@@ -184,6 +186,10 @@ class HeldTenure:
         if self._loss:
             raise TenureLostError(self._loss)
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until it is lost."""
+        self._is_over.wait(seconds)
+
     def fence(self, connection: Connection) -> None:
         """Refuse a transaction unless this tenure is the newest, and see that it stays so until
         the transaction ends.
@@ -223,12 +229,14 @@ class HeldTenure:
         return None
 
     def _renew(self) -> bool:
-        with self._engine.begin() as connection:
-            stored = Tenure(*connection.execute(_ROW).one())
-            until_ms = renewed_until_ms(stored, self.number, _database_ms(connection))
-            mine = TENURE.c.number == self.number
-            change = update(TENURE).where(mine).values(until_ms=until_ms or 0)
-            return until_ms is not None and connection.execute(change).rowcount == 1
+        """Two statements without a transaction: a busy server must not take long for it."""
+        with self._engine.connect() as connection:
+            *row, now_ms = connection.execute(_ROW_AND_CLOCK).one()
+            until_ms = renewed_until_ms(Tenure(*row), self.number, Milliseconds(now_ms))
+            if until_ms is None:
+                return False
+            change = update(TENURE).where(TENURE.c.number == self.number)
+            return connection.execute(change.values(until_ms=until_ms)).rowcount == 1
 
     def _watch_clock(self) -> None:
         while not self._is_over.wait(_LOOK_S):
