@@ -47,6 +47,8 @@ class LinkedTrips(RoundTrips):
                     self.links.connected_s = time.monotonic()
                 case "LinkLost" | "LinkRejected":
                     self.links.lost += 1
+                case _:
+                    pass
             raise structlog.DropEvent
 
         debug = structlog.make_filtering_bound_logger(logging.DEBUG)

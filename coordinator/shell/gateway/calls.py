@@ -11,7 +11,7 @@ import structlog
 
 from coordinator.core.gateway.pace import Pace
 from coordinator.shell.gateway.coordinators import Coordinators
-from coordinator.shell.gateway.session import GatewaySession, SessionParts
+from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
@@ -85,8 +85,8 @@ class PassedCalls:
         upstream = self._coordinators.active
         call: Any = upstream.main.unary_unary(f"/{SERVICE}/Join")
         self._parts.counts.calls += 1
-        answer = await call(raw, metadata=_protocol(context), timeout=context.time_remaining())
-        return self._parts.ports.join(answer)
+        answer = call(raw, metadata=_protocol(context), timeout=context.time_remaining())
+        return self._parts.ports.join(await _result(answer))
 
     def _call(self, name: str, rewrite: Callable[[bytes], bytes]) -> Behaviour:
         async def act(raw: bytes, context: Context) -> bytes:
@@ -96,8 +96,8 @@ class PassedCalls:
             self._parts.counts.calls += 1
             try:
                 call: Any = channel.unary_unary(f"/{SERVICE}/{name}")
-                timeout = context.time_remaining()
-                return rewrite(await call(raw, metadata=metadata, timeout=timeout))
+                answer = call(raw, metadata=metadata, timeout=context.time_remaining())
+                return rewrite(await _result(answer))
             finally:
                 upstream.release(channel)
 
@@ -119,8 +119,8 @@ class PassedCalls:
                 metadata=self._metadata(node, context)
             )
             await self._run_session(GatewaySession(node, context, call, self._parts), hello)
-        except grpc.aio.AioRpcError as broken:
-            if not _is_away(broken):
+        except (CoordinatorGoneError, grpc.aio.AioRpcError) as broken:
+            if isinstance(broken, grpc.aio.AioRpcError) and not _is_away(broken):
                 raise
             # All nodes lose their streams now: each is told when to come again.
             raise self._away(node, _AWAY_DETAIL) from broken
@@ -198,6 +198,22 @@ async def _first_message(context: Context) -> bytes:
     except TimeoutError:
         raise HyperGPUError(Reason.STREAM_SILENT, "a stream began with nothing") from None
     return b"" if raw is grpc.aio.EOF else bytes(raw)
+
+
+async def _result(call: Awaitable[bytes]) -> bytes:
+    """Answer to a call that goes on.
+
+    Raises:
+        grpc.aio.AioRpcError: It was refused, or broke.
+        HyperGPUError: NOT_READY, its channel was closed, since another coordinator took over.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise HyperGPUError(Reason.NOT_READY, _AWAY_DETAIL) from None
 
 
 async def _refuse(context: Context, refusal: HyperGPUError) -> NoReturn:

@@ -32,6 +32,10 @@ from hypergpu.v1 import node_pb2
 _FAREWELL_S = 5.0
 
 
+class CoordinatorGoneError(Exception):
+    """This gateway speaks to another coordinator now, and has closed its channels to this one."""
+
+
 class SessionParts(NamedTuple):
     """What all sessions of a gateway share."""
 
@@ -65,6 +69,7 @@ class GatewaySession:
         """Pass messages on, first the hello, until either side ends.
 
         Raises:
+            CoordinatorGoneError: The channel to the coordinator was closed.
             grpc.aio.AioRpcError: The coordinator ended its side with this.
             HyperGPUError: The node is silent or said something wrong, or this gateway stops.
         """
@@ -76,6 +81,8 @@ class GatewaySession:
             if heard.done() and not told.done() and heard.exception() is None:
                 await asyncio.wait((told, self._ending), timeout=_FAREWELL_S)
             for each in (self._ending, told, heard):
+                if each.cancelled():
+                    raise CoordinatorGoneError
                 if each.done():
                     each.result()
         finally:

@@ -1,8 +1,8 @@
 """A node's calls through a real gateway: what it answers, passes on and refuses."""
 
 import asyncio
-import contextlib
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -59,15 +59,16 @@ class Front:
         )
         return node
 
-    @contextmanager
-    def frozen_coordinator(self) -> Iterator[None]:
-        """Let the coordinator stand still for as long as the block lasts."""
-        group = self.cluster.coordinator.child.pid
-        os.killpg(group, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.killpg(group, signal.SIGCONT)
+
+@contextmanager
+def frozen(coordinator: CoordinatorProcess) -> Iterator[None]:
+    """Let a coordinator stand still for as long as the block lasts."""
+    group = coordinator.child.pid
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(fro
     node = await front.join_node()
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
-    with front.frozen_coordinator():
+    with frozen(front.cluster.coordinator):
         node.say(heartbeat(5))
         assert (await echo(stream)).heartbeat_echo.sequence == 5
         probe = node_pb2.RoundTripProbe(sequence=6)
@@ -115,7 +116,7 @@ async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
     stream = node.control([("null", 1)])
     welcome = (await anext(stream)).welcome
     target = ProbeTarget("127.0.0.1", welcome.probe_port, welcome.probe_token)
-    with front.frozen_coordinator():
+    with frozen(front.cluster.coordinator):
         assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
     await node.close()
 
@@ -198,31 +199,24 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
 
 async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path) -> None:
     with ExitStack() as owner:
-        before = owner.enter_context(Cluster(tmp_path))
-        after = CoordinatorProcess(tmp_path)
+        before = owner.enter_context(Cluster(tmp_path / "before"))
+        after = CoordinatorProcess(tmp_path / "after")
         owner.callback(after.end)
         token = operator_token(before.coordinator)
-        named = [
-            word for each in (after, before.coordinator) for word in ("--coordinator", each.address)
-        ]
+        addresses = (after.address, before.coordinator.address)
+        named = [word for address in addresses for word in ("--coordinator", address)]
         gateway = GatewayProcess(token, tmp_path / "gateway.log", *FREE_PORTS, *named)
         owner.callback(gateway.end)
         node = WireNode(gateway.line.address, gateway.node_address)
         await node.join(before.coordinator.node_token())
         stream = node.control([("null", 1)])
         assert (await anext(stream)).HasField("welcome")
-        before.coordinator.kill()
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await echo(stream)
-        assert reason_of(ended.value) == "NOT_READY"
-        await asyncio.to_thread(after.start)
-        await until_welcome(node)
+        with frozen(before.coordinator):
+            shutil.copytree(before.folder, after.folder, dirs_exist_ok=True)
+            await asyncio.to_thread(after.start)
+            # Nothing told the stream that its coordinator stands still.
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await echo(stream)
+            assert reason_of(ended.value) == "NOT_READY"
+            assert (await anext(node.control([("null", 1)]))).HasField("welcome")
         await node.close()
-
-
-async def until_welcome(node: WireNode) -> None:
-    """Dial until a coordinator answers."""
-    answer = node_pb2.ControlResponse()
-    while not answer.HasField("welcome"):
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            answer = await anext(node.control([("null", 1)]))
