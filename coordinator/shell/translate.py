@@ -215,6 +215,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         loss=score.loss,
         metric=score.metric,
         metric_name=score.metric_name,
+        metrics=score.metrics,
         bytes_up=job.tally.bytes_up,
         bytes_down=job.tally.bytes_down,
         updates_accepted=job.tally.updates_accepted,

@@ -92,7 +92,8 @@ def train(
 
     Args:
         model: Any module that `torch.export` can trace.
-        loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary with one metric.
+        loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary of metrics, of
+            which the first is the one that a target is about.
         settings: Data and settings, see `TrainArguments`.
 
     Raises:

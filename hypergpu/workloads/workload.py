@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -96,18 +97,27 @@ class Sums(NamedTuple):
     score: float
     samples: int
     """Or tokens."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Metrics by name, where a workload has several; the score is the first of them."""
 
     def plus(self, other: "Sums") -> "Sums":
         """Both together."""
-        return Sums(self.loss + other.loss, self.score + other.score, self.samples + other.samples)
+        metrics = {
+            name: self.metrics.get(name, 0.0) + other.metrics.get(name, 0.0)
+            for name in {**self.metrics, **other.metrics}
+        }
+        loss, score = self.loss + other.loss, self.score + other.score
+        return Sums(loss, score, self.samples + other.samples, metrics)
 
     def metric(self, name: str) -> float:
-        """The value of a metric by its name: ``perplexity``, or the mean score under any other."""
+        """The value of a metric by its name: ``loss``, ``perplexity``, one of `metrics`, or the
+        mean score under any other.
+        """
         if name == "loss":
             return self.loss / self.samples
         if name == "perplexity":
             return math.exp(min(self.loss / self.samples, 700.0))
-        return self.score / self.samples
+        return self.metrics.get(name, self.score) / self.samples
 
 
 class Workload(Protocol):

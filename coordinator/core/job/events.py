@@ -163,6 +163,8 @@ class EvaluationReady(StampedEvent, frozen=True, tag=True):
     loss: float
     metric: float
     metric_name: str
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the job's examples, 400 bytes together. For people."""
 

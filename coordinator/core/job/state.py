@@ -341,6 +341,8 @@ class ModelScore(msgspec.Struct, frozen=True):
     loss: float
     metric: float
     metric_name: str = ""
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
 
 
 class Funding(msgspec.Struct, frozen=True):

@@ -354,7 +354,8 @@ def remake_model(job: Job, event: events.ModelLost) -> JobStep:
 def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
-    score = ModelScore(event.round, event.model, event.loss, event.metric, event.metric_name)
+    measured = (event.loss, event.metric, event.metric_name, event.metrics)
+    score = ModelScore(event.round, event.model, *measured)
     is_best = job.best is None or event.loss < job.best.loss
     is_newest = job.score is None or event.round >= job.score.round
     job = replace(

@@ -326,5 +326,6 @@ async def _evaluate_model(
         loss=measured.loss,
         metric=measured.metric,
         metric_name=measured.metric_name,
+        metrics=measured.metrics,
         outputs=measured.outputs,
     )

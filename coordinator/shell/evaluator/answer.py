@@ -145,8 +145,13 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
             cause = _source_of_nan(model, flat)
             detail = f"the model's loss on the held-out set is {loss}: {cause}"
             raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
+        others = {other: sums.metric(other) for other in sums.metrics if other != name}
         return Evaluated(
-            loss=loss, metric=metric, metric_name=name, outputs=example_outputs(model, flat)
+            loss=loss,
+            metric=metric,
+            metric_name=name,
+            metrics={other: value for other, value in others.items() if math.isfinite(value)},
+            outputs=example_outputs(model, flat),
         )
 
 

@@ -74,11 +74,13 @@ class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Mean loss over the held-out set, and the workload's metric."""
+    """Mean loss over the held-out set, and the workload's metrics."""
 
     loss: float
     metric: float
     metric_name: str
+    metrics: dict[str, float] = {}
+    """Further metrics by name, those that are finite numbers."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the examples; empty: it has none."""
 

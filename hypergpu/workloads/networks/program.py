@@ -165,7 +165,7 @@ class ReadyGraph:
             raise ProgramError(f"{name}, call {done} ({operator_name}): {text}") from error
         for output in outputs:
             if not isinstance(output, Tensor) or output.numel() != 1:
-                raise ProgramError(f"{name}: loss and metric must be single numbers")
+                raise ProgramError(f"{name}: loss and metrics must be single numbers")
 
 
 def _ready(call: OperatorCall, dead: tuple[int, ...]) -> _Step:
@@ -260,7 +260,7 @@ class ProgramWorkload:
             self._check()
         except (ProgramError, SamplesError) as refused:
             raise DatasetError(f"the program cannot run: {refused}") from refused
-        self.metric = self._program.metric or "loss"
+        self.metric = next(iter(self._program.metrics), "loss")
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = len(self._held_out.labels)
 
@@ -294,8 +294,9 @@ class ProgramWorkload:
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`."""
         count = len(fields[0])
-        outputs = [float(each) * count for each in self._run(model, fields)]
-        return Sums(outputs[0], outputs[-1], count)
+        loss, *metrics = [float(each) * count for each in self._run(model, fields)]
+        named = dict(zip(self._program.metrics, metrics, strict=True))
+        return Sums(loss, metrics[0] if metrics else loss, count, named)
 
     def _run(self, model: nn.Module, fields: Sequence[Tensor]) -> list[Tensor]:
         if not isinstance(model, ProgramModule):

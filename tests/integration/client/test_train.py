@@ -31,7 +31,8 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     logits = model(batch["image"])
     hits = (logits.argmax(1) == batch["digit"]).float().mean()
-    return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits}
+    surest = logits.softmax(1).max(1).values.mean()
+    return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits, "sureness": surest}
 
 
 class ListSink:
@@ -39,12 +40,16 @@ class ListSink:
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
+        self.evaluated: set[str] = set()
 
     def open(self, job: JobDetail) -> int:
         return 0
 
     def record(self, record: SinkRecord) -> None:
-        self.rounds += [record.round] * (record.kind == "round")
+        if record.kind == "round":
+            self.rounds.append(record.round)
+        else:
+            self.evaluated |= record.values.keys()
 
     def close(self, job: JobView) -> None:
         assert job.phase == "finished"
@@ -83,23 +88,24 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     )
     job = run.result().job
     assert curves.rounds == [1, 2, 3, 4, 5, 6]
+    assert curves.evaluated == {"loss", "accuracy", "sureness"}
     assert (job.phase, job.metric_name, job.rounds) == ("finished", "accuracy", 6)
-    assert job.metric is not None
-    assert job.metric > 0.85
+    assert (job.metric or 0) > 0.85
     history = run.history()
-    assert len(history.rounds) == 6
-    assert history.evaluations[-1].metric == job.metric
-    assert history.frame()["accuracy"].iloc[-1] == job.metric
+    assert (len(history.rounds), history.evaluations[-1].metric) == (6, job.metric)
+    newest = history.frame().iloc[-1]
+    assert (newest["accuracy"], newest["sureness"]) == (job.metric, job.metrics["sureness"])
     model.load_state_dict(run.state_dict())
     model.eval()
     with torch.no_grad():
         held_out = {name: torch.from_numpy(each) for name, each in parts[1].items()}
         value, metrics = loss(model, held_out)
-    assert float(metrics["accuracy"]) == pytest.approx(job.metric)
+    told = {"accuracy": job.metric, **job.metrics}
+    assert {name: float(each) for name, each in metrics.items()} == pytest.approx(told, rel=1e-4)
     assert float(value) == pytest.approx(job.loss, rel=1e-4)
-    loader = run.save(tmp_path / "model").loader
-    told = subprocess.run([sys.executable, loader], check=False, capture_output=True, text=True)
-    assert "model.load_state_dict(safetensors.torch.load_file(" in told.stderr
+    load = [sys.executable, str(run.save(tmp_path / "model").loader)]
+    ended = subprocess.run(load, check=False, capture_output=True, text=True)
+    assert "model.load_state_dict(safetensors.torch.load_file(" in ended.stderr
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
     longer = hypergpu.Run.find(coordinator.continue_job(run.id, 1, name="on"), coordinator).result()
     assert (longer.job.phase, longer.job.rounds) == ("finished", 1)
