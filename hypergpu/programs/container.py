@@ -108,6 +108,12 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Number of values before the first result."""
         return len(self.tensors) + len(self.fields)
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Operators that are called, each once, in order."""
+        calls = (*self.train.calls, *self.evaluate.calls)
+        return tuple(sorted({call.operator for call in calls}))
+
 
 def read_program(folder: Path) -> Program:
     """The program in a job's data folder.

@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -32,7 +31,7 @@ from hypergpu.workloads.entry import (
     complete_options,
     missing_modules,
 )
-from hypergpu.workloads.installed import GROUP
+from hypergpu.workloads.installed import workload_points
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -163,6 +162,15 @@ class MeasuredWorkload(Protocol):
 
 
 @runtime_checkable
+class OperatorWorkload(Protocol):
+    """Optional part of a workload: operators of torch without which no node can train it."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Their names, as programs have them."""
+
+
+@runtime_checkable
 class LargeSamplesWorkload(Protocol):
     """Optional part of a workload: samples so large that fewer are evaluated at once."""
 
@@ -248,7 +256,7 @@ def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
     found: list[WorkloadEntry] = []
     complaints: list[str] = []
     taken = {entry.name for entry in BUILT_IN}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(workload_points(), key=lambda point: (point.name, point.value)):
         where = f"entry point {point.name} = {point.value}"
         try:
             entry = point.load()
@@ -271,7 +279,7 @@ def read_entries_again() -> None:
     """Forget the entries of other packages, which may have changed on disk. Not for a process that
     builds workloads: their modules would be of two versions.
     """
-    for point in entry_points(group=GROUP):
+    for point in workload_points():
         package = point.module.partition(".")[0]
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]

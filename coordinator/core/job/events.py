@@ -42,6 +42,8 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     workload_version: int = 1
     can_checkpoint: bool = False
     """See `WorkloadEntry`."""
+    operators: tuple[str, ...] = ()
+    """Operators of torch without which no node can train it."""
     examples: tuple[HeldOutExample, ...] = ()
     """Held-out samples for which each evaluation tells the model's output. For people."""
 

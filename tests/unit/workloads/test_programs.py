@@ -23,6 +23,7 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.container import (
     PROGRAM_PATH,
     TENSORS_PATH,
+    VERSION,
     Field,
     Program,
     ProgramError,
@@ -31,7 +32,11 @@ from hypergpu.programs.container import (
 )
 from hypergpu.programs.samples import INDEX_PATH, SampleWriter
 from hypergpu.workloads.entry import BUILT_IN
-from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
+from hypergpu.workloads.networks.program import (
+    ProgramModule,
+    ProgramWorkload,
+    lacking_operators,
+)
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 from tests.tiny_bases import tiny_config
@@ -411,9 +416,17 @@ def test_samples_that_are_not_what_the_index_says_are_refused(tmp_path: Path) ->
         ProgramWorkload(tmp_path)
 
 
+def test_a_workload_names_the_operators_that_its_program_calls(folder: Path) -> None:
+    operators = ProgramWorkload(folder).operators
+    assert {"aten.conv2d.default", "aten.dropout.default"} < set(operators)
+    assert operators == tuple(sorted(set(operators)))
+    assert lacking_operators() == ()
+
+
 def test_the_workload_needs_its_jobs_folder(folder: Path) -> None:
     entry = find("program")
     assert entry in BUILT_IN
+    assert entry.version == VERSION
     assert isinstance(build_for_job(entry, {}, str(folder)), ProgramWorkload)
     with pytest.raises(DatasetError, match="there are none"):
         build_for_job(entry, {}, "")
