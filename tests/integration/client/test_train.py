@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.client import AsyncCoordinator, Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.client.connection import ConnectionTarget
 from hypergpu.sinks.records import SinkRecord
+from hypergpu.wire.credentials import parse_token
 from hypergpu.workloads.workload import digits
 from tests.processes import Cluster
 
@@ -20,12 +22,18 @@ SETTINGS = {"codec.up": "int8", "trust.duplicates": "none"}
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A connection to one that two nodes joined."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A coordinator with two nodes."""
     with Cluster(tmp_path_factory.mktemp("train"), is_plaintext=False) as cluster:
         cluster.add_nodes(2, "torch")
-        with cluster.coordinator.client() as client:
-            yield client
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def coordinator(cluster: Cluster) -> Iterator[Coordinator]:
+    """A connection to it."""
+    with cluster.coordinator.client() as client:
+        yield client
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -110,6 +118,30 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     longer = hypergpu.Run.find(coordinator.continue_job(run.id, 1, name="on"), coordinator).result()
     assert (longer.job.phase, longer.job.rounds) == ("finished", 1)
     assert longer.job.loss == pytest.approx(job.loss, abs=0.2)
+
+
+async def test_a_program_with_an_event_loop_trains_skewed_classes(cluster: Cluster) -> None:
+    train, _, _ = digits()
+    images = {"image": train.batch(slice(None))[0], "digit": train.labels}  # type: ignore[arg-type]
+    token = parse_token((cluster.coordinator.data_dir / "operator.token").read_text("utf-8"))
+    model = nn.Linear(64, 10)
+    async with await AsyncCoordinator.open(
+        ConnectionTarget(cluster.coordinator.address, token, 60.0)
+    ) as connection:
+        run = await hypergpu.train_async(
+            model,
+            loss=loss,
+            data=images,
+            coordinator=connection,
+            nodes=2,
+            rounds=1,
+            inner_steps=2,
+            settings={"data.sharding": "dirichlet", "data.alpha": 0.1},
+        )
+        assert (await run.result()).job.phase == "finished"
+        state = await run.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert not torch.equal(state["weight"], model.weight)
 
 
 @pytest.mark.parametrize(
