@@ -137,6 +137,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "private": partial(own_data_figures, is_quick=is_quick),
             "billion": partial(billion_figures, is_quick=is_quick),
             "lora": partial(_adapter_figures, is_quick=is_quick),
+            "lora_real": partial(_real_adapter_figures, is_quick=is_quick),
         },
     )
 
@@ -145,6 +146,12 @@ def _adapter_figures(*, is_quick: bool) -> PartFigures:
     from benchmarks.ours.workloads.lora import lora_figures  # Takes transformers a while to import.
 
     return lora_figures(is_quick=is_quick)
+
+
+def _real_adapter_figures(*, is_quick: bool) -> PartFigures:
+    from benchmarks.ours.workloads.lora import lora_real_figures
+
+    return lora_real_figures(is_quick=is_quick)
 
 
 def step_figures(*, is_quick: bool) -> PartFigures:

@@ -14,6 +14,7 @@ _HOMES = {
     "connect": "hypergpu.client",
     "finetune": "hypergpu.training.finetune",
     "train": "hypergpu.training.train",
+    "train_async": "hypergpu.training.train",
 }
 
 

@@ -76,6 +76,8 @@ class WireNode:
         self._nonce = 0
         self.is_starting = False
         """What its next hello says of its worker."""
+        self.lacking_operators: tuple[str, ...] = ()
+        """Operators that its torch lacks, as its next hello says."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -101,7 +103,9 @@ class WireNode:
                 workloads=[
                     node_pb2.WorkloadVersion(name=name, version=version)
                     for name, version in workloads
-                ]
+                ],
+                torch="2.6.0",
+                lacking_operators=self.lacking_operators,
             ),
             working=working,
             is_starting=self.is_starting,

@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from coordinator.core.node_fit import NodeFeatures, unmet_reason
+from coordinator.core.node_fit import NodeFeatures, operator_reason, unmet_reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.requirements import Requirement
 from hypergpu.units import several
@@ -35,6 +35,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Every node of it meets all of them."""
     data_name: str = ""
     """The data set that a node must have of its own; empty: none."""
+    operators: frozenset[str] = frozenset()
+    """Operators of torch that a node must have."""
     excluded: Mapping[NodeId, str] = {}
     """Nodes that it gives no work, with the reason; those that are members stay until others are
     due them.
@@ -52,6 +54,10 @@ class NodeOffer(msgspec.Struct, frozen=True):
     features: NodeFeatures = {}
     data_names: frozenset[str] = frozenset()
     """Data sets that its owner has named a folder for."""
+    torch: str = ""
+    """Version of its torch."""
+    lacking_operators: frozenset[str] = frozenset()
+    """Operators of programs that this has not."""
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -122,7 +128,8 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
         return f"it does not offer {demand.workload} {demand.workload_version}"
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"
-    return unmet_reason(demand.requirements, offer.features)
+    lacking = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
+    return lacking or unmet_reason(demand.requirements, offer.features)
 
 
 class _Deal:

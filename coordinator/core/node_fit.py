@@ -1,6 +1,6 @@
 """Whether a node meets a job's requirements, and why it does not. Rests on what nodes say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from hypergpu.jobfile.requirements import PROPERTIES, SIZE, Requirement, number_in
 
@@ -19,6 +19,18 @@ def unmet_reason(requirements: Sequence[Requirement], features: NodeFeatures) ->
             found = _value_text(each.name, value)
             return f"its {each.name} is {found}, and {each.text} is required"
     return ""
+
+
+def operator_reason(called: Set[str], lacking: Set[str], torch: str) -> str:
+    """Why a node cannot train a job: operators that its torch lacks, and the fix; empty: none."""
+    missing = sorted(called & lacking)
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 1} more" if missing[1:] else ""
+    return (
+        f"its torch {torch} lacks {missing[0]}{more}, which the model calls."
+        " Fix there: pip install -U torch"
+    )
 
 
 def _holds(requirement: Requirement, value: str | int) -> bool:

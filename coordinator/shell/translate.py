@@ -28,6 +28,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.phases import WorkPhase
+from hypergpu.programs.operators import OPERATORS
 from hypergpu.statements import Lease
 from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
@@ -68,6 +69,10 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Memory of the machine; 0: it tells none, and no processors."""
     data_names: frozenset[str] = frozenset()
     """Data sets that its owner has named a folder for."""
+    torch: str = ""
+    """Version of its worker's torch; empty: it has none."""
+    lacking_operators: frozenset[str] = frozenset()
+    """Operators of programs that this has not."""
 
     def features(self, software: str) -> NodeFeatures:
         """What jobs may require: properties, and labels, none of which hides a property."""
@@ -145,6 +150,8 @@ def capabilities_value(message: node_pb2.Capabilities) -> Capabilities:
         processors=message.processors,
         machine_memory_bytes=message.machine_memory_bytes,
         data_names=frozenset(filter(is_data_name, message.data_names)),
+        torch="".join(each for each in message.torch[:_LABEL_LENGTH_MAX] if each.isprintable()),
+        lacking_operators=OPERATORS.intersection(message.lacking_operators),
     )
 
 
@@ -166,6 +173,8 @@ def capabilities_message(capabilities: Capabilities) -> node_pb2.Capabilities:
         processors=capabilities.processors,
         machine_memory_bytes=capabilities.machine_memory_bytes,
         data_names=sorted(capabilities.data_names),
+        torch=capabilities.torch,
+        lacking_operators=sorted(capabilities.lacking_operators),
     )
 
 
@@ -215,6 +224,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         loss=score.loss,
         metric=score.metric,
         metric_name=score.metric_name,
+        metrics=score.metrics,
         bytes_up=job.tally.bytes_up,
         bytes_down=job.tally.bytes_down,
         updates_accepted=job.tally.updates_accepted,

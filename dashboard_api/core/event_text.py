@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from hypergpu.client.history import weighing_note
 from hypergpu.client.values import JobEvent
-from hypergpu.terminal.output import round_from_one, score, short
+from hypergpu.terminal.output import metrics_text, round_from_one, score, short
 from hypergpu.units import several
 
 HIDDEN_KINDS = frozenset({"UpdateReceived"})
@@ -80,11 +80,13 @@ def event_node(event: JobEvent) -> str | None:
 
 def _evaluation(event: JobEvent) -> str:
     fields = event.body
-    metric, loss = (_as_score(fields.get(name)) for name in ("metric", "loss"))
+    metric, loss = (_as_number(fields.get(name)) for name in ("metric", "loss"))
+    others = fields.get("metrics")
+    name, more = str(fields.get("metric_name") or ""), others if isinstance(others, dict) else {}
     number = fields.get("round")
     rounds = several(number, "round") if isinstance(number, int) else "some rounds"
-    return f"after {rounds}: {fields.get('metric_name') or 'metric'} {metric}, loss {loss}"
+    return f"after {rounds}: {metrics_text(name, metric, more)}, loss {score(loss)}"
 
 
-def _as_score(value: object) -> str:
-    return score(float(value) if isinstance(value, int | float) else None)
+def _as_number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

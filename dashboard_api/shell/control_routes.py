@@ -97,9 +97,11 @@ class WorkloadsAnswer(msgspec.Struct):
 
 
 async def tell_workloads(_call: Call) -> Response:
-    """The catalogue of this machine."""
+    """The catalogue of this machine, but for programs, which only `hypergpu.train` can write."""
     found = []
     for each in entries():
+        if each.name == "program":
+            continue
         options = [
             WorkloadOption(one.name, one.default, one.meaning, one.minimum, one.maximum)
             for one in each.options

@@ -169,6 +169,8 @@ def capabilities_message(
         ],
         name=name,
         caps=caps,
+        torch=capabilities.torch,
+        lacking_operators=capabilities.lacking_operators,
     )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ MODULE = "gpu_node.shell.worker"
 AUTO = "auto"
 _ANSWER_S = 120.0
 _PROBE = """
-import importlib.util, json, os, sys
+import importlib.metadata, importlib.util, json, os, sys
 has = lambda name: importlib.util.find_spec(name) is not None
 software = ""
 if has("gpu_node"):
@@ -40,6 +41,7 @@ prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
 executables = [os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable))]
 print(json.dumps({
     "tag": sys.implementation.cache_tag, "has_torch": has("torch"), "software": software,
+    "torch": importlib.metadata.version("torch") if has("torch") else "",
     "folders": [each for each in [*prefixes, *executables, *sys.path] if os.path.isabs(each)],
 }))
 """
@@ -57,6 +59,8 @@ class InterpreterFound(msgspec.Struct, frozen=True):
     """Name and version of HyperGPU where it has that itself; else empty."""
     folders: tuple[str, ...]
     """All that it reads."""
+    torch: str = ""
+    """Version of its torch, which ends with ``+cpu`` where it is built for processors alone."""
 
 
 class WorkerPython(NamedTuple):
@@ -69,6 +73,13 @@ class WorkerPython(NamedTuple):
     """Folders with the daemon's packages, after its own; none: it needs none of them."""
     folders: tuple[Path, ...] = ()
     """All that it reads, beside what the daemon's own Python reads."""
+    torch: str = ""
+    """See `InterpreterFound`."""
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether its workers may compute on a GPU."""
+        return self.kind == "torch" and not self.torch.endswith("+cpu")
 
     def command(self, module: str = MODULE) -> tuple[str, ...]:
         """Command line of the worker."""
@@ -103,7 +114,8 @@ def worker_python(settings: NodeSettings, state_dir: Path, gpu: str = "") -> Wor
     wanted, kind = settings.worker_python, settings.worker
     has_torch, needs_torch = find_spec("torch") is not None, kind in (AUTO, "torch")
     if not wanted or (wanted == AUTO and (has_torch or not needs_torch)):
-        return WorkerPython(worker_kind(kind, has_torch=has_torch))
+        chosen = worker_kind(kind, has_torch=has_torch)
+        return WorkerPython(chosen, torch=version("torch") if chosen == "torch" else "")
     if wanted == AUTO:
         folder = state_dir.with_name(f"{state_dir.name}.worker")
         wanted = str(make_environment(folder, _machine_arguments(gpu)))
@@ -117,7 +129,13 @@ def worker_python(settings: NodeSettings, state_dir: Path, gpu: str = "") -> Wor
     absolute = os.path.abspath(path)  # noqa: PTH100
     folders = tuple(python_folders(map(Path, found.folders)))
     shared = () if found.software else _own_folders()
-    return WorkerPython(chosen, absolute, shared, folders)
+    return WorkerPython(chosen, absolute, shared, folders, found.torch)
+
+
+def gpu_build_command(python: WorkerPython, gpu: str) -> str:
+    """What installs the build of torch for the GPUs that the owner lets the worker use."""
+    packages = " ".join(repr(each) for each in _machine_arguments(gpu))
+    return f"{python.path} -m pip install --force-reinstall {packages}"
 
 
 def ask_interpreter(path: str) -> InterpreterFound:
@@ -166,13 +184,14 @@ def lack_of(
 def make_environment(folder: Path, arguments: Sequence[str]) -> Path:
     """Python of an environment with torch, which is made unless it is there. Blocks.
 
-    One that was not finished, or has another build of torch than is wanted now, is made again.
+    One that was not finished, is of another Python, or has another build of torch than is wanted
+    now, is made again.
 
     Raises:
         HyperGPUError: WORKER_UNUSABLE, it cannot be made, with what was said.
     """
     python, finished = folder / "bin" / "python", folder / "installed"
-    wanted = " ".join(arguments)
+    wanted = " ".join([str(sys.implementation.cache_tag), *arguments])
     if python.exists() and finished.exists() and finished.read_text("utf-8") == wanted:
         return python
     log.info("the worker's Python is made: torch takes minutes to install", folder=str(folder))

@@ -5,10 +5,10 @@ Kept are the node's key, which is paid, its receipts, which prove the pay, and w
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpu_node.config import NodeSettings
 from gpu_node.shell.state import StatePaths, remove_entry
@@ -17,6 +17,7 @@ from hypergpu.keys import place_beside
 from hypergpu.node_report import DEVICE_FOLDERS
 
 _KEPT_NAMES = frozenset({"identity.key", "ledger", "lock", "name", "node.toml", "nonce"})
+_COORDINATORS_IDENTITY = "identity"
 _LOOK_UP_S = 0.2
 _MARGIN_S = 20.0
 
@@ -56,7 +57,8 @@ def _ask_to_drain(paths: StatePaths, asked: int | None) -> int | None:
         return asked
     except (OSError, UnicodeError) as broken:
         detail = f"the daemon that uses {paths.root} cannot be told: {broken}"
-        raise HyperGPUError(Reason.STATE_LOCKED, detail) from broken
+        fix = "stop it there (Ctrl-C, systemctl stop), or leave as the user who runs it"
+        raise HyperGPUError(Reason.STATE_LOCKED, detail, fix=fix) from broken
     return daemon
 
 
@@ -68,11 +70,20 @@ def forget_coordinator(paths: StatePaths) -> None:
     for folder in (paths.root, *devices):
         for entry in folder.iterdir():
             is_kept = entry.name in _KEPT_NAMES or entry.name.startswith("node.log")
-            if not is_kept and entry not in devices:
+            if not is_kept and entry not in devices and not _is_coordinators(entry):
                 remove_entry(entry)
 
 
 def forget_node(paths: StatePaths) -> None:
     """Remove the key with its passphrase and the receipts, too: what they would be paid is lost."""
-    shutil.rmtree(paths.root)
+    for entry in paths.root.iterdir():
+        if not _is_coordinators(entry):
+            remove_entry(entry)
+    with contextlib.suppress(OSError):  # a coordinator's folder may be left in it
+        paths.root.rmdir()
     place_beside(paths.root).unlink(missing_ok=True)
+
+
+def _is_coordinators(entry: Path) -> bool:
+    """Whether a coordinator keeps its identity in a folder, which then is none of the node's."""
+    return (entry / _COORDINATORS_IDENTITY).is_dir()

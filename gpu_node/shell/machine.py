@@ -21,7 +21,7 @@ from gpu_node.core.devices import chosen_devices, device_limits, part_of
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.state import Departure, Leave, LinkPhase
 from gpu_node.shell.app import Daemon
-from gpu_node.shell.interpreter import worker_python
+from gpu_node.shell.interpreter import WorkerPython, gpu_build_command, worker_python
 from gpu_node.shell.owner import found_gpus
 from gpu_node.shell.state import StatePaths, load_coordinator, node_name
 from hypergpu.errors import HyperGPUError, Reason
@@ -60,9 +60,8 @@ def machine_daemons(paths: StatePaths, order: MachineOrder) -> Iterator[list[Dae
         # Found or made once for all devices.
         settings = settings.model_copy(update={"worker_python": python.path})
         order = order._replace(settings=settings)
-    found = found_gpus() if python.kind == "torch" else ()
     try:
-        devices = chosen_devices(settings.devices or "", limits, found)
+        devices = serving_devices(settings.devices or "", limits, python)
     except ValueError as wrong:
         fix = "list them: nvidia-smi -L; then --device 0 --device 1, or --device cpu"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, str(wrong), fix=fix) from wrong
@@ -83,6 +82,25 @@ def machine_daemons(paths: StatePaths, order: MachineOrder) -> Iterator[list[Dae
             part = part._replace(settings=part.settings.model_copy(update={"name": name}))
             daemons.append(_daemon(own, part))
         yield daemons
+
+
+def serving_devices(stated: str, limits: OwnerLimits, python: WorkerPython) -> tuple[str, ...]:
+    """The devices that get a node each; none: one node, also where torch cannot use the GPUs.
+
+    Raises:
+        ValueError: See `chosen_devices`.
+    """
+    found = found_gpus() if python.kind == "torch" else ()
+    if python.kind == "torch" and found and not python.uses_gpus:
+        log.warning(
+            "torch is built for processors: its GPUs are not used",
+            gpus=len(found),
+            torch=python.torch,
+            fix=gpu_build_command(python, limits.gpu),
+        )
+        if not stated:
+            return ()
+    return chosen_devices(stated, limits, found)
 
 
 def _order_of_device(order: MachineOrder, device: str, count: int) -> MachineOrder:

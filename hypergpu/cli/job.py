@@ -19,6 +19,7 @@ from hypergpu.terminal.commands import (
 from hypergpu.terminal.output import (
     Column,
     confirm,
+    metrics_text,
     name_or_id,
     note,
     optional_numbers,
@@ -251,7 +252,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"  phase     {job.phase}: {job.reason}",
         f"  workload  {workload}",
         f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
-        f"  loss      {score(job.loss)}   {job.metric_name or 'metric'} {score(job.metric)}",
+        f"  loss      {score(job.loss)}   {metrics_text(job.metric_name, job.metric, job.metrics)}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",

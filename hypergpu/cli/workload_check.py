@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from hypergpu.workloads.entry import (
     complete_options,
     missing_modules,
 )
-from hypergpu.workloads.installed import GROUP
+from hypergpu.workloads.installed import workload_points
 from hypergpu.workloads.workload import UnknownWorkloadError, complaints, find
 
 
@@ -34,7 +34,7 @@ def entries_named(name: str) -> list[WorkloadEntry]:
     Raises:
         HyperGPUError: WORKLOAD_UNKNOWN, there is none, or its entry cannot be imported.
     """
-    points = [point for point in entry_points(group=GROUP) if name in _names(point)]
+    points = [point for point in workload_points() if name in _names(point)]
     try:
         return [find(each) for each in ([point.name for point in points] or [name])]
     except UnknownWorkloadError as unknown:

@@ -51,6 +51,8 @@ class EvaluationPoint(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     metric: float | None = None
     """None: it was no number, as after a training that diverged."""
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
     samples: Samples
     """All until then, as the bytes are."""
     bytes_up: Bytes
@@ -79,7 +81,7 @@ class History(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each closed round, with what its model was found to be on held-out data:
-        ``held_out_loss`` and the metric by its name, None where that was not evaluated.
+        ``held_out_loss`` and the metrics by their names, None where that was not evaluated.
         """
         found = {point.round: point for point in self.evaluations}
         rows: list[dict[str, object]] = []
@@ -89,8 +91,13 @@ class History(msgspec.Struct, frozen=True):
             point = found.get(each.number)
             row["held_out_loss"] = point.loss if point else None
             row[self.metric_name or "metric"] = point.metric if point else None
+            row |= {name: point.metrics.get(name) if point else None for name in self._others()}
             rows.append(row)
         return rows
+
+    def _others(self) -> list[str]:
+        """Names of the further metrics, as they came up."""
+        return list(dict.fromkeys(name for each in self.evaluations for name in each.metrics))
 
     def frame(self) -> Any:
         """The rows as a `pandas.DataFrame`, indexed by ``round``.
@@ -104,7 +111,7 @@ class History(msgspec.Struct, frozen=True):
             detail, fix = "a table needs pandas, which is not installed", "pip install pandas"
             raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from None
         columns = ["round", *RoundPoint.__struct_fields__[1:], "held_out_loss"]
-        columns.append(self.metric_name or "metric")
+        columns += [self.metric_name or "metric", *self._others()]
         return pd.DataFrame(self.rows(), columns=columns).set_index("round")
 
 

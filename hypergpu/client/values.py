@@ -42,6 +42,8 @@ class JobView(msgspec.Struct, frozen=True):
     at_ms: int
     owner: str = ""
     """Id of the token that created it."""
+    metrics: dict[str, float] = {}
+    """Further metrics of the newest evaluation by name."""
 
 
 class ParticipantView(msgspec.Struct, frozen=True):
@@ -246,6 +248,7 @@ def job_view(job: job_pb2.JobSummary) -> JobView:
         id=job.job_id,
         loss=_finite(job.loss),
         metric=_finite(job.metric),
+        metrics=dict(job.metrics),
         model=_hex(job.model),
     )
 

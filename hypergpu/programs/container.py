@@ -15,7 +15,7 @@ import msgspec
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.tensors.layout import TensorKind
 
-VERSION = 1
+VERSION = 2
 PROGRAM_PATH = "program/program.json"
 TENSORS_PATH = "program/tensors.safetensors"
 SIZE_MOST = 64 << 20
@@ -28,6 +28,8 @@ _DEPTH_MOST = 3
 _INTEGER_MOST = 2**63 - 1
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _WORD = re.compile(r"[a-z_]{0,32}")
+_METRIC = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_METRICS_MOST = 16
 
 DTYPES = frozenset(
     {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"}
@@ -85,7 +87,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     calls: tuple[OperatorCall, ...]
     outputs: tuple[int, ...]
-    """Numbers of the mean loss and, where there is a metric, of its mean over the batch."""
+    """Numbers of the mean loss and, for evaluation, of each metric's mean over the batch."""
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,8 +98,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     fields: tuple[Field, ...]
     train: Graph
     evaluate: Graph
-    metric: str = ""
-    """Name of the metric; empty: there is none but the loss."""
+    metrics: tuple[str, ...] = ()
+    """Names of the metrics, the one that a target is about first; none: the loss is."""
     evaluation_batch: int = 256
     """Held-out samples that are evaluated at once, in 1 to 65,536."""
 
@@ -105,6 +107,12 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def inputs_count(self) -> int:
         """Number of values before the first result."""
         return len(self.tensors) + len(self.fields)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Operators that are called, each once, in order."""
+        calls = (*self.train.calls, *self.evaluate.calls)
+        return tuple(sorted({call.operator for call in calls}))
 
 
 def read_program(folder: Path) -> Program:
@@ -156,8 +164,7 @@ def check_program(program: Program) -> None:
         )
     if not 1 <= program.evaluation_batch <= _BATCH_MOST:
         raise ProgramError(f"evaluation_batch must be 1 to {_BATCH_MOST:,}")
-    if program.metric and not _WORD.fullmatch(program.metric):
-        raise ProgramError("metric must be a name of at most 32 small letters and underscores")
+    _check_metrics(program.metrics)
     if len(program.tensors) > _TENSORS_MOST or not 0 < len(program.fields) <= FIELDS_MOST:
         raise ProgramError(f"at most {_TENSORS_MOST:,} tensors and 1 to {FIELDS_MOST} fields")
     _check_names([each.name for each in program.tensors], "tensor")
@@ -166,8 +173,19 @@ def check_program(program: Program) -> None:
         _check_tensor(tensor)
     for field in program.fields:
         _check_shape(f"field {field.name}", field.shape, field.dtype)
-    for name, graph in (("train", program.train), ("evaluate", program.evaluate)):
-        _check_graph(name, graph, program)
+    _check_graph("train", program.train, program, outputs=1)
+    _check_graph("evaluate", program.evaluate, program, outputs=1 + len(program.metrics))
+
+
+def _check_metrics(names: Sequence[str]) -> None:
+    if len(names) > _METRICS_MOST or len(set(names)) != len(names):
+        raise ProgramError(f"at most {_METRICS_MOST} metrics, each with a name of its own")
+    for name in names:
+        if not _METRIC.fullmatch(name) or name == "loss":
+            raise ProgramError(
+                f"a metric cannot be called {name[:60]!r}: at most 32 small letters, digits and"
+                " underscores, a letter first, and not loss"
+            )
 
 
 def _check_names(names: Sequence[str], what: str) -> None:
@@ -201,16 +219,15 @@ def _check_shape(where: str, shape: Sequence[int], dtype: str) -> None:
         raise ProgramError(f"{where}: more than {1 << 40:,} elements")
 
 
-def _check_graph(name: str, graph: Graph, program: Program) -> None:
+def _check_graph(name: str, graph: Graph, program: Program, *, outputs: int) -> None:
     if len(graph.calls) > _CALLS_MOST:
         raise ProgramError(f"{name}: more than {_CALLS_MOST:,} calls")
     for number, call in enumerate(graph.calls):
         where = f"{name}, call {number} ({call.operator[:60]})"
         _check_call(where, call, program.inputs_count + number)
     count = program.inputs_count + len(graph.calls)
-    wanted = 2 if program.metric else 1
-    if len(graph.outputs) != wanted or any(not 0 <= each < count for each in graph.outputs):
-        raise ProgramError(f"{name}: {wanted} of the values must be its outputs")
+    if len(graph.outputs) != outputs or any(not 0 <= each < count for each in graph.outputs):
+        raise ProgramError(f"{name}: {outputs} of the values must be its outputs")
 
 
 def _check_call(where: str, call: OperatorCall, known: int) -> None:

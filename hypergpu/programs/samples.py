@@ -3,7 +3,7 @@
 Nothing is loaded whole: writers append, readers map the files into memory.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ Batch = Mapping[str, NDArray[Any]]
 """Arrays by field; the first dimension counts samples."""
 NUMPY_DTYPES = ("float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 """What fields are stored as."""
+_WHOLE_NUMBERS = ("int64", "int32", "int16", "int8", "uint8")
 _SAMPLES_MOST = 1 << 40
 
 
@@ -112,16 +113,49 @@ def _fields_text(fields: Iterable[Field]) -> str:
     return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in fields)
 
 
+def label_field(fields: Sequence[Field], name: str = "") -> int | None:
+    """Number of the field that says a sample's class; None: there is none, or no telling which.
+
+    Args:
+        fields: Those of the samples.
+        name: The field's; empty: the only one that holds a whole number for each sample.
+
+    Raises:
+        SamplesError: There is no such field, or it holds something else.
+    """
+    whole = [
+        number
+        for number, each in enumerate(fields)
+        if not each.shape and each.dtype in _WHOLE_NUMBERS
+    ]
+    if not name:
+        return whole[0] if len(whole) == 1 else None
+    for number in whole:
+        if fields[number].name == name:
+            return number
+    known = ", ".join(fields[number].name for number in whole) or "none"
+    raise SamplesError(
+        f"{name!r} is no field with a whole number for each sample; such fields: {known}"
+    )
+
+
 class StoredSamples:
     """Samples of one part, mapped into memory."""
 
-    def __init__(self, folder: Path, part: str, index: SampleIndex) -> None:
+    def __init__(self, folder: Path, part: str, index: SampleIndex, label: str = "") -> None:
         self.count = index.counts[part]
         self._arrays = [
             _map_file(sample_path(folder, part, number), field, self.count)
             for number, field in enumerate(index.fields)
         ]
-        self.labels: NDArray[np.int64] = np.zeros(self.count, np.int64)
+        number = label_field(index.fields, label)
+        self.has_labels = number is not None
+        """Whether a field says a sample's class; else all have the class 0."""
+        self.labels: NDArray[np.int64] = (
+            np.zeros(self.count, np.int64)
+            if number is None
+            else self._arrays[number].astype(np.int64, copy=False)
+        )
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
         """Values of each field, in the order of ``indices``."""
@@ -137,8 +171,12 @@ class JobFiles(NamedTuple):
     held_out: StoredSamples
 
 
-def read_samples(folder: Path) -> JobFiles:
+def read_samples(folder: Path, label: str = "") -> JobFiles:
     """Fields, training samples and held-out samples of a job's data folder.
+
+    Args:
+        folder: The job's.
+        label: Field that says a sample's class, see `label_field`.
 
     Raises:
         SamplesError: There are none, or their files are not what the index says.
@@ -154,7 +192,7 @@ def read_samples(folder: Path) -> JobFiles:
         raise SamplesError(f"{INDEX_PATH} must count samples of {' and '.join(PARTS)}")
     if not all(0 < count <= _SAMPLES_MOST for count in index.counts.values()):
         raise SamplesError(f"{INDEX_PATH}: each part has at least one sample")
-    found = {part: StoredSamples(folder, part, index) for part in index.counts}
+    found = {part: StoredSamples(folder, part, index, label) for part in index.counts}
     return JobFiles(index.fields, found.get("train"), found["held_out"])
 
 

@@ -78,6 +78,12 @@ def score(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
+def metrics_text(name: str, value: float | None, others: Mapping[str, float]) -> str:
+    """A metric and the further ones in a line."""
+    found = {name or "metric": value, **others}
+    return ", ".join(f"{each} {score(number)}" for each, number in found.items())
+
+
 def short(name: str) -> str:
     """A node's id or a digest, cut to what tells it apart."""
     return name if len(name) <= 14 else f"{name[:10]}..."

@@ -26,6 +26,7 @@ from hypergpu.terminal.output import (
     Table,
     bar,
     is_rich,
+    metrics_text,
     name_or_id,
     numbers,
     optional_numbers,
@@ -243,7 +244,7 @@ def _figures(progress: JobProgress) -> str:
     job = progress.job
     if job is None:
         return ""
-    metric = f"{job.metric_name or 'metric'} {score(job.metric)}"
+    metric = metrics_text(job.metric_name, job.metric, job.metrics)
     rounds = planned_rounds(progress)
     done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
@@ -343,10 +344,19 @@ class PlainView(WatchView):
 def evaluation_text(event: JobEvent) -> str:
     """An evaluation in one plain line."""
     fields = event.body
-    name = fields.get("metric_name") or "metric"
-    metric, loss = (score(_number(fields.get(key))) for key in ("metric", "loss"))
-    rounds = several(int(_number(fields.get("round")) or 0), "round")
-    return f"  after {rounds}: {name} {metric}, held-out loss {loss}"
+    point = msgspec.convert(fields, _Evaluation)
+    metrics = metrics_text(point.metric_name, point.metric, point.metrics)
+    return f"  after {several(point.round, 'round')}: {metrics}, held-out loss {score(point.loss)}"
+
+
+class _Evaluation(msgspec.Struct, frozen=True):
+    """The event's fields that are shown."""
+
+    round: int = 0
+    loss: float | None = None
+    metric: float | None = None
+    metric_name: str = ""
+    metrics: dict[str, float] = {}
 
 
 def _number(value: object) -> float | None:

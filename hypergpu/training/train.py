@@ -1,26 +1,27 @@
-"""`hypergpu.train`: a torch module, its loss and data in memory become a job."""
+"""`hypergpu.train` and `train_async`: a torch module, its loss and data in memory become a job."""
 
+import asyncio
 import atexit
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from hypergpu.client import Coordinator, connect
+from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.reading import parse_job_table
 from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
 from hypergpu.jobfile.toml import KeyLines
 from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS
-from hypergpu.programs.samples import SamplesError, SampleWriter
+from hypergpu.programs.samples import SamplesError, SampleWriter, label_field
 from hypergpu.sinks.sink import Sink, named_sinks
 from hypergpu.terminal.output import progress_bars
-from hypergpu.training.async_run import StateNames
+from hypergpu.training.async_run import AsyncRun, StateNames
 from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
 from hypergpu.training.run import Run
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Loss, Module
 
 
-class TrainArguments(TypedDict, total=False):
-    """What `train` takes besides model and loss. All but the data have the job file's defaults."""
+class JobArguments(TypedDict, total=False):
+    """What `train` and `train_async` take besides model, loss and connection. All but the data have
+    the job file's defaults.
+    """
 
     data: Required[Any]
     """A dictionary or tuple of arrays, a torch or Hugging Face dataset, a DataFrame, an ``.npz`` or
@@ -40,8 +43,6 @@ class TrainArguments(TypedDict, total=False):
     """Samples that the model is judged by; without them each tenth of the data, but none of data
     that stay on nodes.
     """
-    coordinator: Coordinator
-    """An open connection; else the one that environment, settings file or `hypergpu up` name."""
     name: str
     nodes: int
     """The job starts when this many nodes have joined."""
@@ -60,6 +61,20 @@ class TrainArguments(TypedDict, total=False):
     """Any other keys of a job file, such as ``{"codec.up": "int8"}``."""
     sinks: Sequence[Sink | str]
     """Where the run's `watch` and `result` write each round, such as ``["tensorboard:runs"]``."""
+
+
+class TrainArguments(JobArguments, total=False):
+    """What `train` takes besides model and loss."""
+
+    coordinator: Coordinator
+    """An open connection; else the one that environment, settings file or `hypergpu up` name."""
+
+
+class AsyncTrainArguments(JobArguments, total=False):
+    """What `train_async` takes besides model and loss."""
+
+    coordinator: AsyncCoordinator
+    """As of `train`, from `hypergpu.client.connect_async`."""
 
 
 _OWN = {"coordinator", "data", "held_out", "settings", "sinks", "steps"}
@@ -92,7 +107,8 @@ def train(
 
     Args:
         model: Any module that `torch.export` can trace.
-        loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary with one metric.
+        loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary of metrics, of
+            which the first is the one that a target is about.
         settings: Data and settings, see `TrainArguments`.
 
     Raises:
@@ -103,13 +119,40 @@ def train(
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
-        given = None if spec.data.stays_on_nodes else settings["data"]
-        samples = JobSamples(given, settings.get("held_out"))
-        write_job(Path(folder), model, loss, samples, spec.training.batch_size)
+        write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     run = Run(coordinator, job_id, StateNames.of(model))
     run.sinks = sinks
+    return run
+
+
+async def train_async(
+    model: "Module",
+    *,
+    loss: "Loss",
+    **settings: Unpack[AsyncTrainArguments],
+) -> AsyncRun:
+    """Do what `train` does without blocking the event loop: model and loss are traced in a thread.
+
+    Args:
+        model: As of `train`; nobody else may use it until this returns.
+        loss: As of `train`.
+        settings: Data and settings, see `AsyncTrainArguments`.
+
+    Raises:
+        HyperGPUError: As `train`.
+    """
+    spec = job_spec(settings)
+    sinks = named_sinks(settings.get("sinks", ()))
+    coordinator = settings.get("coordinator") or await connect_async()
+    with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
+        samples = JobSamples.of(settings, spec)
+        await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
+        with progress_bars() as report:
+            job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
+    run = AsyncRun(coordinator, job_id, StateNames.of(model))
+    run.sinks = tuple(sinks)
     return run
 
 
@@ -129,6 +172,11 @@ class JobSamples:
         given = self._train or self._held_out
         self.is_tuple = given is not None and given.is_tuple
 
+    @classmethod
+    def of(cls, given: JobArguments, spec: JobSpec) -> Self:
+        """Those that a call was given."""
+        return cls(None if spec.data.stays_on_nodes else given["data"], given.get("held_out"))
+
     def write(self, folder: Path) -> tuple[Field, ...]:
         """Write both parts into a job's folder and return their fields."""
         writer, train, held_out = SampleWriter(folder), self._train, self._held_out
@@ -143,7 +191,7 @@ class JobSamples:
 
 
 def write_job(
-    folder: Path, model: "Module", loss: "Loss", samples: JobSamples, batch_size: int
+    folder: Path, model: "Module", loss: "Loss", samples: JobSamples, spec: JobSpec
 ) -> None:
     """Write a job's data folder: program, weights and samples.
 
@@ -160,12 +208,19 @@ def write_job(
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
     traced = trace(model, loss, shape, fields)
-    at_once = replace(traced.program, evaluation_batch=min(_EVALUATED_AT_ONCE, batch_size))
-    traced._replace(program=at_once).write(folder)
-    ProgramWorkload(folder)  # as the nodes will, so that what they would refuse is told here
+    at_once = min(_EVALUATED_AT_ONCE, spec.training.batch_size)
+    program = replace(traced.program, evaluation_batch=at_once)
+    traced._replace(program=program).write(folder)
+    # As the nodes will, so that what they would refuse is told here.
+    ProgramWorkload(folder, label := str(spec.options.get("label", "")))
+    if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
+        raise SamplesError(
+            "dirichlet divides samples by their class, and it is not clear which field says it."
+            ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
+        )
 
 
-def job_spec(given: TrainArguments, workload: str = "program") -> JobSpec:
+def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
     """The job's settings, with data from the folder that it is submitted beside.
 
     Raises:

@@ -210,6 +210,22 @@ global___ListJobsResponse = ListJobsResponse
 class JobSummary(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class MetricsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
@@ -228,6 +244,7 @@ class JobSummary(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     AT_MS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     phase: builtins.str
@@ -250,6 +267,10 @@ class JobSummary(google.protobuf.message.Message):
     """Id of the token that created it; only its holder and operators change the job."""
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.Digest: ...
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Further metrics of the newest evaluation by name."""
+
     def __init__(
         self,
         *,
@@ -271,9 +292,10 @@ class JobSummary(google.protobuf.message.Message):
         model: hypergpu.v1.tensor_pb2.Digest | None = ...,
         at_ms: builtins.int = ...,
         owner: builtins.str = ...,
+        metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___JobSummary = JobSummary
 

@@ -115,6 +115,8 @@ class Capabilities(google.protobuf.message.Message):
     PROCESSORS_FIELD_NUMBER: builtins.int
     MACHINE_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     DATA_NAMES_FIELD_NUMBER: builtins.int
+    TORCH_FIELD_NUMBER: builtins.int
+    LACKING_OPERATORS_FIELD_NUMBER: builtins.int
     device: builtins.str
     """"cpu", "cuda" or "mps"."""
     device_name: builtins.str
@@ -128,6 +130,8 @@ class Capabilities(google.protobuf.message.Message):
     processors: builtins.int
     """Of the machine: its processors and its memory."""
     machine_memory_bytes: builtins.int
+    torch: builtins.str
+    """Version of its worker's torch; empty: it has none."""
     @property
     def workloads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkloadVersion]: ...
     @property
@@ -139,6 +143,10 @@ class Capabilities(google.protobuf.message.Message):
     @property
     def data_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Data sets that its owner has named a folder for: the names that jobs may ask for, never a path."""
+
+    @property
+    def lacking_operators(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Operators of programs that its torch lacks."""
 
     def __init__(
         self,
@@ -155,9 +163,11 @@ class Capabilities(google.protobuf.message.Message):
         processors: builtins.int = ...,
         machine_memory_bytes: builtins.int = ...,
         data_names: collections.abc.Iterable[builtins.str] | None = ...,
+        torch: builtins.str = ...,
+        lacking_operators: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["caps", b"caps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caps", b"caps", "data_names", b"data_names", "device", b"device", "device_name", b"device_name", "labels", b"labels", "lacking_operators", b"lacking_operators", "machine_memory_bytes", b"machine_memory_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "processors", b"processors", "sandbox", b"sandbox", "torch", b"torch", "worker", b"worker", "workloads", b"workloads"]) -> None: ...
 
 global___Capabilities = Capabilities
 

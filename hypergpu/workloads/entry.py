@@ -313,6 +313,7 @@ _NULL = (
 _PROGRAM = (
     WorkloadEntry(
         name="program",
+        version=2,  # of the container, so that nodes of another one are named
         dataset="program",
         metric="loss",
         meaning="A model of your own, by hypergpu.train(...) in Python",
@@ -321,6 +322,13 @@ _PROGRAM = (
         split="the samples given as held_out, else each tenth",
         takes_data="required",
         takes_node_data=True,
+        options=(
+            Option(
+                "label",
+                "",
+                "Field with a sample's class, for skewed shards; empty: the only whole number",
+            ),
+        ),
     ),
 )
 

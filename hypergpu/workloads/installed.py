@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from importlib.metadata import Distribution, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,10 +44,27 @@ def package_of(workload: str) -> str:
     return next((package.name for name, package in _whole_packages() if name == workload), "")
 
 
+def workload_points() -> Iterator[EntryPoint]:
+    """Entry points of workloads, each of the first package of its name on the path.
+
+    One that is half removed, or whose entry points cannot be read, has none.
+    """
+    seen: set[str] = set()
+    for package in distributions():
+        try:
+            name: str | None = package.metadata["Name"]
+            points = package.entry_points.select(group=GROUP)
+        except (OSError, ValueError):  # text of no encoding is a ValueError, too
+            continue
+        if name is not None and (plain := name.lower().replace("_", "-")) not in seen:
+            seen.add(plain)
+            yield from points
+
+
 def _whole_packages() -> Iterator[tuple[str, Distribution]]:
-    """Names of workloads with their packages, but for one that is half removed and has no name."""
-    for point in entry_points(group=GROUP):
-        if point.dist is not None and point.dist.metadata["Name"] is not None:
+    """Names of workloads with their packages."""
+    for point in workload_points():
+        if point.dist is not None:
             yield point.name, point.dist
 
 

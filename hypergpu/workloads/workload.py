@@ -15,8 +15,8 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,7 +31,7 @@ from hypergpu.workloads.entry import (
     complete_options,
     missing_modules,
 )
-from hypergpu.workloads.installed import GROUP
+from hypergpu.workloads.installed import workload_points
 
 Array = NDArray[Any]
 Parameters = Mapping[str, NDArray[np.float32]]
@@ -96,18 +96,27 @@ class Sums(NamedTuple):
     score: float
     samples: int
     """Or tokens."""
+    metrics: Mapping[str, float] = MappingProxyType({})
+    """Metrics by name, where a workload has several; the score is the first of them."""
 
     def plus(self, other: "Sums") -> "Sums":
         """Both together."""
-        return Sums(self.loss + other.loss, self.score + other.score, self.samples + other.samples)
+        metrics = {
+            name: self.metrics.get(name, 0.0) + other.metrics.get(name, 0.0)
+            for name in {**self.metrics, **other.metrics}
+        }
+        loss, score = self.loss + other.loss, self.score + other.score
+        return Sums(loss, score, self.samples + other.samples, metrics)
 
     def metric(self, name: str) -> float:
-        """The value of a metric by its name: ``perplexity``, or the mean score under any other."""
+        """The value of a metric by its name: ``loss``, ``perplexity``, one of `metrics`, or the
+        mean score under any other.
+        """
         if name == "loss":
             return self.loss / self.samples
         if name == "perplexity":
             return math.exp(min(self.loss / self.samples, 700.0))
-        return self.score / self.samples
+        return self.metrics.get(name, self.score) / self.samples
 
 
 class Workload(Protocol):
@@ -150,6 +159,15 @@ class MeasuredWorkload(Protocol):
     @property
     def metric(self) -> str:
         """Its name; ``loss`` and ``perplexity`` fall as a model learns, all others rise."""
+
+
+@runtime_checkable
+class OperatorWorkload(Protocol):
+    """Optional part of a workload: operators of torch without which no node can train it."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Their names, as programs have them."""
 
 
 @runtime_checkable
@@ -238,7 +256,7 @@ def _entries_of_packages() -> tuple[tuple[WorkloadEntry, ...], tuple[str, ...]]:
     found: list[WorkloadEntry] = []
     complaints: list[str] = []
     taken = {entry.name for entry in BUILT_IN}
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(workload_points(), key=lambda point: (point.name, point.value)):
         where = f"entry point {point.name} = {point.value}"
         try:
             entry = point.load()
@@ -261,7 +279,7 @@ def read_entries_again() -> None:
     """Forget the entries of other packages, which may have changed on disk. Not for a process that
     builds workloads: their modules would be of two versions.
     """
-    for point in entry_points(group=GROUP):
+    for point in workload_points():
         package = point.module.partition(".")[0]
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]

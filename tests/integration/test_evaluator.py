@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -180,6 +181,22 @@ async def test_a_model_of_another_layout_is_not_measured(
     )
     with pytest.raises(HyperGPUError, match="makes another model"):
         await evaluator.evaluate(request)
+
+
+async def test_a_model_is_not_judged_by_another_version_than_it_is_trained_by(
+    evaluator: EvaluatorProcess, tmp_path: Path
+) -> None:
+    made = await evaluator.initialise(initialise(tmp_path))
+    request = Evaluate(
+        workload="digits-softmax",
+        workload_version=made.workload_version,
+        model_path=str(tmp_path / "model"),
+        layout_digest=layout_from_json(made.layout_json).digest,
+    )
+    assert (await evaluator.evaluate(request)).metric_name == "accuracy"
+    newer = msgspec.structs.replace(request, workload_version=made.workload_version + 1)
+    with pytest.raises(HyperGPUError, match=r"version 1 where .* and 2 in the job"):
+        await evaluator.evaluate(newer)
 
 
 async def test_a_model_that_is_not_finite_has_no_score(

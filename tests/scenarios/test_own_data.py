@@ -7,12 +7,11 @@ from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job
 from coordinator.core.round.assignment import shard_samples
-from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
 from hypergpu.statements import Task
-from hypergpu.units import Milliseconds, Samples
+from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,
     BOB,
@@ -23,7 +22,6 @@ from tests.unit.job_states import (
     fold_event,
     model,
     new_job,
-    node_plan,
     update,
 )
 
@@ -93,22 +91,16 @@ def test_a_lost_node_that_is_back_in_time_goes_on_with_its_shard() -> None:
     assert [stream.returned for stream in step.job.streams] == [(), ()]
 
 
-def test_a_node_takes_no_more_than_a_pass_over_its_own_samples() -> None:
-    """And one that claims very many gets the steps that all others get."""
-    job = after(first_round(), update_of(ALICE, 1, 5), update_of(BOB, 2, 10**9), fold_event(0))
-    steps = {node: each.inner_steps for node, each in job.open_round.participants.items()}
-    assert steps == {ALICE: 1, BOB: 2}
-    alice = job.open_round.participants[ALICE]
-    assert shard_samples(alice.shard.ranges) == 4
-    assert alice.plan.reason.endswith("a pass over its own 5 samples is 1 step")
-
-
-def test_a_forecast_of_more_steps_says_nothing_of_a_pass_over_few_samples() -> None:
+def test_an_update_weighs_by_its_nodes_own_samples_and_never_by_more_than_it_trained_on() -> None:
+    """All take the same steps, whatever they say that they have."""
     job = after(first_round(), update_of(ALICE, 1, 5))
-    part = replace(node_plan(), forecast_ms=Milliseconds(9000), spread_ms=Milliseconds(90))
-    assert own_pass(job, BOB, part) == part
-    cut = own_pass(job, ALICE, part)
-    assert (cut.inner_steps, cut.forecast_ms, cut.spread_ms) == (1, 0, 0)
+    step = transition(job, update_of(BOB, 2, 10**9))
+    (command,) = [each for each in step.commands if isinstance(each, Aggregate)]
+    assert {each.node: each.weight for each in command.updates} == {ALICE: 5, BOB: 8}
+    job = after(step.job, fold_event(0))
+    steps = {node: each.inner_steps for node, each in job.open_round.participants.items()}
+    assert steps == {ALICE: 2, BOB: 2}
+    assert shard_samples(job.open_round.participants[ALICE].shard.ranges) == 8
 
 
 def test_a_task_does_not_change_when_others_join() -> None:

@@ -176,6 +176,23 @@ def test_a_node_that_does_not_fit_is_not_lent() -> None:
     assert loans([wanting("one", requires="gpu >= 8GB")], machines(free="Ab")) == {"A": "one"}
 
 
+def test_a_node_whose_torch_lacks_an_operator_is_not_lent_and_is_asked_back() -> None:
+    calling = replace(demand("one", "a"), operators=frozenset({"aten.new.default", "aten.add"}))
+    lacking = frozenset({"aten.new.default", "aten.other.default"})
+    able, unable = (
+        NodeOffer(NodeId(name), held, WORKLOADS, torch="2.6.0", lacking_operators=lacks)
+        for name, held, lacks in (("b", None, frozenset()), ("a", JobId("one"), lacking))
+    )
+    reason = (
+        "its torch 2.6.0 lacks aten.new.default, which the model calls."
+        " Fix there: pip install -U torch"
+    )
+    lent, recalled = plan_allocation([calling], [able, unable])
+    assert isinstance(lent, Lend)
+    assert lent.node == "b"
+    assert recalled == Recall(NodeId("a"), JobId("one"), reason)
+
+
 def test_a_job_gets_no_more_nodes_than_it_takes() -> None:
     demands = [wanting("one", requires="", nodes_max=1), demand("two")]
     assert sorted(loans(demands, machines(free="abcd")).values()) == ["one", "two", "two", "two"]

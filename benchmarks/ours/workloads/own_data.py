@@ -62,7 +62,7 @@ _NOW = Milliseconds(0)
 
 
 def own_data_figures(*, is_quick: bool) -> PartFigures:
-    """Train with each seed: uploaded, left on nodes, and left there without cut rounds."""
+    """Train with each seed: uploaded, left on nodes, and left there with equal weights."""
     torch.set_num_threads(1)
     seeds = range(1, 2 if is_quick else 4)
     found = [_accuracies(seed) for seed in seeds]
@@ -76,26 +76,26 @@ def own_data_figures(*, is_quick: bool) -> PartFigures:
         "private_data_points_error": error,
         "private_data_accuracy": means[1],
         "private_data_uploaded_accuracy": means[0],
-        "private_data_uncut_accuracy": means[2],
+        "private_data_equal_accuracy": means[2],
     }
     note = (
         f"Data left on nodes: {NODES} nodes, Dirichlet {ALPHA}; uploaded, any node trains on any"
         f" sample. {ROUNDS} rounds of {INNER_STEPS} steps of {BATCH}, int4, {len(seeds)} seeds;"
-        f" standard error of the difference {error:.2f}. Where rounds are not cut to a pass over a"
-        f" node's own samples, {means[2]:.2f} % are reached."
+        f" standard error of the difference {error:.2f}. Where nodes do not tell how many"
+        f" samples they have, all weigh the same, and {means[2]:.2f} % are reached."
     )
     return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
 def _row(name: str, accuracies: Sequence[float]) -> list[str]:
-    uploaded, own, uncut = accuracies
+    uploaded, own, equal = accuracies
     points = f"{uploaded - own:+.2f} points"
     return [
         f"data on nodes, {name}",
         f"{uploaded:.2f} %",
         f"{own:.2f} %",
         points,
-        f"{uncut:.2f} % uncut",
+        f"{equal:.2f} % by equal weights",
     ]
 
 

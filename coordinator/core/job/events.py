@@ -42,6 +42,8 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     workload_version: int = 1
     can_checkpoint: bool = False
     """See `WorkloadEntry`."""
+    operators: tuple[str, ...] = ()
+    """Operators of torch without which no node can train it."""
     examples: tuple[HeldOutExample, ...] = ()
     """Held-out samples for which each evaluation tells the model's output. For people."""
 
@@ -163,6 +165,8 @@ class EvaluationReady(StampedEvent, frozen=True, tag=True):
     loss: float
     metric: float
     metric_name: str
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the job's examples, 400 bytes together. For people."""
 

@@ -341,6 +341,7 @@ class ModelScore(msgspec.Struct, frozen=True):
     loss: float
     metric: float
     metric_name: str = ""
+    metrics: dict[str, float] = {}
 
 
 class Funding(msgspec.Struct, frozen=True):
@@ -387,12 +388,12 @@ class Job(msgspec.Struct, frozen=True):
     workload_version: int = 1
     can_checkpoint: bool = False
     """Whether its workload can compute activations again, rather than keep them."""
+    operators: tuple[str, ...] = ()
+    """Operators of torch without which no node can train it."""
     memory_use: MemoryUse | None = None
     """The least that its steps were measured to take."""
     lost_model: bool = False
-    """The current model's bytes are damaged; they are being made again from ``previous`` and
-    ``closed``.
-    """
+    """The current model is damaged, and being made again from ``previous`` and ``closed``."""
     previous: Model | None = None
     closed: Round | None = None
     """The round that made ``model`` out of ``previous``."""

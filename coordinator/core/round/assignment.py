@@ -36,7 +36,6 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.plan.memory_fit import estimated_fit, fit_plan, fitted_rule, least_use
 from coordinator.core.plan.node_work import most_samples
-from coordinator.core.round.own_data import own_pass
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
@@ -378,7 +377,6 @@ def reassign_orphans(job: Job) -> JobStep:
         shard = orphans.pop(orphans.index(before.shard) if own and before else 0)
         member, plan = job.members[node], _inherited_plan(round_, shard)
         if job.spec.data.stays_on_nodes and not own:
-            plan = own_pass(job, node, plan)
             job, shard = _swap_shard(job, node, shard, plan)
         plan = fit_plan(plan, fit_of(job, node), round_.spec)
         taken = Participant(member.slot, lease, shard, plan, job.at_ms)

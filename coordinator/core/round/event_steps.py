@@ -283,6 +283,7 @@ def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
         layout=event.layout,
         workload_version=event.workload_version,
         can_checkpoint=event.can_checkpoint,
+        operators=event.operators,
         streams=first_streams(job, event.partition_sizes),
     )
     if job.phase is Phase.PAUSED:
@@ -354,13 +355,13 @@ def remake_model(job: Job, event: events.ModelLost) -> JobStep:
 def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
     model = next(model for model in job.evaluating if model.round == event.round)
-    score = ModelScore(event.round, event.model, event.loss, event.metric, event.metric_name)
+    measured = (event.loss, event.metric, event.metric_name, event.metrics)
+    score = ModelScore(event.round, event.model, *measured)
     is_best = job.best is None or event.loss < job.best.loss
-    is_newest = job.score is None or event.round >= job.score.round
     job = replace(
         job,
         evaluating=_due_evaluations(job, event.round),
-        score=score if is_newest else job.score,
+        score=score if job.score is None or event.round >= job.score.round else job.score,
         best=score if is_best else job.best,
         best_model=model if is_best else job.best_model,
     )

@@ -45,7 +45,7 @@ from coordinator.core.round.assignment import (
 )
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.outer_step import outer_step
-from coordinator.core.round.own_data import one_pass_at_most
+from coordinator.core.round.own_data import own_weighing
 from coordinator.core.round.waiting import (
     assigned_shards,
     members_on_trial,
@@ -94,7 +94,6 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
 
 def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     """Give every node of the plan its shard under a fresh lease, if the round is funded."""
-    plan = one_pass_at_most(job, plan)
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
@@ -363,7 +362,7 @@ def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[Folde
 
 def _weights(job: Job, round_: Round) -> Weights:
     """Samples, unless inner steps differ on purpose: then the weights of the plan's rule."""
-    updates = {node: update for node, _, update in round_.accepted_updates}
+    updates = {node: own_weighing(job, update) for node, _, update in round_.accepted_updates}
     found = update_weights(
         updates, round_.spec.data.sharding if round_.spec.strategy == "aware" else "iid"
     )

@@ -7,10 +7,9 @@ place in the round brings samples of its own.
 
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Job, Stream
-from coordinator.core.plan.decision import NodePlan, RoundPlan
+from coordinator.core.job.state import AcceptedUpdate, Job, Stream
 from hypergpu.ids import NodeId
-from hypergpu.units import Milliseconds, Samples, several
+from hypergpu.units import Samples
 
 
 def first_streams(job: Job, sizes: tuple[Samples, ...]) -> tuple[Stream, ...]:
@@ -34,32 +33,13 @@ def counted_streams(job: Job, node: NodeId, samples: Samples) -> tuple[Stream, .
     return tuple(streams)
 
 
-def one_pass_at_most(job: Job, plan: RoundPlan) -> RoundPlan:
-    """The plan in which no node takes more steps than a pass over its own samples has.
+def own_weighing(job: Job, update: AcceptedUpdate) -> AcceptedUpdate:
+    """An update as it weighs: where data stay on nodes, by no more samples than its node has.
 
-    Updates weigh by their samples: so a node with few samples weighs little, and one that claims
-    more than it has gains nothing beyond the steps that all others take.
+    All nodes take the same steps, some of them over few samples again and again. So a node with few
+    samples weighs little, and one that claims more than it trained on gains nothing.
     """
-    if not job.spec.data.stays_on_nodes:
-        return plan
-    nodes = {node: own_pass(job, node, part) for node, part in plan.nodes.items()}
-    return replace(plan, nodes=nodes)
-
-
-def own_pass(job: Job, node: NodeId, part: NodePlan) -> NodePlan:
-    """A node's part of a plan, cut to a pass over its own samples, where their number is known."""
-    size = job.streams[job.members[node].slot].size
-    most = max(1, size // part.batch(job.spec.training.batch_size))
-    if not size or part.inner_steps <= most:
-        return part
-    reason = f"{part.reason}; a pass over its own {size} samples is {several(most, 'step')}"
-    prefetched = min(part.prefetch_steps, most // 2)
-    return replace(
-        part,
-        inner_steps=most,
-        prefetch_steps=prefetched,
-        reason=reason,
-        # Both were made for all the steps.
-        forecast_ms=Milliseconds(0),
-        spread_ms=Milliseconds(0),
-    )
+    own = update.data_samples
+    if not job.spec.data.stays_on_nodes or not own:
+        return update
+    return replace(update, samples=min(own, update.samples))

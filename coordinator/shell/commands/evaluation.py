@@ -176,6 +176,10 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
     try:
         await asyncio.to_thread(services.blobs.adopt, model_path, blob)
         failpoint("initialise.stored")
+        if made.operators:
+            # Members that cannot train it leave before its first round may open.
+            runtime.operators = frozenset(made.operators)
+            await services.allocator.settle()
         event = ModelInitialised(
             at_ms=Milliseconds(0),
             model=Model(0, blob),
@@ -183,6 +187,7 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
             layout=runtime.layout.digest,
             workload_version=made.workload_version,
             can_checkpoint=made.can_checkpoint,
+            operators=made.operators,
             examples=made.examples,
         )
         await services.driver.report(command.job_id, event)
@@ -321,6 +326,7 @@ async def _evaluate_model(
     path = await asyncio.to_thread(services.blobs.path, digest)
     request = process.Evaluate(
         workload=command.spec.workload,
+        workload_version=runtime.job.workload_version,
         options=command.spec.options,
         data_dir=await data_dir(services, command.manifest),
         is_held_out=command.spec.data.stays_on_nodes,
@@ -338,5 +344,6 @@ async def _evaluate_model(
         loss=measured.loss,
         metric=measured.metric,
         metric_name=measured.metric_name,
+        metrics=measured.metrics,
         outputs=measured.outputs,
     )

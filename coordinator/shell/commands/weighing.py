@@ -137,6 +137,7 @@ async def _measure_gradient(
         found = await services.evaluator.measure_gradient(
             MeasureGradient(
                 workload=spec.workload,
+                workload_version=runtime.job.workload_version,
                 options=spec.options,
                 data_dir=await data_dir(services, runtime.job.manifest),
                 is_held_out=spec.data.stays_on_nodes,

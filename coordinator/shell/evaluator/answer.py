@@ -55,6 +55,7 @@ class Evaluator:
         """Answer one request; an error becomes a `EvaluatorFailure` with its reason."""
         try:
             entry = find(request.workload)
+            _check_version(entry, request)
             model = self._open(entry, request)
             if isinstance(request, Initialise):
                 return _initialise(entry, model, request)
@@ -101,6 +102,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         partition_sizes=_partition_sizes(model, request),
         workload_version=entry.version,
         can_checkpoint=entry.can_checkpoint,
+        operators=model.operators,
         examples=held_out_examples(model),
     )
 
@@ -145,8 +147,13 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
             cause = _source_of_nan(model, flat)
             detail = f"the model's loss on the held-out set is {loss}: {cause}"
             raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
+        others = {other: sums.metric(other) for other in sums.metrics if other != name}
         return Evaluated(
-            loss=loss, metric=metric, metric_name=name, outputs=example_outputs(model, flat)
+            loss=loss,
+            metric=metric,
+            metric_name=name,
+            metrics={other: value for other, value in others.items() if math.isfinite(value)},
+            outputs=example_outputs(model, flat),
         )
 
 
@@ -170,6 +177,18 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
     if not all_finite(model.dataset.test, batches(model.dataset.test)):
         return "the held-out data hold NaN or infinite values: remove them"
     return "the model's outputs are beyond what float32 can hold"
+
+
+def _check_version(entry: WorkloadEntry, request: Request) -> None:
+    """Judge no model by code of another version than it is trained by."""
+    wanted = request.workload_version
+    if wanted in (0, entry.version):
+        return
+    raise HyperGPUError(
+        Reason.WORKLOAD_UNKNOWN,
+        f"workload {entry.name} has version {entry.version} where the coordinator runs and {wanted}"
+        " in the job, whose models are judged by its own version alone",
+    )
 
 
 def _check_layout(model: ModelEvaluator, request: Evaluate | MeasureGradient) -> None:

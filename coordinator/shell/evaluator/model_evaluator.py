@@ -53,6 +53,11 @@ class ModelEvaluator(Protocol):
         """Name of the metric; empty: the one of the workload's entry."""
         ...
 
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Operators of torch without which no node can train it."""
+        ...
+
     def initial(self, seed: int) -> Flat:
         """The initial model; the same for the same seed."""
         ...
@@ -78,6 +83,7 @@ class NumpyEvaluator:
     """`ModelEvaluator` of numpy workloads, and of the null one, without torch."""
 
     metric = ""
+    operators: tuple[str, ...] = ()
 
     def __init__(
         self, workload: NumpyWorkload, data_dir: str, dataset: Dataset | None = None

@@ -27,6 +27,8 @@ class WorkloadRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Fields of every request: the workload, its options and its data."""
 
     workload: str
+    workload_version: int = 0
+    """The job's, which has to be the one that is installed; 0: whichever is."""
     options: dict[str, str | int | float | bool] = {}
     data_dir: str = ""
     """The user's files; empty for the workload's own data."""
@@ -63,6 +65,8 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     partition_sizes: tuple[Samples, ...]
     workload_version: int
     can_checkpoint: bool = False
+    operators: tuple[str, ...] = ()
+    """Operators of torch without which no node can train it."""
     examples: tuple[HeldOutExample, ...] = ()
 
 
@@ -74,11 +78,13 @@ class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Mean loss over the held-out set, and the workload's metric."""
+    """Mean loss over the held-out set, and the workload's metrics."""
 
     loss: float
     metric: float
     metric_name: str
+    metrics: dict[str, float] = {}
+    """Further metrics by name, those that are finite numbers."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the examples; empty: it has none."""
 

@@ -28,6 +28,7 @@ from hypergpu.workloads.workload import (
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
+    OperatorWorkload,
     Sums,
 )
 
@@ -43,6 +44,7 @@ class TorchEvaluator:
         self.dataset = dataset or workload.load(data_dir)
         self.layout = module_layout(self._model)
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
+        self.operators = workload.operators if isinstance(workload, OperatorWorkload) else ()
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
 
     def initial(self, seed: int) -> Flat:

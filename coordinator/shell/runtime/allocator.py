@@ -16,7 +16,7 @@ from coordinator.core.allocation import (
 )
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Job, Phase
-from coordinator.core.node_fit import unmet_reason
+from coordinator.core.node_fit import operator_reason, unmet_reason
 from coordinator.core.round.assignment import nodes_needed
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
@@ -42,18 +42,30 @@ class NodeAllocator:
         self._nodes = nodes
         self._journal = journal
         self._wanted = asyncio.Event()
+        self._settling: list[asyncio.Future[None]] = []
 
     def review(self) -> None:
         """Something changed: plan again as soon as the moves under way are done."""
         self._wanted.set()
+
+    async def settle(self) -> None:
+        """Plan again, and wait until that plan is carried out."""
+        settled = asyncio.get_running_loop().create_future()
+        self._settling.append(settled)
+        self.review()
+        await settled
 
     async def run(self) -> None:
         """Carry out plans, for ever."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            settling, self._settling = self._settling, []
             moves = plan_allocation(self._demands(), self._offers())
             await asyncio.gather(*(self._carry_out(move) for move in moves))
+            for each in settling:
+                if not each.done():  # nobody waits for one that was cancelled
+                    each.set_result(None)
 
     async def watch(self, lost_after_ms: Milliseconds) -> None:
         """Report nodes that went silent, for ever."""
@@ -117,6 +129,7 @@ class NodeAllocator:
             nodes_max=chosen.max,
             requirements=chosen.requirements,
             data_name=job.spec.data.name,
+            operators=runtime.operators,
             excluded=self._exclusions(job),
         )
 
@@ -159,20 +172,18 @@ class NodeAllocator:
         return sum(not unfit_reason(demand, offer) for offer in offers)
 
     def unmet_reasons(self, runtime: JobRuntime) -> dict[NodeId, str]:
-        """Connected nodes that do not meet a job's requirements, with the reason."""
-        wanted = runtime.job.spec.nodes.requirements
+        """Connected nodes that do not meet a job's requirements, or whose torch does not, with the
+        reason.
+        """
         reasons = {
-            node: unmet_reason(wanted, session.features)
-            for node, session in self._nodes.streams.items()
+            node: _unmet_reason(runtime, session) for node, session in self._nodes.streams.items()
         }
         return {node: reason for node, reason in reasons.items() if reason}
 
     def idle_reason(self, node: NodeId) -> str:
         """Why no job has a connected node."""
-        features = self._nodes.streams[node].features
         for runtime in self._open_runtimes():
-            job = runtime.job
-            reason = unmet_reason(job.spec.nodes.requirements, features)
+            job, reason = runtime.job, _unmet_reason(runtime, self._nodes.streams[node])
             if reason and job.phase in _USES_NODES:
                 return f"not for {job.job_id}: {reason}"
         return "no job can use it now"
@@ -220,7 +231,15 @@ def _offer(session: ControlStream, job_id: JobId | None, pause_reason: str) -> N
         pause_reason,
         session.features,
         session.capabilities.data_names,
+        session.capabilities.torch,
+        session.capabilities.lacking_operators,
     )
+
+
+def _unmet_reason(runtime: JobRuntime, session: ControlStream) -> str:
+    able = session.capabilities
+    lacking = operator_reason(runtime.operators, able.lacking_operators, able.torch)
+    return lacking or unmet_reason(runtime.job.spec.nodes.requirements, session.features)
 
 
 def _is_present(job: Job, node: NodeId) -> bool:

@@ -70,6 +70,8 @@ class JobRuntime:
         self.clock = JobClock(job.at_ms)
         self.workload_version = catalogue_version(job.spec.workload)
         """0 when the catalogue no longer has the workload: then no node fits it."""
+        self.operators = frozenset(job.operators)
+        """Operators of torch that its nodes must have; known a moment before the journal is."""
         self.layout: Layout | None = None
         """The model's layout; None until the first model is made."""
         self.entries_of_manifest = frozenset[Digest]() if job.manifest is None else None

@@ -48,7 +48,9 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
 
 
 def _score_line(score: ModelScore) -> str:
-    return f"- Held-out loss {score.loss:.4f}, {score.metric_name} {score.metric:.4f}"
+    found = {score.metric_name: score.metric, **score.metrics}
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
+    return f"- Held-out loss {score.loss:.4f}, {metrics}".rstrip(", ")
 
 
 def _kept_data_lines(job: Job) -> list[str]:

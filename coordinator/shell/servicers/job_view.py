@@ -23,6 +23,7 @@ from hypergpu.v1 import job_pb2
 OwnNodes = frozenset[NodeId] | None
 """Nodes that a caller may see; None: all."""
 _NOTHING = object()
+_LACKING_MOST = 50
 
 
 def may_see(job: Job, own: OwnNodes) -> bool:
@@ -88,7 +89,7 @@ def _without_data(connected: ConnectedNodes, job: Job) -> list[job_pb2.Participa
         _resting(connected, node, Slot(0), why)
         for node in sorted(connected.streams)
         if node not in job.members and (why := lacks_data(job, connected, node))
-    ]
+    ][:_LACKING_MOST]
 
 
 def _summary(

@@ -85,6 +85,10 @@ class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Workloads this worker can train, with their versions."""
     workload_kinds: dict[str, str] = {}
     """The same workloads with their kinds, by which an owner may name them."""
+    torch: str = ""
+    """Version of torch; empty: the worker has none."""
+    lacking_operators: tuple[str, ...] = ()
+    """Operators of programs that it lacks."""
 
 
 class ShardProgress(msgspec.Struct, frozen=True, tag=True):

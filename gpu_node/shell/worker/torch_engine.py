@@ -22,6 +22,7 @@ from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.entry import WorkloadEntry
+from hypergpu.workloads.networks.program import lacking_operators
 from hypergpu.workloads.networks.task import (
     CheckpointedModule,
     CountedLoss,
@@ -109,6 +110,10 @@ class TorchTrainer:
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
 
+_LACKING_MOST = 100
+"""With a torch that lacks more operators a node offers no programs: what it says has a limit."""
+
+
 class TorchEngine:
     """Makes trainers and first models of torch workloads."""
 
@@ -131,12 +136,17 @@ class TorchEngine:
 
     def capabilities(self, kind: str, workloads: dict[str, int]) -> WorkerCapabilities:
         """The device, once it has computed something."""
+        lacking = lacking_operators()
+        if len(lacking) > _LACKING_MOST:
+            workloads = {name: each for name, each in workloads.items() if name != "program"}
         return WorkerCapabilities(
             device=self._device.kind,
             device_name=self._device.name,
             memory_bytes=self._memory_bytes,
             kind=kind,
             workloads=workloads,
+            torch=str(torch.__version__),
+            lacking_operators=lacking[:_LACKING_MOST],
         )
 
     def trainer(self, entry: WorkloadEntry, request: TrainShard) -> Trainer:

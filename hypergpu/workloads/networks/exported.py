@@ -183,9 +183,9 @@ def main(folder: Path) -> None:
     if trained.node_data:
         where = "on the nodes that have them"
         sys.stdout.write(f"trained on data that stayed {where}: {trained.node_data}\n")
-    metric = find(trained.name).metric
+    names = list(sums.metrics) or [find(trained.name).metric]
+    metrics = "".join(f"{name} {sums.metric(name):.4f}, " for name in names)
     loss = sums.loss / sums.samples
     sys.stdout.write(
-        f"{trained.name}: {metric} {sums.metric(metric):.4f}, loss {loss:.4f}"
-        f" on {sums.samples} held-out samples\n"
+        f"{trained.name}: {metrics}loss {loss:.4f} on {sums.samples} held-out samples\n"
     )

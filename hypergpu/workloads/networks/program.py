@@ -27,7 +27,7 @@ from hypergpu.programs.container import (
     read_program,
     value_numbers,
 )
-from hypergpu.programs.operators import SIZES
+from hypergpu.programs.operators import OPERATORS, SIZES
 from hypergpu.programs.sample_files import FieldsError, wanted_arrays
 from hypergpu.programs.samples import SamplesError, read_samples
 from hypergpu.tensors.layout import TensorKind
@@ -57,6 +57,17 @@ def function_of(name: str) -> Callable[..., Any]:
             f"torch {torch.__version__} here has no operator {name}: install a newer one"
         ) from None
     return found
+
+
+def lacking_operators() -> tuple[str, ...]:
+    """Operators of programs that this version of torch has not."""
+    lacking = []
+    for name in sorted(OPERATORS):
+        try:
+            function_of(name)
+        except ProgramError:
+            lacking.append(name)
+    return tuple(lacking)
 
 
 class _Slot(NamedTuple):
@@ -165,7 +176,7 @@ class ReadyGraph:
             raise ProgramError(f"{name}, call {done} ({operator_name}): {text}") from error
         for output in outputs:
             if not isinstance(output, Tensor) or output.numel() != 1:
-                raise ProgramError(f"{name}: loss and metric must be single numbers")
+                raise ProgramError(f"{name}: loss and metrics must be single numbers")
 
 
 def _ready(call: OperatorCall, dead: tuple[int, ...]) -> _Step:
@@ -240,15 +251,16 @@ class ProgramWorkload:
 
     Args:
         folder: The job's data folder.
+        label: Field that says a sample's class; empty: the only one of whole numbers.
 
     Raises:
         hypergpu.workloads.workload.DatasetError: It holds no program that may run here.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, label: str = "") -> None:
         try:
             self._program = read_program(folder)
-            self._fields, self._train, self._held_out = read_samples(folder)
+            self._fields, self._train, self._held_out = read_samples(folder, label)
             if self._fields != self._program.fields:
                 raise ProgramError("the fields of program and samples differ")
             self._tensors = _read_tensors(folder, self._program)
@@ -260,7 +272,8 @@ class ProgramWorkload:
             self._check()
         except (ProgramError, SamplesError) as refused:
             raise DatasetError(f"the program cannot run: {refused}") from refused
-        self.metric = self._program.metric or "loss"
+        self.metric = next(iter(self._program.metrics), "loss")
+        self.operators = self._program.operators
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = len(self._held_out.labels)
 
@@ -294,8 +307,9 @@ class ProgramWorkload:
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`."""
         count = len(fields[0])
-        outputs = [float(each) * count for each in self._run(model, fields)]
-        return Sums(outputs[0], outputs[-1], count)
+        loss, *metrics = [float(each) * count for each in self._run(model, fields)]
+        named = dict(zip(self._program.metrics, metrics, strict=True))
+        return Sums(loss, metrics[0] if metrics else loss, count, named)
 
     def _run(self, model: nn.Module, fields: Sequence[Tensor]) -> list[Tensor]:
         if not isinstance(model, ProgramModule):
@@ -345,16 +359,18 @@ def _read_tensors(folder: Path, program: Program) -> dict[str, Tensor]:
 class ProgramBuilder(NamedTuple):
     """Builds the workload of each job. Implements `JobWorkload`."""
 
+    label: str
+
     def for_job(self, data_dir: str) -> ProgramWorkload:
         """See `JobWorkload`."""
         if not data_dir:
             raise DatasetError("a program comes with its job's data, and there are none")
-        return ProgramWorkload(Path(data_dir))
+        return ProgramWorkload(Path(data_dir), self.label)
 
 
-def program(_options: Options) -> ProgramBuilder:
+def program(options: Options) -> ProgramBuilder:
     """Builder of ``program``."""
-    return ProgramBuilder()
+    return ProgramBuilder(str(options["label"]))
 
 
 def exported_state(folder: Path) -> dict[str, Tensor]:

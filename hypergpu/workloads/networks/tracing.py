@@ -35,7 +35,7 @@ Module = nn.Module
 State = dict[str, Tensor]
 Batch = dict[str, Tensor] | tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Any], Any]
-"""``loss(model, batch)``: a mean loss, or that and a dictionary with one metric's mean."""
+"""``loss(model, batch)``: a mean loss, or that and a dictionary with the means of metrics."""
 _INSTEAD = {
     "aten.empty.memory_format": "aten.zeros.default",
     "aten.empty_like.default": "aten.zeros_like.default",
@@ -64,19 +64,26 @@ class _Measure:
     def __init__(self, loss: Loss, shape: "BatchShape") -> None:
         self._loss = loss
         self._shape = shape
-        self.metric = ""
+        self.metrics: tuple[str, ...] = ()
 
     def __call__(self, model: nn.Module, fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
         found = self._loss(model, self._shape.of(fields))
         if isinstance(found, Tensor):
             return (found,)
-        if not (isinstance(found, tuple) and len(found) == 2 and len(found[1]) == 1):
+        if not (isinstance(found, tuple) and len(found) == 2 and _are_metrics(found[1])):
             raise ProgramError(
-                "the loss gives neither a tensor nor that and one metric."
+                "the loss gives neither a tensor nor that and metrics, each a tensor."
                 ' Fix: return loss, or loss, {"accuracy": mean}'
             )
-        ((self.metric, metric),) = found[1].items()
-        return (found[0], metric)
+        self.metrics = tuple(found[1])
+        return (found[0], *found[1].values())
+
+
+def _are_metrics(found: Any) -> bool:
+    """Whether a part of what a loss gives is tensors by name."""
+    return isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    )
 
 
 class BatchShape(NamedTuple):
@@ -135,12 +142,13 @@ def trace(
         for name, tensor in tensors.items()
     )
     train, evaluate = (_number_calls(each, names, len(fields)) for each in made)
+    train = _without_dead(Graph(train.calls, train.outputs[:1]), len(names) + len(fields))
     program = Program(
         tensors=entries,
         fields=tuple(fields),
         train=train,
         evaluate=evaluate,
-        metric=made[1].metric,
+        metrics=made[1].metrics,
     )
     check_program(program)
     stored = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
@@ -174,7 +182,7 @@ class _Exported(NamedTuple):
     """Names of placeholders to names of tensors."""
     fields: list[str]
     tensors: dict[str, Tensor]
-    metric: str
+    metrics: tuple[str, ...]
 
 
 def _export(model: nn.Module, loss: Loss, shape: BatchShape, fields: Sequence[Field]) -> _Exported:
@@ -207,7 +215,7 @@ def _export(model: nn.Module, loss: Loss, shape: BatchShape, fields: Sequence[Fi
         known = _original(traced, spec.target, tensor)
         name = canonical.setdefault(id(known), spec.target.removeprefix("model."))
         inputs[argument], tensors[name] = name, known
-    return _Exported(found.graph_module, inputs, own, tensors, measure.metric)
+    return _Exported(found.graph_module, inputs, own, tensors, measure.metrics)
 
 
 def _original(traced: nn.Module, target: str, tensor: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.client import AsyncCoordinator, Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.client.connection import ConnectionTarget
 from hypergpu.sinks.records import SinkRecord
+from hypergpu.wire.credentials import parse_token
 from hypergpu.workloads.workload import digits
 from tests.processes import Cluster
 
@@ -20,18 +22,25 @@ SETTINGS = {"codec.up": "int8", "trust.duplicates": "none"}
 
 
 @pytest.fixture(scope="module")
-def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A connection to one that two nodes joined."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A coordinator with two nodes."""
     with Cluster(tmp_path_factory.mktemp("train"), is_plaintext=False) as cluster:
         cluster.add_nodes(2, "torch")
-        with cluster.coordinator.client() as client:
-            yield client
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def coordinator(cluster: Cluster) -> Iterator[Coordinator]:
+    """A connection to it."""
+    with cluster.coordinator.client() as client:
+        yield client
 
 
 def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     logits = model(batch["image"])
     hits = (logits.argmax(1) == batch["digit"]).float().mean()
-    return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits}
+    surest = logits.softmax(1).max(1).values.mean()
+    return F.cross_entropy(logits, batch["digit"]), {"accuracy": hits, "sureness": surest}
 
 
 class ListSink:
@@ -39,12 +48,16 @@ class ListSink:
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
+        self.evaluated: set[str] = set()
 
     def open(self, job: JobDetail) -> int:
         return 0
 
     def record(self, record: SinkRecord) -> None:
-        self.rounds += [record.round] * (record.kind == "round")
+        if record.kind == "round":
+            self.rounds.append(record.round)
+        else:
+            self.evaluated |= record.values.keys()
 
     def close(self, job: JobView) -> None:
         assert job.phase == "finished"
@@ -83,27 +96,52 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     )
     job = run.result().job
     assert curves.rounds == [1, 2, 3, 4, 5, 6]
+    assert curves.evaluated == {"loss", "accuracy", "sureness"}
     assert (job.phase, job.metric_name, job.rounds) == ("finished", "accuracy", 6)
-    assert job.metric is not None
-    assert job.metric > 0.85
+    assert (job.metric or 0) > 0.85
     history = run.history()
-    assert len(history.rounds) == 6
-    assert history.evaluations[-1].metric == job.metric
-    assert history.frame()["accuracy"].iloc[-1] == job.metric
+    assert (len(history.rounds), history.evaluations[-1].metric) == (6, job.metric)
+    newest = history.frame().iloc[-1]
+    assert (newest["accuracy"], newest["sureness"]) == (job.metric, job.metrics["sureness"])
     model.load_state_dict(run.state_dict())
     model.eval()
     with torch.no_grad():
         held_out = {name: torch.from_numpy(each) for name, each in parts[1].items()}
         value, metrics = loss(model, held_out)
-    assert float(metrics["accuracy"]) == pytest.approx(job.metric)
+    told = {"accuracy": job.metric, **job.metrics}
+    assert {name: float(each) for name, each in metrics.items()} == pytest.approx(told, rel=1e-4)
     assert float(value) == pytest.approx(job.loss, rel=1e-4)
-    loader = run.save(tmp_path / "model").loader
-    told = subprocess.run([sys.executable, loader], check=False, capture_output=True, text=True)
-    assert "model.load_state_dict(safetensors.torch.load_file(" in told.stderr
+    load = [sys.executable, str(run.save(tmp_path / "model").loader)]
+    ended = subprocess.run(load, check=False, capture_output=True, text=True)
+    assert "model.load_state_dict(safetensors.torch.load_file(" in ended.stderr
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
     longer = hypergpu.Run.find(coordinator.continue_job(run.id, 1, name="on"), coordinator).result()
     assert (longer.job.phase, longer.job.rounds) == ("finished", 1)
     assert longer.job.loss == pytest.approx(job.loss, abs=0.2)
+
+
+async def test_a_program_with_an_event_loop_trains_skewed_classes(cluster: Cluster) -> None:
+    train, _, _ = digits()
+    images = {"image": train.batch(slice(None))[0], "digit": train.labels}  # type: ignore[arg-type]
+    token = parse_token((cluster.coordinator.data_dir / "operator.token").read_text("utf-8"))
+    model = nn.Linear(64, 10)
+    async with await AsyncCoordinator.open(
+        ConnectionTarget(cluster.coordinator.address, token, 60.0)
+    ) as connection:
+        run = await hypergpu.train_async(
+            model,
+            loss=loss,
+            data=images,
+            coordinator=connection,
+            nodes=2,
+            rounds=1,
+            inner_steps=2,
+            settings={"data.sharding": "dirichlet", "data.alpha": 0.1},
+        )
+        assert (await run.result()).job.phase == "finished"
+        state = await run.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert not torch.equal(state["weight"], model.weight)
 
 
 @pytest.mark.parametrize(

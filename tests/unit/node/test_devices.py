@@ -1,9 +1,12 @@
 """Devices of a machine: which get a node, and what each may take."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_node.core.devices import chosen_devices, device_limits
 from gpu_node.core.limits import OwnerLimits, owner_limits
+from gpu_node.shell.interpreter import WorkerPython
+from gpu_node.shell.machine import serving_devices
 
 FREE = OwnerLimits()
 TWO = ("0", "1")
@@ -19,6 +22,23 @@ def test_the_owner_and_the_operator_choose() -> None:
     assert chosen_devices("", OwnerLimits(gpu="none"), TWO) == ()
     assert chosen_devices("cpu,cpu", FREE, TWO) == ("cpu", "cpu")
     assert chosen_devices("1", FREE, TWO) == ("1",)
+
+
+def test_gpus_that_torch_is_not_built_for_get_one_node_and_a_warning_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    usual, processors = (
+        WorkerPython("torch", "/opt/python", torch=version)
+        for version in ("2.15.0+cu132", "2.15.0+cpu")
+    )
+    with capture_logs() as logs:
+        assert serving_devices("", FREE, usual) == TWO
+        assert logs == []
+        assert serving_devices("", FREE, processors) == ()
+        assert serving_devices("cpu,cpu", FREE, processors) == ("cpu", "cpu")
+    assert logs[0]["gpus"] == 2
+    assert logs[0]["fix"].startswith("/opt/python -m pip install --force-reinstall 'torch")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def test_an_environment_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "node.worker"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
-    (folder / "installed").write_text("torch>=2.6 pillow>=10")
+    tag = sys.implementation.cache_tag
+    (folder / "installed").write_text(f"{tag} torch>=2.6 pillow>=10")
     assert make_environment(folder, ("torch>=2.6", "pillow>=10")) == folder / "bin" / "python"
 
 
@@ -86,6 +87,11 @@ def test_an_environment_is_made_once_and_again_for_another_build(tmp_path: Path)
     with pytest.raises(HyperGPUError, match="no environment for the worker") as told:
         make_environment(folder, ("--no-index", "torch<0"))
     assert "--worker numpy" in told.value.fix
+    assert not (folder / "trace").exists()
+    python = make_environment(folder, nothing)
+    (folder / "installed").write_text(f"cpython-310 {' '.join(nothing)}")
+    (folder / "trace").touch()
+    assert make_environment(folder, nothing) == python
     assert not (folder / "trace").exists()
 
 

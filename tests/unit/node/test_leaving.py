@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_node.config import NodeSettings
-from gpu_node.shell.leaving import drain_daemon, forget_coordinator
+from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
 from gpu_node.shell.state import StatePaths
 from hypergpu.node_report import RUNNING, LinkReport, NodeReport
 
@@ -29,6 +29,23 @@ def test_every_device_of_a_machine_keeps_its_key_and_its_receipts(tmp_path: Path
         "device-2/identity.key",
         "device-2/ledger/job/newest.json",
     }
+
+
+def test_a_coordinator_in_a_nodes_folder_stays_when_the_node_leaves(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    places = ("coordinator/identity/coordinator.key", "coordinator/journal.db", "identity.key")
+    for name in places:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    for forget, kept in ((forget_coordinator, {*places, "lock"}), (forget_node, {*places[:2]})):
+        with StatePaths(root) as paths:
+            forget(paths)
+        found = {str(each.relative_to(root)) for each in root.rglob("*") if each.is_file()}
+        assert found == kept
+    alone = tmp_path / "alone"
+    with StatePaths(alone) as paths:
+        forget_node(paths)
+    assert not alone.exists()
 
 
 DAEMON = """

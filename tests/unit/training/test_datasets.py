@@ -1,7 +1,7 @@
 """A user's data in all its forms."""
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from msgspec.structs import replace
 from pyarrow import parquet
+from torch import nn
 from torch.utils.data import TensorDataset
 
+from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.programs.samples import SamplesError, SampleWriter, read_samples
 from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
-from hypergpu.training.train import JobSamples
+from hypergpu.training.train import JobSamples, write_job
+from hypergpu.workloads.workload import build_for_job, find
 
 X = np.arange(50, dtype=np.float32).reshape(25, 2)
 Y = np.arange(25)
@@ -117,6 +121,49 @@ def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
     source = DataSource((X, Y), "data")
     both = join_batches(without_held_out(source.batches()))[1].tolist()
     assert sorted(both + join_batches(only_held_out(source.batches()))[1].tolist()) == Y.tolist()
+
+
+def write_samples(folder: Path, **fields: np.ndarray[Any, Any]) -> None:
+    writer = SampleWriter(folder)
+    for part in ("train", "held_out"):
+        writer.write_part(part, [fields])
+    writer.close()
+
+
+def test_the_only_field_of_whole_numbers_is_the_class_unless_another_is_named(
+    tmp_path: Path,
+) -> None:
+    write_samples(tmp_path / "one", x=X, y=Y.astype(np.uint8))
+    (_, train, _), mask = read_samples(tmp_path / "one"), np.ones((len(Y), 2), np.int64)
+    assert train is not None
+    assert (train.has_labels, train.labels.tolist()) == (True, Y.tolist())
+    write_samples(tmp_path / "two", x=X, y=Y, other=Y[::-1], mask=mask)
+    (_, unclear, _), (_, named, _) = (
+        read_samples(tmp_path / "two", label) for label in ("", "other")
+    )
+    assert unclear is not None
+    assert named is not None
+    assert (unclear.has_labels, set(unclear.labels.tolist())) == (False, {0})
+    assert named.labels.tolist() == Y[::-1].tolist()
+    for wrong in ("mask", "x", "z"):
+        with pytest.raises(SamplesError, match=f"'{wrong}' is no field .*such fields: y, other"):
+            read_samples(tmp_path / "two", wrong)
+
+
+def squares(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    found: torch.Tensor = model(batch["x"])
+    return found.square().mean()
+
+
+def test_classes_are_skewed_only_where_it_is_clear_which_they_are(tmp_path: Path) -> None:
+    skewed = JobSpec("program", data=Data(path=".", sharding="dirichlet"))
+    samples = JobSamples({"x": X, "y": Y, "z": Y}, {"x": X, "y": Y, "z": Y})
+    with pytest.raises(SamplesError, match=r'Fix: settings=\{"options.label": NAME\}'):
+        write_job(tmp_path / "unclear", nn.Linear(2, 1), squares, samples, skewed)
+    named = replace(skewed, options={"label": "z"})
+    write_job(tmp_path / "named", nn.Linear(2, 1), squares, samples, named)
+    workload = build_for_job(find("program"), {"label": "z"}, str(tmp_path / "named"))
+    assert workload.load("").train.labels.tolist() == Y.tolist()
 
 
 @pytest.mark.parametrize(

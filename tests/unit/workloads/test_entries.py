@@ -24,7 +24,7 @@ print({PACKAGE!r} in installed_packages(), repr(package_of({NAME!r})))
 """
 
 
-def test_a_package_that_is_half_removed_is_passed_over(tmp_path: Path) -> None:
+def test_a_package_that_is_damaged_or_half_removed_is_passed_over(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": f"{install(tmp_path, 1)}:{Path(__file__).parents[3]}"}
 
     def look() -> str:
@@ -34,5 +34,10 @@ def test_a_package_that_is_half_removed_is_passed_over(tmp_path: Path) -> None:
 
     assert look() == f"True {PACKAGE!r}"
     (about,) = tmp_path.glob("*.dist-info")
+    points = (about / "entry_points.txt").read_bytes()
+    (about / "entry_points.txt").write_bytes(b"\xff\xfe")
+    assert look() == "False ''"
+    (about / "entry_points.txt").write_bytes(points)
+    assert look() == f"True {PACKAGE!r}"
     (about / "METADATA").unlink()
     assert look() == "False ''"

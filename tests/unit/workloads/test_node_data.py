@@ -19,6 +19,7 @@ from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.ids import Digest, JobId, Slot
+from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.programs.samples import SamplesError
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.streams import frame, read_frame
@@ -101,7 +102,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job whose training samples stay on nodes."""
     folder = tmp_path_factory.mktemp("program")
     torch.manual_seed(0)
-    write_job(folder, nn.Linear(2, 2), loss, JobSamples(None, {"x": X, "y": Y}), 4)
+    spec = JobSpec("program", training=TrainingSettings(batch_size=4))
+    write_job(folder, nn.Linear(2, 2), loss, JobSamples(None, {"x": X, "y": Y}), spec)
     return folder
 
 

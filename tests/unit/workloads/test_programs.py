@@ -23,6 +23,7 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.container import (
     PROGRAM_PATH,
     TENSORS_PATH,
+    VERSION,
     Field,
     Program,
     ProgramError,
@@ -31,7 +32,11 @@ from hypergpu.programs.container import (
 )
 from hypergpu.programs.samples import INDEX_PATH, SampleWriter
 from hypergpu.workloads.entry import BUILT_IN
-from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
+from hypergpu.workloads.networks.program import (
+    ProgramModule,
+    ProgramWorkload,
+    lacking_operators,
+)
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 from tests.tiny_bases import tiny_config
@@ -183,7 +188,7 @@ def test_a_program_trains_like_its_model_to_the_bit(
     ((metric, value),) = parts[1].items()
     assert workload.metric == metric
     # torch evaluates a transformer's layers by other kernels than it trains them.
-    assert sums == pytest.approx((float(parts[0]) * 20, float(value) * 20, 20))
+    assert sums[:3] == pytest.approx((float(parts[0]) * 20, float(value) * 20, 20))
     assert alone.samples == 1
 
 
@@ -255,15 +260,46 @@ def loss_by_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return images_loss(model, batch)[0] * torch.nonzero(batch["y"]).float().mean()
 
 
-def loss_of_two_metrics(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+def loss_of_three_metrics(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
     loss, metrics = images_loss(model, batch)
-    return loss, {**metrics, "error": 1 - metrics["accuracy"]}
+    first = model(batch["x"])[:, 0].exp().mean()
+    return loss, {"top_1": metrics["accuracy"], "error": 1 - metrics["accuracy"], "first": first}
+
+
+def loss_of_a_number(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
+    return images_loss(model, batch)[0], {"one": 1.0}
+
+
+def test_metrics_are_measured_by_name_and_cost_training_nothing(tmp_path: Path) -> None:
+    traced = write_folder(tmp_path, Convolutions(), loss_of_three_metrics, IMAGES)
+    assert traced.program.metrics == ("top_1", "error", "first")
+    assert not any(call.operator == "aten.exp.default" for call in traced.program.train.calls)
+    workload = ProgramWorkload(tmp_path)
+    assert workload.metric == "top_1"
+    few = TorchEvaluator(workload, "").evaluate(TorchEvaluator(workload, "").initial(0))
+    fields = {name: torch.from_numpy(array) for name, array in IMAGES.items()}
+    model = Convolutions().eval()
+    model.load_state_dict(workload.model().state_dict())
+    with torch.no_grad():
+        loss, wanted = loss_of_three_metrics(model, fields)
+    assert few.metric("loss") == pytest.approx(float(loss))
+    for name, value in wanted.items():
+        assert few.metric(name) == pytest.approx(float(value), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "names", [("loss",), ("Two words",), ("a", "a"), tuple("abcdefghijklmnopq")]
+)
+def test_metrics_that_could_not_be_shown_are_refused(folder: Path, names: tuple[str, ...]) -> None:
+    program = parse_program((folder / PROGRAM_PATH).read_bytes())
+    with pytest.raises(ProgramError, match="metric"):
+        parse_program(program_bytes(msgspec.structs.replace(program, metrics=names)))
 
 
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        (loss_of_two_metrics, "^the loss gives neither a tensor nor that and one metric"),
+        (loss_of_a_number, "^the loss gives neither a tensor nor that and metrics, each a tensor"),
         (loss_by_value, "it decides in Python by a tensor's values"),
         (loss_of_four, "fixes the batch size"),
         (loss_by_positions, "aten.nonzero.default, which no program may"),
@@ -327,7 +363,7 @@ def test_a_program_says_how_many_samples_are_evaluated_at_once(
     evaluator = TorchEvaluator(ProgramWorkload(tmp_path / "job"), "")
     model = evaluator.initial(0)
     usual = TorchEvaluator(ProgramWorkload(folder), "").evaluate(model)
-    assert evaluator.evaluate(model) == pytest.approx(usual)
+    assert evaluator.evaluate(model)[:3] == pytest.approx(usual[:3])
 
 
 def test_wrong_and_huge_results_are_found_before_anything_is_computed(
@@ -380,9 +416,17 @@ def test_samples_that_are_not_what_the_index_says_are_refused(tmp_path: Path) ->
         ProgramWorkload(tmp_path)
 
 
+def test_a_workload_names_the_operators_that_its_program_calls(folder: Path) -> None:
+    operators = ProgramWorkload(folder).operators
+    assert {"aten.conv2d.default", "aten.dropout.default"} < set(operators)
+    assert operators == tuple(sorted(set(operators)))
+    assert lacking_operators() == ()
+
+
 def test_the_workload_needs_its_jobs_folder(folder: Path) -> None:
     entry = find("program")
     assert entry in BUILT_IN
+    assert entry.version == VERSION
     assert isinstance(build_for_job(entry, {}, str(folder)), ProgramWorkload)
     with pytest.raises(DatasetError, match="there are none"):
         build_for_job(entry, {}, "")
