@@ -3,7 +3,6 @@
 What they do is imported when they run: help needs none of it.
 """
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -142,9 +141,7 @@ def up(  # noqa: PLR0913 - each is an option
         advertise=tuple(advertise or ()),
         is_plaintext=plaintext,
     )
-    environment = (
-        settled_by(settings, os.environ) | SettlingBy(retries_halted=retry_payments).environment()
-    )
+    environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
     environment |= {"HYPERGPU_COORDINATOR_EVENTS": events} if events else {}
     rented = rented_host(settings["via"].value)
     at = listen_behind(at, rented)

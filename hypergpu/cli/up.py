@@ -142,7 +142,7 @@ _CHAINS = 8
 
 
 def settled_by(
-    found: Mapping[str, ResolvedSetting], environment: Mapping[str, str]
+    found: Mapping[str, ResolvedSetting], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """What the coordinator's environment says of its chain. An RPC's address may hold a secret:
     every user of the machine sees what options say.
