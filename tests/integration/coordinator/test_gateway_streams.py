@@ -199,8 +199,8 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
 
 async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path) -> None:
     with ExitStack() as owner:
-        before = owner.enter_context(Cluster(tmp_path / "before"))
-        after = CoordinatorProcess(tmp_path / "after")
+        before = owner.enter_context(Cluster(tmp_path / "before", *NOBODY_LOST))
+        after = CoordinatorProcess(tmp_path / "after", *NOBODY_LOST)
         owner.callback(after.end)
         token = operator_token(before.coordinator)
         addresses = (after.address, before.coordinator.address)
