@@ -123,7 +123,7 @@ def _measure(folder: Path, load: GatewayLoad, *, is_plaintext: bool) -> _Measure
             measured = _watch(fronts, clients, cluster.coordinator, load)
             lost, back_s = _kill_one(fronts, clients)
             after = client.job(job_id).job.round
-            client.set_parameters(job_id, {"training.rounds": str(after + 20)})
+            client.set_parameters(job_id, {"training.rounds": str(after + 5)})
             for _ in client.watch(job_id):
                 pass
             job = client.job(job_id).job

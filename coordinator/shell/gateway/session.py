@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
+import structlog
 from google.protobuf.message import DecodeError
 
 from coordinator.core.gateway.folding import (
@@ -30,6 +31,9 @@ from hypergpu.streams import monotonic_ms
 from hypergpu.v1 import node_pb2
 
 _FAREWELL_S = 5.0
+
+
+log = structlog.get_logger()
 
 
 class CoordinatorGoneError(Exception):
@@ -103,15 +107,17 @@ class GatewaySession:
 
     async def flush(self) -> None:
         """Let go on what was held long enough, and renew the node's probe token."""
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.UsageError):
-            due = take_due(self._folding, monotonic_ms())
-            self._folding = due.state
+        due = take_due(self._folding, monotonic_ms())
+        self._folding = due.state
+        try:
             if due.has_progress:
                 await self._pass_up(self._take_progress())
             if due.has_report:
                 await self._pass_up(self._take_report())
             if self._welcome is not None and monotonic_ms() >= self._renewal_ms:
                 await self._greet(self._welcome)
+        except Exception as broken:  # noqa: BLE001  the stream is ending, and its readers say why
+            log.debug("a message came too late", node=self.node, reason=str(broken))
 
     async def _hear_node(self, hello: bytes) -> None:
         # A call that is over refuses what is written, and its reader learns why.

@@ -61,7 +61,7 @@ class Front:
 
 
 @contextmanager
-def frozen(coordinator: CoordinatorProcess) -> Iterator[None]:
+def freeze(coordinator: CoordinatorProcess) -> Iterator[None]:
     """Let a coordinator stand still for as long as the block lasts."""
     group = coordinator.child.pid
     os.killpg(group, signal.SIGSTOP)
@@ -102,7 +102,7 @@ async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(fro
     node = await front.join_node()
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
-    with frozen(front.cluster.coordinator):
+    with freeze(front.cluster.coordinator):
         node.say(heartbeat(5))
         assert (await echo(stream)).heartbeat_echo.sequence == 5
         probe = node_pb2.RoundTripProbe(sequence=6)
@@ -116,7 +116,7 @@ async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
     stream = node.control([("null", 1)])
     welcome = (await anext(stream)).welcome
     target = ProbeTarget("127.0.0.1", welcome.probe_port, welcome.probe_token)
-    with frozen(front.cluster.coordinator):
+    with freeze(front.cluster.coordinator):
         assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
     await node.close()
 
@@ -199,8 +199,8 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
 
 async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path) -> None:
     with ExitStack() as owner:
-        before = owner.enter_context(Cluster(tmp_path / "before"))
-        after = CoordinatorProcess(tmp_path / "after")
+        before = owner.enter_context(Cluster(tmp_path / "before", *NOBODY_LOST))
+        after = CoordinatorProcess(tmp_path / "after", *NOBODY_LOST)
         owner.callback(after.end)
         token = operator_token(before.coordinator)
         addresses = (after.address, before.coordinator.address)
@@ -211,7 +211,7 @@ async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path
         await node.join(before.coordinator.node_token())
         stream = node.control([("null", 1)])
         assert (await anext(stream)).HasField("welcome")
-        with frozen(before.coordinator):
+        with freeze(before.coordinator):
             shutil.copytree(before.folder, after.folder, dirs_exist_ok=True)
             await asyncio.to_thread(after.start)
             # Nothing told the stream that its coordinator stands still.
