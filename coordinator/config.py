@@ -36,6 +36,9 @@ class Settings(BaseSettings):
     """Host that tokens and the certificate name; repeatable. Found out when there is none."""
     database_url: str = ""
     """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
+    engine: str = ""
+    """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
+    machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""

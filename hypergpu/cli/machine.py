@@ -74,6 +74,15 @@ EventsAddress = Annotated[
         " HYPERGPU_COORDINATOR_EVENTS: docs/events.md.",
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who folds large models: local, ray or ray://HOST:10001; else the coordinator:"
+        " docs/engine.md.",
+    ),
+]
 GiveUpAfter = Annotated[
     float,
     typer.Option(
@@ -108,6 +117,7 @@ def up(  # noqa: PLR0913 - each is an option
     ] = None,
     via: ViaDestination = "",
     events: EventsAddress = "",
+    engine: EngineName = "",
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
@@ -142,7 +152,8 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
     )
     environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
-    environment |= {"HYPERGPU_COORDINATOR_EVENTS": events} if events else {}
+    more = {"EVENTS": events, "ENGINE": engine}
+    environment |= {f"HYPERGPU_COORDINATOR_{name}": each for name, each in more.items() if each}
     rented = rented_host(settings["via"].value)
     at = listen_behind(at, rented)
     raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))

@@ -1,0 +1,1 @@
+"""Measures what grows past one machine."""
