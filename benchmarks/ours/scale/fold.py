@@ -38,11 +38,11 @@ def fold_figures(parameters: int) -> PartFigures:
     with tempfile.TemporaryDirectory(prefix="hypergpu-fold-") as name:
         request = _request(Path(name), parameters // BLOCK * BLOCK)
         began_s = time.perf_counter()
-        expected = _taken(fold(request))
+        expected = _take_digests(fold(request))
         alone_s = time.perf_counter() - began_s
-        one_s, _ = _timed(LocalEngine(1), request, expected)
+        one_s, _ = _time_fold(LocalEngine(1), request, expected)
         with _peak() as local_peak:
-            two_s, mismatches = _timed(LocalEngine(2), request, expected)
+            two_s, mismatches = _time_fold(LocalEngine(2), request, expected)
         mismatches += _mismatches(LocalEngine(2), request, expected)
         with _peak() as ray_peak:
             mismatches += _mismatches(RayEngine("ray"), request, expected)
@@ -97,7 +97,7 @@ def _mismatches(engine: Engine, request: FoldRequest, expected: list[Digest]) ->
     return sum(digests != expected for digests in found)
 
 
-def _timed(engine: Engine, request: FoldRequest, expected: list[Digest]) -> tuple[float, int]:
+def _time_fold(engine: Engine, request: FoldRequest, expected: list[Digest]) -> tuple[float, int]:
     """Seconds of a fold by processes that run already, and how many of two folds differ."""
     warm = _shards(engine, request, SHARDS[-1])
     began_s = time.perf_counter()
@@ -108,10 +108,10 @@ def _timed(engine: Engine, request: FoldRequest, expected: list[Digest]) -> tupl
 
 
 def _shards(engine: Engine, request: FoldRequest, shards: int) -> list[Digest]:
-    return _taken(fold_in_shards(engine, request, shards, reuse=lambda _path, _size: False))
+    return _take_digests(fold_in_shards(engine, request, shards, reuse=lambda _path, _size: False))
 
 
-def _taken(result: FoldResult) -> list[Digest]:
+def _take_digests(result: FoldResult) -> list[Digest]:
     """Digests of its files, which are deleted."""
     for file in result.files:
         file.path.unlink()

@@ -82,13 +82,13 @@ class FramedChild:
                     stream.close()
 
 
-class Batch(msgspec.Struct, frozen=True):
+class TaskBatch(msgspec.Struct, frozen=True):
     """Tasks that are asked together."""
 
     tasks: list[bytes]
 
 
-class Results(msgspec.Struct, frozen=True):
+class BatchResults(msgspec.Struct, frozen=True):
     """Their results in the same order."""
 
     results: list[bytes | None]

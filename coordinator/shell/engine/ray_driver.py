@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.shell.engine.child import Batch, Opened, Results
+from coordinator.shell.engine.child import BatchResults, Opened, TaskBatch
 from coordinator.shell.engine.tasks import compute_encoded
 from hypergpu.streams import frame, read_frame
 
@@ -26,14 +26,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    batches = msgspec.msgpack.Decoder(Batch)
+    batches = msgspec.msgpack.Decoder(TaskBatch)
     remote: Any = None
     while (payload := read_frame(sys.stdin.buffer)) is not None:
-        answer: Opened | Results
+        answer: Opened | BatchResults
         if remote is None:
             remote, answer = _open(sys.argv[1])
         else:
-            answer = Results(_results(remote, batches.decode(payload).tasks))
+            answer = BatchResults(_results(remote, batches.decode(payload).tasks))
         answers.write(frame(msgspec.msgpack.encode(answer)))
         answers.flush()
         if remote is None:

@@ -9,7 +9,13 @@ from importlib.util import find_spec
 import msgspec
 import structlog
 
-from coordinator.shell.engine.child import Batch, ChildLostError, FramedChild, Opened, Results
+from coordinator.shell.engine.child import (
+    BatchResults,
+    ChildLostError,
+    FramedChild,
+    Opened,
+    TaskBatch,
+)
 from coordinator.shell.engine.engine import LocalEngine
 from coordinator.shell.engine.tasks import Task, TaskResult, decode_result, encode
 from hypergpu.errors import HyperGPUError, Reason
@@ -71,7 +77,7 @@ class RayEngine:
         try:
             if not self._is_open:
                 self._open()
-            answer = self.driver.ask(msgspec.msgpack.encode(Batch(tasks)))
+            answer = self.driver.ask(msgspec.msgpack.encode(TaskBatch(tasks)))
         except ChildLostError as lost:
             log.warning(
                 "Ray is away: this machine computes", engine=self._address, reason=str(lost)
@@ -79,7 +85,7 @@ class RayEngine:
             self._is_open = False
             self._away_until_s = time.monotonic() + _AGAIN_S
             return [None] * len(tasks)
-        return msgspec.msgpack.decode(answer, type=Results).results
+        return msgspec.msgpack.decode(answer, type=BatchResults).results
 
     def _open(self) -> None:
         opened = msgspec.msgpack.decode(self.driver.ask(b""), type=Opened)
