@@ -41,6 +41,9 @@ class Settings(BaseSettings):
     one is gone, and keeps what this takes in database and object store: docs/scale.md."""
     tenure_ms: int = Field(default=6_000, ge=1_000)
     """Time after which a coordinator on a PostgreSQL that is not heard of is taken over from."""
+    engine: str = ""
+    """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
+    machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""

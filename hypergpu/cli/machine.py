@@ -74,6 +74,25 @@ EventsAddress = Annotated[
         " HYPERGPU_COORDINATOR_EVENTS: docs/events.md.",
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who folds large models: local, ray or ray://HOST:10001; else the coordinator:"
+        " docs/engine.md.",
+    ),
+]
+AdvertisedHosts = Annotated[
+    list[str] | None,
+    typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
+]
+RetriesPayments = Annotated[
+    bool, typer.Option("--retry-payments", help="Try halted payments again, this once.")
+]
+PagePort = Annotated[
+    int | None, typer.Option("--page-port", min=0, max=65535, help="Else 7780; 0: any free.")
+]
 GiveUpAfter = Annotated[
     float,
     typer.Option(
@@ -102,23 +121,15 @@ def up(  # noqa: PLR0913 - each is an option
         int | None, typer.Option("--bulk-port", min=0, max=65535, help="Else 7702; 0: any free.")
     ] = None,
     blobs: BlobsAddress = "",
-    advertise: Annotated[
-        list[str] | None,
-        typer.Option("--advertise", metavar="HOST", help="A name nodes reach it by; repeatable."),
-    ] = None,
+    advertise: AdvertisedHosts = None,
     via: ViaDestination = "",
     events: EventsAddress = "",
+    engine: EngineName = "",
     plaintext: Annotated[
         bool, typer.Option("--plaintext", help="No TLS; only on loopback.")
     ] = False,
-    retry_payments: Annotated[
-        bool,
-        typer.Option("--retry-payments", help="Try halted payments again, this once."),
-    ] = False,
-    page_port: Annotated[
-        int | None,
-        typer.Option("--page-port", min=0, max=65535, help="Else 7780; 0: any free."),
-    ] = None,
+    retry_payments: RetriesPayments = False,
+    page_port: PagePort = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="No page in the browser.")] = False,
     nodes: JoinLineNodes = None,
 ) -> None:
@@ -142,7 +153,8 @@ def up(  # noqa: PLR0913 - each is an option
         is_plaintext=plaintext,
     )
     environment = settled_by(settings) | SettlingBy(retries_halted=retry_payments).environment()
-    environment |= {"HYPERGPU_COORDINATOR_EVENTS": events} if events else {}
+    more = {"EVENTS": events, "ENGINE": engine}
+    environment |= {f"HYPERGPU_COORDINATOR_{name}": each for name, each in more.items() if each}
     rented = rented_host(settings["via"].value)
     at = listen_behind(at, rented)
     raise typer.Exit(run(at, environment, PageWish(not no_page, page_port), nodes, rented))

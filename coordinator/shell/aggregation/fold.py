@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -38,10 +39,21 @@ from coordinator.shell.aggregation.fold_files import (
     OmittedUpdate,
     OutputFile,
     Reuse,
+    SharedOutput,
+    work_path,
 )
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s
 from hypergpu.tensors.quantisation import GROUP, RECORD, groups
+
+
+class CoordinateRange(msgspec.Struct, frozen=True):
+    """Some values of one section. Any multiple of `RECORD` may be a border."""
+
+    place: int
+    """Which section: 0 large, 1 small, 2 statistics."""
+    start: int
+    stop: int
 
 
 class _Span(NamedTuple):
@@ -94,16 +106,20 @@ class Sweep:
             InputError: A file could not be read.
             OSError: A file could not be written.
         """
-        span = self._span
         for place, down in enumerate(self._down.floats):
-            for start in range(0, down.values_count, span):
-                here = _Span(place, down, start, min(span, down.values_count - start))
-                mean = self._average(here)
-                if down is self._down.statistics:
-                    self._write_statistics(here, mean)
-                else:
-                    self._step(here, mean)
-        self._copy_integers()
+            self.fold_range(CoordinateRange(place, 0, down.values_count))
+        self.copy_integers()
+
+    def fold_range(self, wanted: CoordinateRange) -> None:
+        """Walk some values of one section; errors as `fold_all`."""
+        span, down = self._span, self._down.floats[wanted.place]
+        for start in range(wanted.start, wanted.stop, span):
+            here = _Span(wanted.place, down, start, min(span, wanted.stop - start))
+            mean = self._average(here)
+            if down is self._down.statistics:
+                self._write_statistics(here, mean)
+            else:
+                self._step(here, mean)
 
     def _means_of_sections(self, span: int) -> tuple[WeightedMean | SenderMean, ...]:
         """A plain mean where everybody sends everything, which only large parameters may lack."""
@@ -190,7 +206,8 @@ class Sweep:
             there = here.down.bytes_of(here.start, here.values_count)
             self._outputs.delta.write(buffer, there.start, octets)
 
-    def _copy_integers(self) -> None:
+    def copy_integers(self) -> None:
+        """Take those of the lowest slot; errors as `fold_all`."""
         lowest = self._inputs.updates[0]
         source, target = self._ups[0].integers, self._down.integers
         model_start = self._layout.model_bytes - (source.stop - source.start)
@@ -260,7 +277,13 @@ def _fold_kept(request: FoldRequest, kept: Sequence[int], *, span: int, reuse: R
     inputs = FoldInputs(request, kept)
     inputs.check_sizes()
     with ExitStack() as on_failure:
-        outputs = FoldOutputs(request, on_failure, reuse)
+
+        def create(_name: str, size_bytes: int) -> OutputFile:
+            path = work_path(request.output_dir)
+            reuse(path, size_bytes)
+            return OutputFile(path, on_failure)
+
+        outputs = FoldOutputs(request, create)
         with (
             BufferRing(_INPUT_BUFFERS, 4 * span, has_thread=has_threads) as reads,
             BufferRing(_OUTPUT_BUFFERS, 4 * span, has_thread=has_threads) as writes,
@@ -282,3 +305,47 @@ def _fold_kept(request: FoldRequest, kept: Sequence[int], *, span: int, reuse: R
         result = outputs.close()
         on_failure.pop_all()
         return result
+
+
+class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Some coordinates of one outer step, into files that are there."""
+
+    fold: FoldRequest
+    """Every update counts, and whoever asks checks the digests."""
+    ranges: tuple[CoordinateRange, ...]
+    has_integers: bool
+    outputs: dict[str, Path]
+    """By the names of `output_sizes`."""
+
+
+def fold_shard(request: ShardRequest, *, span: int = SPAN) -> bool:
+    """Fold some coordinates: the same bits as `fold` writes there. One thread.
+
+    Returns:
+        Whether all that was written is finite.
+
+    Raises:
+        InputError: A file could not be read.
+        OSError: A file could not be written.
+    """
+    fold_request = request.fold
+    inputs = FoldInputs(fold_request, range(len(fold_request.updates)))
+    inputs.check_sizes()
+    inputs.skip_digests()
+    shared = {name: SharedOutput(path) for name, path in request.outputs.items()}
+    try:
+        with (
+            BufferRing(_INPUT_BUFFERS, 4 * span, has_thread=False) as reads,
+            BufferRing(_OUTPUT_BUFFERS, 4 * span, has_thread=False) as writes,
+            np.errstate(all="ignore"),
+        ):
+            outputs = FoldOutputs(fold_request, lambda name, _size: shared[name])
+            sweep = Sweep(fold_request, inputs, outputs, rings=(reads, writes), span=span)
+            for each in request.ranges:
+                sweep.fold_range(each)
+            if request.has_integers:
+                sweep.copy_integers()
+    finally:
+        for output in shared.values():
+            output.release()
+    return sweep.is_finite

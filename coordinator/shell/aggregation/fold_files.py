@@ -213,6 +213,8 @@ class InputFile:
         self._digest = digest
         self._running = RunningDigest()
         self._covered_bytes = 0
+        self.is_digested = True
+        """Whether what is read is digested; else somebody else does."""
         self.size_bytes = 0
 
     def check_size(self, *sizes: int) -> None:
@@ -233,7 +235,7 @@ class InputFile:
         """Read ``count`` bytes; what follows the part already digested is digested on the way."""
         octets = buffer.octets(count)
         self._fill(octets, offset)
-        if offset == self._covered_bytes:
+        if self.is_digested and offset == self._covered_bytes:
             self._covered_bytes += count
             buffer.queue(lambda: self._running.update(octets.data))
         return octets
@@ -367,6 +369,11 @@ class FoldInputs:
             sizes[update] = (update_bytes(layout, codec),)
         self._check(lambda file: file.check_size(*sizes[file]))
 
+    def skip_digests(self) -> None:
+        """Digest nothing of what is read from now on."""
+        for file in (self.base, *([self.state] if self.state else ()), *self.updates):
+            file.is_digested = False
+
     def check_digests(self) -> None:
         """Compare every digest once everything is read; errors as `check_sizes`."""
         self._check(InputFile.check_digest)
@@ -398,29 +405,59 @@ class FoldInputs:
         self.raise_damaged(errors)
 
 
-class FoldOutputs:
-    """The next model and, where the settings call for them, its outer state and its delta.
+class SharedOutput(OutputFile):
+    """Part of a file that others write parts of, too. It is there, and nobody digests it here."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ExitStack())
+
+    def write(self, buffer: Buffer, offset: int, octets: Octets) -> None:
+        """Queue a write of a buffer's bytes at any offset."""
+        buffer.queue(lambda: self._store(octets, offset, None))
+
+    def release(self) -> None:
+        """Close the file. The ring must be drained."""
+        os.close(self._descriptor)
+
+
+def output_sizes(request: FoldRequest) -> dict[str, int]:
+    """Bytes of each file that a fold writes, by its name in `FoldResult`.
 
     Nodes that fetch whole models hold the exact parameters, so that neither a delta nor a second
     copy of the parameters is of use; and no momentum is kept where none is applied.
     """
+    layout, has_parameters = request.layout, request.down != "fp32"
+    vectors = has_parameters + (request.outer.momentum != 0)
+    sizes: dict[str, int] = {"model": layout.model_bytes}
+    if vectors:
+        sizes["outer_state"] = 4 * layout.parameters_count * vectors
+    if has_parameters:
+        sizes["delta"] = update_bytes(layout, request.down)
+    return sizes
 
-    def __init__(self, request: FoldRequest, on_failure: ExitStack, reuse: Reuse) -> None:
-        self.has_parameters = request.down != "fp32"
+
+def work_path(folder: Path) -> Path:
+    """A path that nobody has."""
+    return folder / f"fold-{secrets.token_hex(8)}.tmp"
+
+
+class FoldOutputs:
+    """The next model and, where the settings call for them, its outer state and its delta."""
+
+    def __init__(self, request: FoldRequest, create: Callable[[str, int], OutputFile]) -> None:
+        """Open them.
+
+        Args:
+            request: What is folded.
+            create: Opens the file of a name in `output_sizes`, of so many bytes.
+        """
         self.has_momentum = request.outer.momentum != 0
-        self.momentum_start = 4 * request.layout.parameters_count if self.has_parameters else 0
-
-        def create(size_bytes: int) -> OutputFile:
-            path = request.output_dir / f"fold-{secrets.token_hex(8)}.tmp"
-            reuse(path, size_bytes)
-            return OutputFile(path, on_failure)
-
-        layout = request.layout
-        vectors = self.has_parameters + self.has_momentum
-        self.model = create(layout.model_bytes)
-        self.state = create(4 * layout.parameters_count * vectors) if vectors else None
-        delta_bytes = update_bytes(layout, request.down)
-        self.delta = create(delta_bytes) if self.has_parameters else None
+        has_parameters = request.down != "fp32"
+        self.momentum_start = 4 * request.layout.parameters_count if has_parameters else 0
+        sizes = output_sizes(request)
+        self.model = create("model", sizes["model"])
+        self.state = create("outer_state", sizes["outer_state"]) if "outer_state" in sizes else None
+        self.delta = create("delta", sizes["delta"]) if "delta" in sizes else None
 
     def close(self) -> FoldResult:
         """Close and name all of them. Nothing may be queued any more."""

@@ -33,6 +33,7 @@ from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certific
 from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
+from coordinator.shell.engine.opening import open_engine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority, AuthorityError
@@ -312,6 +313,7 @@ class CoordinatorApp:
         self._services.echo.close()
         await store_node_counts(self._services)
         await self._services.evaluator.stop()
+        await self._services.heavy.close()
         if self._outbox is not None:
             await self._outbox.close()
         if self._services.job_terms.payments is not None:
@@ -372,7 +374,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
-        heavy=HeavyWork(),
+        heavy=HeavyWork(open_engine(settings.engine)),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),

@@ -12,7 +12,6 @@ from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, JobPaused
 from coordinator.core.job.state import Model, Weighing, extend_chain
 from coordinator.core.trust import WHOLE, is_hopeless
-from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
     BaseDamagedError,
     DivergedError,
@@ -28,6 +27,7 @@ from coordinator.shell.commands.weighing import (
     round_draw,
     weigh_round,
 )
+from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
@@ -214,7 +214,7 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
         output_dir=services.blobs.work_path("fold").parent,
     )
     try:
-        result = fold(request, reuse=services.blobs.reuse)
+        result = fold_by(services.heavy.engine, request, services.blobs.reuse)
     except NoUpdatesError as none_left:
         omitted += [(nodes[each.index], each.reason) for each in none_left.omitted]
         return _unchanged_model(command, omitted)

@@ -27,7 +27,7 @@ class SentCursor(NamedTuple):
     """How far one job's journal was sent."""
 
     sequence: int
-    """Of the next row."""
+    """Sequence of the next row to send."""
     newest_id: str = ""
     """Id of the newest entry that the receiver acknowledged; empty: it has none of the job."""
 

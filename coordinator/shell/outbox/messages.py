@@ -1,4 +1,4 @@
-"""What is sent of a journal's rows, and under which position. Pure.
+"""Messages made of a journal's rows, and their positions. Pure.
 
 A position never changes and is never given to anything else, so that readers drop repeats by it.
 """
@@ -26,12 +26,12 @@ class _Contributed(msgspec.Struct, frozen=True):
     round: int
 
 
-class _MeasuredUpdate(msgspec.Struct, frozen=True):
+class _RowUpdate(msgspec.Struct, frozen=True):
     contribution: _Contributed
 
 
 class _MeasuredRow(msgspec.Struct, frozen=True):
-    updates: tuple[_MeasuredUpdate, ...]
+    updates: tuple[_RowUpdate, ...]
 
 
 _measured_rows = msgspec.json.Decoder(_MeasuredRow)
@@ -73,7 +73,7 @@ def measured_work(row: Entry) -> Mapping[NodeId, int]:
 
 
 def messages_of(row: Entry, receipts: Iterable[SignedReceipt]) -> list[OutboxMessage]:
-    """What is sent of a row: nothing, itself, or the receipts that follow from it."""
+    """Messages of a row: none, itself, or the receipts that follow from it."""
     if row.kind in SENT_KINDS:
         return [OutboxMessage(row.job_id, row.sequence, 0, row.kind, row.at_ms, row.body_json)]
     return [

@@ -44,14 +44,14 @@ class StreamAddress(NamedTuple):
     """Where events go."""
 
     url: str
-    """Of the server, with its credentials."""
+    """Address of the server, with its credentials."""
     stream: str
     """Key of the stream."""
     length_max: int
     """About how many entries the stream keeps; 0: all."""
 
     @property
-    def shown(self) -> str:
+    def public_url(self) -> str:
         """Without credentials."""
         parts = urlsplit(self.url)
         return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -142,7 +142,7 @@ class RedisStream:
             yield
         except (RedisError, OSError) as away:
             await self.close()
-            raise StreamAwayError(f"{self._address.shown}: {away}") from away
+            raise StreamAwayError(f"{self._address.public_url}: {away}") from away
 
     async def check(self) -> None:
         """See whether the server answers, takes scripts, and has a stream or nothing there.

@@ -21,6 +21,7 @@ from coordinator.core.job.state import ENDED, Funding, live_blobs
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
+from coordinator.shell.engine.engine import Engine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.coordinators import OtherCoordinators
@@ -117,9 +118,14 @@ class UpdateOffers:
 
 
 class HeavyWork:
-    """Threads for long computing, as many as there are cores, that make way for the event loop."""
+    """Threads for long computing, as many as there are cores, that make way for the event loop.
 
-    def __init__(self) -> None:
+    Attributes:
+        engine: Computes what is cut into tasks; None: these threads do.
+    """
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine
         self._threads = ThreadPoolExecutor(
             os.cpu_count() or 1, thread_name_prefix="heavy", initializer=make_way
         )
@@ -127,6 +133,11 @@ class HeavyWork:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do the work in one of them. Cancelling the caller does not end it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def close(self) -> None:
+        """End the processes of the engine."""
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.close)
 
 
 class Commits:

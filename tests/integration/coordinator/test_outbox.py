@@ -79,7 +79,7 @@ async def sender(folder: Path, server: RedisServer) -> AsyncIterator[Sender]:
         started.journal.close()
 
 
-async def received(server: RedisServer, last: str) -> list[dict[str, str]]:
+async def entries_until(server: RedisServer, last: str) -> list[dict[str, str]]:
     """All entries up to the first with this position, or of this kind."""
     found: list[dict[str, str]] = []
     async with Redis.from_url(server.url, decode_responses=True) as reader:
@@ -107,7 +107,7 @@ async def test_rounds_arrive_in_order_with_their_position(tmp_path: Path) -> Non
             sending.write(0)
             sending.write(1, kind="NodeJoined")
             sending.write(2, 3)
-            entries = await received(server, position(3))
+            entries = await entries_until(server, position(3))
     assert sequences(entries) == [0, 2, 3]
     assert entries[1] == {
         "position": f"{JOB}:2:0",
@@ -124,22 +124,22 @@ async def test_next_start_goes_on_behind_what_was_acknowledged(tmp_path: Path) -
     with RedisServer(tmp_path) as server:
         async with sender(tmp_path, server) as sending:
             sending.write(0, 1)
-            await received(server, position(1))
+            await entries_until(server, position(1))
             await sending.next_report()
         async with sender(tmp_path, server) as sending:
             sending.write(2)
-            assert sequences(await received(server, position(2))) == [0, 1, 2]
+            assert sequences(await entries_until(server, position(2))) == [0, 1, 2]
 
 
 async def test_kill_before_the_cursor_is_stored_repeats_a_position(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         async with sender(tmp_path, server) as sending:
             sending.write(0)
-            await received(server, position(0))
+            await entries_until(server, position(0))
         (tmp_path / "events.sqlite").unlink()
         async with sender(tmp_path, server) as sending:
             sending.write(1)
-            entries = await received(server, position(1))
+            entries = await entries_until(server, position(1))
     assert sequences(entries) == [0, 0, 1]
     assert entries[0] == entries[1]
 
@@ -150,13 +150,13 @@ async def test_events_wait_for_a_redis_that_is_away(tmp_path: Path) -> None:
         sending.write(0)
         assert f"redis://127.0.0.1:{server.port}/0: " in await sending.wait_for_reason()
         with server:
-            await received(server, position(0))
+            await entries_until(server, position(0))
             sending.write(1)
             server.kill()
             sending.write(2)
             await sending.wait_for_reason()
             server.start()
-            entries = await received(server, position(2))
+            entries = await entries_until(server, position(2))
     assert sorted(set(sequences(entries))) == [0, 1, 2]
 
 
@@ -165,26 +165,26 @@ async def test_redis_that_lost_its_end_gets_it_again(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         async with sender(tmp_path, server) as sending:
             sending.write(0, 1, 2)
-            await received(server, position(2))
+            await entries_until(server, position(2))
             shutil.copytree(server.data, older)
             sending.write(3, 4, 5)
-            await received(server, position(5))
+            await entries_until(server, position(5))
             server.kill()
             shutil.rmtree(server.data)
             shutil.copytree(older, server.data)
             server.start()
-            assert sequences(await received(server, position(5))) == [0, 1, 2, 2, 3, 4, 5]
+            assert sequences(await entries_until(server, position(5))) == [0, 1, 2, 2, 3, 4, 5]
 
 
 async def test_redis_that_lost_all_gets_all_again_before_anything_new(tmp_path: Path) -> None:
     with RedisServer(tmp_path, is_durable=False) as server:
         async with sender(tmp_path, server) as sending:
             sending.write(0, 1)
-            await received(server, position(1))
+            await entries_until(server, position(1))
             server.kill()
             sending.write(2)
             server.start()
-            assert sequences(await received(server, position(2))) == [0, 1, 2]
+            assert sequences(await entries_until(server, position(2))) == [0, 1, 2]
 
 
 async def test_receipts_of_a_job_are_sent_and_hold(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_receipts_of_a_job_are_sent_and_hold(tmp_path: Path) -> None:
     ):
         cluster.add_nodes(2)
         job = cluster.wait_until_finished(cluster.submit(QUICK))
-        entries = await received(server, "JobEnded")
+        entries = await entries_until(server, "JobEnded")
     kinds = [each["kind"] for each in entries]
     assert (kinds[0], kinds.count("RoundRecorded")) == ("JobCreated", 2)
     terms = json.loads(entries[0]["body"])["terms"]

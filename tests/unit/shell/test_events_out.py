@@ -20,7 +20,7 @@ def test_address_names_server_stream_and_length() -> None:
     address = parse_address("redis://:secret@host:6379/2?stream=mine&maxlen=50")
     assert (address.url, address.stream) == ("redis://:secret@host:6379/2", "mine")
     assert address.length_max == 50
-    assert address.shown == "redis://host:6379/2"
+    assert address.public_url == "redis://host:6379/2"
 
 
 def test_address_without_more_has_the_usual_stream() -> None:

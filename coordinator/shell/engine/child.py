@@ -1,0 +1,102 @@
+"""A child process that is asked in frames, and may be lost at any time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO, cast
+
+import msgspec
+
+from hypergpu.privacy import public_environment
+from hypergpu.streams import FrameError, frame, read_frame
+
+
+class ChildLostError(Exception):
+    """The process ended before it answered."""
+
+
+class FramedChild:
+    """One process; it is started by the first question, and by the next one after it was lost.
+
+    It ends when its stdin does, so also with whoever started it.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
+
+    @property
+    def process_id(self) -> int | None:
+        """Id of the running process; None: none runs."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, payload: bytes) -> bytes:
+        """Send a frame and wait for the one that answers it.
+
+        Raises:
+            ChildLostError: It ended, or wrote something else.
+        """
+        with self._turn:
+            process = self._process = self._process or self._start()
+            assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
+            try:
+                process.stdin.write(frame(payload))
+                process.stdin.flush()
+                answer = read_frame(cast(BinaryIO, process.stdout))
+            except (FrameError, OSError, ValueError) as broken:
+                self._kill()
+                raise ChildLostError(str(broken)) from broken
+            if answer is None:
+                self._kill()
+                raise ChildLostError("it ended")
+            return answer
+
+    def end(self) -> None:
+        """Kill it: whatever it does can be done again."""
+        self._kill()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=public_environment(),
+            start_new_session=True,
+        )
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # All that it started, too, also where it ended by itself.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+class TaskBatch(msgspec.Struct, frozen=True):
+    """Tasks that are asked together."""
+
+    tasks: list[bytes]
+
+
+class BatchResults(msgspec.Struct, frozen=True):
+    """Their results in the same order."""
+
+    results: list[bytes | None]
+    """None: its worker was lost."""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The first frame of a driver, in answer to an empty one."""
+
+    workers: int = 0
+    failure: str = ""
