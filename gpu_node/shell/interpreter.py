@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
 executables = [os.path.dirname(sys.executable), os.path.dirname(os.path.realpath(sys.executable))]
 print(json.dumps({
     "tag": sys.implementation.cache_tag, "has_torch": has("torch"), "software": software,
-    "torch": importlib.metadata.version("torch") if has("torch") else "",
+    "torch": next((each.version for each in importlib.metadata.distributions(name="torch")), ""),
     "folders": [each for each in [*prefixes, *executables, *sys.path] if os.path.isabs(each)],
 }))
 """
@@ -115,7 +115,7 @@ def worker_python(settings: NodeSettings, state_dir: Path, gpu: str = "") -> Wor
     has_torch, needs_torch = find_spec("torch") is not None, kind in (AUTO, "torch")
     if not wanted or (wanted == AUTO and (has_torch or not needs_torch)):
         chosen = worker_kind(kind, has_torch=has_torch)
-        return WorkerPython(chosen, torch=version("torch") if chosen == "torch" else "")
+        return WorkerPython(chosen, torch=_torch_version() if chosen == "torch" else "")
     if wanted == AUTO:
         folder = state_dir.with_name(f"{state_dir.name}.worker")
         wanted = str(make_environment(folder, _machine_arguments(gpu)))
@@ -136,6 +136,13 @@ def gpu_build_command(python: WorkerPython, gpu: str) -> str:
     """What installs the build of torch for the GPUs that the owner lets the worker use."""
     packages = " ".join(repr(each) for each in _machine_arguments(gpu))
     return f"{python.path} -m pip install --force-reinstall {packages}"
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:  # built and not installed
+        return ""
 
 
 def ask_interpreter(path: str) -> InterpreterFound:
