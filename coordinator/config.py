@@ -39,8 +39,8 @@ class Settings(BaseSettings):
     takeover: bool = False
     """One of several coordinators on a PostgreSQL: waits while another drives, goes on when that
     one is gone, and keeps what this takes in database and object store: docs/scale.md."""
-    tenure_ms: int = Field(default=6_000, ge=1_000)
-    """Time after which a coordinator on a PostgreSQL that is not heard of is taken over from."""
+    tenure_ms: int = Field(default=5_000, ge=1_000)
+    """With takeover: time after which a coordinator that is not heard of is taken over from."""
     plaintext: bool = False
     """No TLS; only on loopback."""
     disk_quota_bytes: int = Field(default=0, ge=0)
