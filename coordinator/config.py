@@ -39,8 +39,8 @@ class Settings(BaseSettings):
     takeover: bool = False
     """One of several coordinators on a PostgreSQL: waits while another drives, goes on when that
     one is gone, and keeps what this takes in database and object store: docs/scale.md."""
-    tenure_ms: int = Field(default=6_000, ge=1_000)
-    """Time after which a coordinator on a PostgreSQL that is not heard of is taken over from."""
+    tenure_ms: int = Field(default=5_000, ge=1_000)
+    """With takeover: time after which a coordinator that is not heard of is taken over from."""
     engine: str = ""
     """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
     machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""

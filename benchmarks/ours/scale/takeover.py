@@ -58,7 +58,7 @@ def takeover_figures(times: int) -> PartFigures:
         metrics={key: statistics.median(seconds) for key, seconds in found.items()},
         notes=(
             f"Median and longest of {times}; to the first accepted update under the successor.",
-            f"Tenures of 6 s, heartbeats of {_HEARTBEAT_MS} ms, {_NODES} nodes, TLS, rclone's S3.",
+            f"Tenures of 5 s, heartbeats of {_HEARTBEAT_MS} ms, {_NODES} nodes, TLS, rclone's S3.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )

@@ -33,7 +33,7 @@ from coordinator.shell.journal.records import (
     TenureLostError,
 )
 from coordinator.shell.journal.schema import COORDINATORS
-from coordinator.shell.journal.tenure import TenureClaim, refuse_to_wait
+from coordinator.shell.journal.tenure import ALONE_MS, TenureClaim, refuse_to_wait
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import TERMINAL, passphrase_of_file
@@ -181,7 +181,8 @@ def end_turn(settings: Settings, why: str) -> NoReturn:
 def _claimant(settings: Settings) -> Claimant:
     host = dialled_hosts(settings)[0]
     address = joined_address(host, settings.port)
-    return Claimant(_name(settings.data_dir), address, Milliseconds(settings.tenure_ms))
+    length_ms = Milliseconds(settings.tenure_ms) if settings.takeover else ALONE_MS
+    return Claimant(_name(settings.data_dir), address, length_ms)
 
 
 def _record(settings: Settings) -> CoordinatorRecord:

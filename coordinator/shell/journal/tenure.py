@@ -32,7 +32,8 @@ from hypergpu.units import Milliseconds
 
 log = structlog.get_logger()
 
-LENGTH_MS = Milliseconds(6_000)
+ALONE_MS = Milliseconds(30_000)
+"""Length of a tenure that nobody waits for: its holder has time."""
 _RENEWALS = 6
 """Renewals in the time of a tenure."""
 _LOOK_S = 0.1
@@ -143,7 +144,7 @@ def refuse_to_wait(held: Tenure) -> None:
 
 def nameless_claim() -> TenureClaim:
     """The claim of somebody who has no folder and does not wait."""
-    somebody = Claimant(secrets.token_hex(8), "an address that it did not tell", LENGTH_MS)
+    somebody = Claimant(secrets.token_hex(8), "an address that it did not tell", ALONE_MS)
     return TenureClaim(somebody, refuse_to_wait)
 
 

@@ -152,9 +152,8 @@ class JobRuntime:
 
     def close(self) -> None:
         """Drop timers and tasks."""
-        for timer in (self.deadline_timer, self.retry_timer):
-            if timer is not None:
-                timer.cancel()
+        for timer in filter(None, (self.deadline_timer, self.retry_timer)):
+            timer.cancel()
         self.deadline_timer = self.retry_timer = None
         for task in (*self.tasks.values(), *self.measurements.tasks):
             task.cancel()
