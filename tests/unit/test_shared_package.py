@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import pytest
 
-from coordinator.shell.app import listeners
+from coordinator.shell.app import ports
 from gpu_node.shell import access
 from hypergpu.client import connection
 from hypergpu.dataset import ENTRIES_MAX, checked_paths
@@ -208,7 +208,7 @@ def test_every_program_tells_its_version(module: str, name: str) -> None:
 
 
 Options = dict[str, str | int]
-SERVED: Options = dict(listeners.OPTIONS)
+SERVED: Options = dict(ports.OPTIONS)
 DIALLED: dict[str, Options] = {
     "a node": dict(access.OPTIONS),
     "a user": dict(connection.OPTIONS),

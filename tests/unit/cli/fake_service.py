@@ -295,6 +295,10 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         refuse(context, grpc.StatusCode.NOT_FOUND, "FROM_THE_FUTURE", 9001, "no such thing")
         return job_pb2.RevokeTokenResponse()
 
+    def CertifyGateway(self, request: Any, context: Context) -> job_pb2.CertifyGatewayResponse:
+        self.called.append("CertifyGateway")
+        return job_pb2.CertifyGatewayResponse()
+
 
 class _BulkRequest(BaseHTTPRequestHandler):
     """One request at the bulk port."""
