@@ -55,6 +55,9 @@ def prepare_gradient(services: Services, runtime: JobRuntime) -> None:
     model = runtime.job.model
     if model is None or runtime.layout is None or not _has_gradient(runtime.job.spec):
         return
+    if runtime.job.lost_model:
+        # It is measured once it is there again: a fold without its gradient is another one.
+        return
     digest = model.blob.digest
     known = runtime.measurements
     known.keep_gradient(digest)

@@ -77,7 +77,9 @@ def check_whole(cluster: Cluster, job_id: str, digest: str) -> None:
     assert len(accepted) == len(set(accepted)) == ROUNDS * NODES
     assert job.model == digest
     with cluster.coordinator.client() as client:
-        ledger = client.ledger(job_id)
+        # Receipts follow the journal, a moment behind it.
+        while not (ledger := client.ledger(job_id)).is_over:
+            pass
     assert [account.receipts for account in ledger.nodes] == [ROUNDS] * NODES
 
 
