@@ -135,6 +135,10 @@ def stream_indices(members: Indices, partition: int, seed: int, ranges: Sequence
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
+CLASSES_MAX = 10_000
+"""For a skew by classes: each takes one look at all samples."""
+
+
 def partition_indices(labels: NDArray[np.int64], sharding: Sharding) -> list[Indices]:
     """Divide a dataset: every sample in exactly one partition, none of them empty.
 
@@ -158,7 +162,10 @@ def partition_indices(labels: NDArray[np.int64], sharding: Sharding) -> list[Ind
     if not 1 <= sharding.partitions <= len(labels):
         raise ValueError(f"{len(labels)} samples cannot make {sharding.partitions} partitions")
     owners = np.empty(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
+    classes = np.unique(labels)
+    if len(classes) > CLASSES_MAX:
+        raise ValueError(f"{len(classes)} classes cannot be skewed, {CLASSES_MAX} at most can")
+    for label in classes:
         members = np.flatnonzero(labels == label)
         shuffled = members[
             np.argsort(_bits(len(members), "deal", sharding.seed, int(label)), kind="stable")

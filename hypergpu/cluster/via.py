@@ -176,7 +176,7 @@ class Via:
         wait_s = _RETRY_FIRST_S
         while not self._is_ending.is_set():
             began_s = time.monotonic()
-            failure = self._run_once()
+            failure = self._try_once()
             is_first = not self._has_outcome.is_set()
             if self._is_ending.is_set() or is_first:
                 self._first_failure = failure
@@ -188,6 +188,13 @@ class Via:
             self._tell(f"via {self._way.destination}: {failure.message}. Again in {wait_s:.0f} s.")
             self._is_ending.wait(wait_s)
             wait_s = min(2 * wait_s, _RETRY_MOST_S)
+
+    def _try_once(self) -> HyperGPUError:
+        """As `_run_once`; where ssh cannot be started, that is why."""
+        try:
+            return self._run_once()
+        except OSError as broken:
+            return HyperGPUError(Reason.FORWARDING_FAILED, f"ssh cannot be run: {broken}")
 
     def _run_once(self) -> HyperGPUError:
         """Run ssh to its end; returns why it ended."""

@@ -114,7 +114,7 @@ class Sums(NamedTuple):
         """
         if name == "loss":
             return self.loss / self.samples
-        if name == "perplexity":
+        if name == "perplexity" and name not in self.metrics:
             return math.exp(min(self.loss / self.samples, 700.0))
         return self.metrics.get(name, self.score) / self.samples
 

@@ -7,6 +7,7 @@ goes through it are bytes. ADDRESS is ``ray``, which starts one on this machine,
 import os
 import signal
 import sys
+import time
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,8 @@ from coordinator.shell.engine.tasks import compute_encoded
 from hypergpu.streams import frame, read_frame
 
 _TRIES = 2
+_BATCH_S = 600
+"""What is not computed by then, as no worker is free, is computed elsewhere."""
 _STORE_BYTES = 100 << 20
 """Shared memory of a Ray of our own: results are digests."""
 
@@ -59,12 +62,15 @@ def _open(address: str) -> tuple[Any, Opened]:
 def _results(remote: Any, tasks: list[bytes]) -> list[bytes | None]:
     ray: Any = import_module("ray")
     asked = [remote.remote(task) for task in tasks]
+    give_up_s = time.monotonic() + _BATCH_S
     results: list[bytes | None] = []
     for each in asked:
         try:
-            results.append(bytes(ray.get(each)))
+            left_s = max(0.0, give_up_s - time.monotonic())
+            results.append(bytes(ray.get(each, timeout=left_s)))
         except (ray.exceptions.RayError, ConnectionError) as lost:
             sys.stderr.write(f"a task of Ray was lost: {lost}\n")
+            ray.cancel(each)
             results.append(None)
     return results
 

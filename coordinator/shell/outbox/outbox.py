@@ -84,11 +84,13 @@ class Outbox:
 
     async def run(self) -> None:
         """Send for ever."""
-        await asyncio.to_thread(self._read_cursors)
-        wait_s = _RETRY_FIRST_S
+        has_cursors, wait_s = False, _RETRY_FIRST_S
         while True:
             self.wake(self._source.jobs())
             try:
+                if not has_cursors:
+                    await asyncio.to_thread(self._read_cursors)
+                    has_cursors = True
                 while True:
                     await self._send_changed()
                     wait_s = _RETRY_FIRST_S
@@ -97,8 +99,11 @@ class Outbox:
                         await asyncio.wait_for(self._has_rows.wait(), self._check_every_s)
             except StreamAwayError as away:
                 self._tell(str(away))
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _RETRY_MOST_S)
+            except Exception as broken:
+                log.exception("events are not sent")
+                self._tell(f"events are not sent, see the coordinator's log: {broken}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MOST_S)
 
     async def close(self) -> None:
         """Close what is open, once `run` no longer runs."""
