@@ -36,6 +36,8 @@ class Claimant(msgspec.Struct, frozen=True):
     address: str
     length_ms: Milliseconds
     """Time for which it takes a tenure and renews it."""
+    is_alone: bool = False
+    """Nobody stands by: it drives on after a pause of any length, until another took the tenure."""
 
 
 NOBODY = Tenure(0, "", "", Milliseconds(0), Milliseconds(0))

@@ -182,7 +182,8 @@ def _claimant(settings: Settings) -> Claimant:
     host = dialled_hosts(settings)[0]
     address = joined_address(host, settings.port)
     length_ms = Milliseconds(settings.tenure_ms) if settings.takeover else ALONE_MS
-    return Claimant(_name(settings.data_dir), address, length_ms)
+    name = _name(settings.data_dir)
+    return Claimant(name, address, length_ms, is_alone=not settings.takeover)
 
 
 def _record(settings: Settings) -> CoordinatorRecord:
@@ -242,7 +243,7 @@ def _restore(journal: Journal, shared: SharedSecrets, folder: Path) -> None:
     """Get them once nobody else can make any."""
     with journal.database.reader() as connection:
         shared.restore(connection)
-    has_own = (folder / "identity").exists()
+    has_own = (folder / "identity").exists() and not journal.database.takeover
     if not shared.are_kept and not has_own and (journal.jobs() or journal.tokens()):
         journal.close()
         raise JournalError(

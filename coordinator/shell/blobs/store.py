@@ -287,9 +287,9 @@ class BlobStore:
         now_s = time.time()
         with self._placing:
             unneeded = sorted(self._names - live)
-            far = [] if spares_older else [each for each in self._absent if each not in live]
+            far = [] if spares_older else [each for each in [*self._absent] if each not in live]
             for digest in far:
-                del self._absent[digest]
+                self._absent.pop(digest, None)
             removed += far
         for digest in unneeded:
             path = self._path(digest)

@@ -14,6 +14,7 @@ log = structlog.get_logger()
 
 _PIECE_BYTES = 256 << 10
 _DIAL_S = 5.0
+_LINGER_S = 5.0
 CONNECTIONS_MAX = 16_384
 """At a time; one more is closed at once."""
 
@@ -69,8 +70,11 @@ class BulkSplice:
             each.transport.set_write_buffer_limits(0)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, far_writer))
-                both.create_task(_copy(far_reader, writer))
+                up = both.create_task(_copy(reader, far_writer))
+                down = both.create_task(_copy(far_reader, writer))
+                # Nobody reads for long what a node says after its coordinator hung up.
+                loop = asyncio.get_running_loop()
+                down.add_done_callback(lambda _: loop.call_later(_LINGER_S, up.cancel))
         except* OSError:
             pass
         finally:

@@ -374,7 +374,7 @@ class Database:
             asked_ms = boot_ms()
             found = take_tenure(self._writer, claim.claimant)
             if isinstance(found, TakenTenure):
-                return HeldTenure(engine, found, asked_ms)
+                return HeldTenure(engine, found, asked_ms, is_alone=claim.claimant.is_alone)
             claim.wait(found)
 
     def _count_commits(self) -> int:

@@ -47,11 +47,11 @@ _CLOCK_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _NOW_MS = text(f"SELECT {_CLOCK_MS}")
 _ROW = select(TENURE)
 _ROW_AND_CLOCK = select(TENURE, literal_column(_CLOCK_MS))
-_FENCE = select(
-    TENURE.c.number,
-    func.set_config("idle_in_transaction_session_timeout", str(_IDLE_MS), True),
-).with_for_update(read=True, key_share=True)
+_NUMBER = select(TENURE.c.number).with_for_update(read=True, key_share=True)
 """FOR KEY SHARE: a renewal does not wait for it, a claim (FOR UPDATE) does."""
+_FENCE = _NUMBER.add_columns(
+    func.set_config("idle_in_transaction_session_timeout", str(_IDLE_MS), True)
+)
 # Keyed by schema: coordinators may share a database when each has a schema of its own.
 _KEY = "hashtextextended('hypergpu journal ' || current_schema(), 0)"
 _LOCK = text(f"SELECT pg_advisory_lock({_KEY})")
@@ -144,30 +144,36 @@ def refuse_to_wait(held: Tenure) -> None:
 
 def nameless_claim() -> TenureClaim:
     """The claim of somebody who has no folder and does not wait."""
-    somebody = Claimant(secrets.token_hex(8), "an address that it did not tell", ALONE_MS)
+    name, address = secrets.token_hex(8), "an address that it did not tell"
+    somebody = Claimant(name, address, ALONE_MS, is_alone=True)
     return TenureClaim(somebody, refuse_to_wait)
 
 
 class HeldTenure:
     """A tenure that this process has taken: renews it until it is given back or lost."""
 
-    def __init__(self, engine: Engine, taken: TakenTenure, asked_ms: Milliseconds) -> None:
+    def __init__(
+        self, engine: Engine, taken: TakenTenure, asked_ms: Milliseconds, *, is_alone: bool = False
+    ) -> None:
         """Begin to renew.
 
         Args:
             engine: Connections of its own: nothing else waits in them.
             taken: As it was taken.
             asked_ms: `boot_ms` from before it was asked for.
+            is_alone: See `Claimant`.
         """
         tenure, self.takeover = taken
         self.number = tenure.number
         self._tenure = tenure
         self._engine = engine
+        self._fence = _NUMBER if is_alone else _FENCE
         self._until_ms = given_up_ms(asked_ms, tenure.length_ms)
         self._is_over = threading.Event()
         self._loss = ""
         self._on_loss: Lost = lambda _: None
-        for work in (self._keep_renewing, self._watch_clock):
+        watches = () if is_alone else (self._watch_clock,)
+        for work in (self._keep_renewing, *watches):
             threading.Thread(target=work, name="tenure", daemon=True).start()
 
     def tell(self, on_loss: Lost) -> None:
@@ -182,8 +188,8 @@ class HeldTenure:
         Raises:
             TenureLostError: It may be.
         """
-        if boot_ms() >= self._until_ms:
-            self._lose(f"tenure {self.number} ran out: the database did not renew it in time")
+        if self._fence is _FENCE:
+            self._look_at_clock()
         if self._loss:
             raise TenureLostError(self._loss)
 
@@ -199,7 +205,7 @@ class HeldTenure:
             TenureLostError: Another coordinator drives, or may.
         """
         self.check()
-        number = connection.scalar(_FENCE)
+        number = connection.scalar(self._fence)
         if number != self.number:
             self._lose(f"it wrote under tenure {self.number}, and {number} is the newest")
             self.check()
@@ -241,8 +247,11 @@ class HeldTenure:
 
     def _watch_clock(self) -> None:
         while not self._is_over.wait(_LOOK_S):
-            if boot_ms() >= self._until_ms:
-                self._lose(f"tenure {self.number} ran out: the database did not renew it in time")
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        if boot_ms() >= self._until_ms:
+            self._lose(f"tenure {self.number} ran out: the database did not renew it in time")
 
     def _lose(self, why: str) -> None:
         if not self._loss:
