@@ -284,10 +284,10 @@ def test_a_flaw_that_the_observer_finds_throws_the_bytes_away(
 def test_a_declared_size_that_does_not_fit_is_refused_before_a_byte(
     blobs: BlobStore, quarantine: UploadStore
 ) -> None:
-    quarantine.open(upload_name("first"), BlobRef(digest_of(bytes(900)), Bytes(900)))
+    quarantine.open(upload_name("first"), BlobRef(digest_of(bytes(800)), Bytes(800)))
     with refusal(Reason.DISK_FULL):
         quarantine.open(NAME, BLOB)
-    assert blobs.space.used_bytes == 900
+    assert blobs.space.used_bytes == 800
 
 
 def test_a_full_quota_at_the_end_keeps_the_upload(

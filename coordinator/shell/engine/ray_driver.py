@@ -19,7 +19,7 @@ from hypergpu.streams import frame, read_frame
 
 _TRIES = 2
 _BATCH_S = 600
-"""What is not computed by then, as no worker is free, is computed elsewhere."""
+"""Seconds for a batch. This machine computes the rest, as where no worker is free."""
 _STORE_BYTES = 100 << 20
 """Shared memory of a Ray of our own: results are digests."""
 

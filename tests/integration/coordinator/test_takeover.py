@@ -83,6 +83,7 @@ def check_whole(cluster: Cluster, job_id: str, digest: str) -> None:
     assert [account.receipts for account in ledger.nodes] == [ROUNDS] * NODES
 
 
+@pytest.mark.full
 def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: CoordinatorPair) -> None:
     cluster = pair.cluster
     undisturbed = cluster.wait_until_finished(cluster.submit(SPEC)).model
