@@ -21,6 +21,10 @@ RECEIPT_KIND = "Receipt"
 _encoder = msgspec.json.Encoder()
 
 
+class StreamAwayError(Exception):
+    """The stream takes nothing now; the text says why."""
+
+
 class _Contributed(msgspec.Struct, frozen=True):
     node: NodeId
     round: int

@@ -8,17 +8,25 @@ still has. Nothing waits for any of it.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.outbox.cursors import CursorStore, SentCursor
-from coordinator.shell.outbox.messages import OutboxMessage, measured_work, messages_of
-from coordinator.shell.outbox.redis_stream import RedisStream, StreamAwayError
+from coordinator.shell.outbox.messages import (
+    OutboxMessage,
+    StreamAwayError,
+    measured_work,
+    messages_of,
+)
 from hypergpu.ids import JobId, NodeId
 from hypergpu.statements import SignedReceipt
+
+if TYPE_CHECKING:
+    # Its package is an extra.
+    from coordinator.shell.outbox.redis_stream import RedisStream
 
 log = structlog.get_logger()
 
@@ -52,7 +60,7 @@ class Outbox:
     def __init__(
         self,
         source: OutboxSource,
-        stream: RedisStream,
+        stream: "RedisStream",
         cursors: CursorStore,
         tell: Callable[[str], None],
         *,

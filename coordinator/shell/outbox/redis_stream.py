@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from coordinator.shell.outbox.messages import OutboxMessage
+from coordinator.shell.outbox.messages import OutboxMessage, StreamAwayError
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 
@@ -34,10 +34,6 @@ end
 if length > 0 and #ids > 0 then redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', length) end
 return ids
 """
-
-
-class StreamAwayError(Exception):
-    """The stream takes nothing now; the text says why."""
 
 
 class StreamAddress(NamedTuple):

@@ -5,17 +5,14 @@ takes entries, or says why it does not: for `hypergpu doctor`.
 import asyncio
 import sys
 
+from coordinator.shell.outbox.messages import StreamAwayError
 from hypergpu.errors import HyperGPUError, missing_extra
 
 
 def main() -> int:
     """Try the stream; returns the exit status."""
     try:
-        from coordinator.shell.outbox.redis_stream import (
-            RedisStream,
-            StreamAwayError,
-            parse_address,
-        )
+        from coordinator.shell.outbox.redis_stream import RedisStream, parse_address
 
         stream = RedisStream(parse_address(sys.stdin.readline().strip()))
     except HyperGPUError as refused:
