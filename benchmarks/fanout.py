@@ -6,24 +6,23 @@ Beside it bare streams of the same library that echo as many messages of the sam
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import psutil
 
-from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Running, running
+from benchmarks.ours.cluster import LOOPBACK, BenchmarkError, Running, running
+from benchmarks.ours.session_processes import cpu_seconds, read_answer, session_process, tell
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import ResultTable
-from hypergpu.cluster.processes import kill_group
 
 PROCESSES = 4
-Said = TypeVar("Said")
+_SESSIONS = "benchmarks.ours.sessions"
 
 
 class Load(NamedTuple):
@@ -99,8 +98,8 @@ def coordinator_outcome(
 
 def bare_outcome(folder: Path, load: Load) -> FanoutFigures:
     """The same traffic with nothing behind it."""
-    with _run_child(folder, "echo", "--echo") as server:
-        address = f"{LOOPBACK}:{_read_message(server, int)}"
+    with session_process(folder, "echo", _SESSIONS, "--echo") as server:
+        address = f"{LOOPBACK}:{read_answer(server, int)}"
         return _outcome(folder, load, server, address=address)
 
 
@@ -114,67 +113,26 @@ def _outcome(
 ) -> FanoutFigures:
     with ExitStack() as owner:
         names = [f"{'daemons' if token else 'bare'}-{number}" for number in range(PROCESSES)]
-        clients = [owner.enter_context(_run_child(folder, name)) for name in names]
+        clients = [owner.enter_context(session_process(folder, name, _SESSIONS)) for name in names]
         for name, client in zip(names, clients, strict=True):
             spread = SessionSpread(
                 load.sessions // PROCESSES, load.start_over_s, str(folder / name), address, token
             )
-            _tell(client, msgspec.json.encode(spread).decode())
-        heard = [_read_message(client, bool) for client in clients]
+            tell(client, msgspec.json.encode(spread).decode())
+        heard = [read_answer(client, bool) for client in clients]
         if not all(heard):
             raise BenchmarkError(f"a session ended; see {folder}")
         measured = [psutil.Process(each.pid) for each in (server, *clients)]
-        before_s = [_cpu_s(each) for each in measured]
+        before_s = [cpu_seconds(each) for each in measured]
         started_s = time.monotonic()
         for client in clients:
-            _tell(client, str(load.measured_s))
-        trips_us = [trip for client in clients for trip in _read_message(client, list[int])]
+            tell(client, str(load.measured_s))
+        trips_us = [trip for client in clients for trip in read_answer(client, list[int])]
         passed_s = time.monotonic() - started_s
         shares = [
-            (_cpu_s(each) - before) / passed_s
+            (cpu_seconds(each) - before) / passed_s
             for each, before in zip(measured, before_s, strict=True)
         ]
         server_mb = measured[0].memory_info().rss / 1e6
     trips_ms = [trip / 1000 for trip in trips_us]
     return FanoutFigures(trips_ms, shares[0], sum(shares[1:]), server_mb)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-@contextmanager
-def _run_child(folder: Path, name: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    command = [sys.executable, "-m", "benchmarks.ours.sessions", *arguments]
-    with (folder / f"{name}.log").open("wb") as log:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            env=os.environ | ONE_THREAD,
-        )
-    try:
-        yield child
-    finally:
-        kill_group(child)
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _tell(child: "subprocess.Popen[str]", line: str) -> None:
-    if child.stdin is None:
-        raise AssertionError("the child was spawned with a pipe")
-    child.stdin.write(line + "\n")
-    child.stdin.flush()
-
-
-def _read_message(child: "subprocess.Popen[str]", said: type[Said]) -> Said:
-    line = child.stdout.readline() if child.stdout is not None else ""
-    if not line:
-        raise BenchmarkError("a process ended before it had said what it measured")
-    return msgspec.json.decode(line, type=said)

@@ -164,7 +164,10 @@ def partition_indices(labels: NDArray[np.int64], sharding: Sharding) -> list[Ind
     owners = np.empty(len(labels), dtype=np.int64)
     classes = np.unique(labels)
     if len(classes) > CLASSES_MAX:
-        raise ValueError(f"{len(classes)} classes cannot be skewed, {CLASSES_MAX} at most can")
+        raise ValueError(
+            f"{len(classes)} classes cannot be skewed, {CLASSES_MAX} at most can."
+            " Fix: name another field by options.label, or take sharding iid"
+        )
     for label in classes:
         members = np.flatnonzero(labels == label)
         shuffled = members[

@@ -34,6 +34,14 @@ def row(sequence: int) -> Entry:
     return Entry(JOB, sequence, 0, "RoundRecorded", b"{}")
 
 
+def alone(name: str, length_ms: int) -> TenureClaim:
+    """The claim of one beside whom nobody stands by."""
+    length = Milliseconds(length_ms)
+    return TenureClaim(
+        Claimant(name, f"{name}.example.org:7700", length, is_alone=True), refuse_to_wait
+    )
+
+
 def claim(name: str, wait: Callable[[Tenure], None] = refuse_to_wait) -> TenureClaim:
     return TenureClaim(Claimant(name, f"{name}.example.org:7700", LONG), wait)
 
@@ -101,6 +109,19 @@ def test_a_writer_whose_tenure_was_taken_writes_and_signs_no_more(url: str, serv
     assert len(successor.read(JOB).entries) == 1
     sleeper.close()
     successor.append([row(1)])
+    successor.close()
+
+
+def test_one_alone_outlives_its_tenure_until_another_takes_it(url: str) -> None:
+    # Over by its own clock as soon as it was taken.
+    journal = Journal(url, alone("first", 0))
+    journal.database.check_driving()
+    journal.append([row(0)])
+    successor = Journal(url, alone("second", 60_000))
+    with pytest.raises(TenureLostError):
+        journal.append([row(1)])
+    successor.append([row(1)])
+    journal.close()
     successor.close()
 
 

@@ -7,19 +7,19 @@ as if nothing had happened.
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import psutil
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Running, running
 from benchmarks.ours.scale.gateway_sessions import LinkCount
+from benchmarks.ours.session_processes import cpu_seconds, read_answer, session_process, tell
 from benchmarks.ours.sessions import SessionSpread
 from benchmarks.ours.table import PartFigures
 from hypergpu.client import JobEvent, JobUpdate, JobView
@@ -33,7 +33,6 @@ _LOOK_S = 0.5
 _BACK_WITHIN_S = 300.0
 _SESSIONS_MODULE = "benchmarks.ours.scale.gateway_sessions"
 _JOB_NODES = 3
-Said = TypeVar("Said")
 
 
 class GatewayLoad(NamedTuple):
@@ -162,7 +161,7 @@ def _started_gateways(cluster: Running, owner: ExitStack) -> list[_Gateway]:
             environment=ONE_THREAD,
         )
         owner.callback(kill_group, child)
-        found.append(_Gateway(child, _read(child, _Ready)))
+        found.append(_Gateway(child, read_answer(child, _Ready)))
     return found
 
 
@@ -171,14 +170,17 @@ def _started_sessions(
 ) -> "list[subprocess.Popen[str]]":
     token = with_addresses(cluster.node_token(), (ready.address,))
     names = [f"daemons-{number}" for number in range(PROCESSES)]
-    clients = [owner.enter_context(_session_process(cluster.folder, name)) for name in names]
+    clients = [
+        owner.enter_context(session_process(cluster.folder, name, _SESSIONS_MODULE))
+        for name in names
+    ]
     for name, client in zip(names, clients, strict=True):
         folder = str(cluster.folder / name)
         spread = SessionSpread(
             load.sessions // PROCESSES, load.start_over_s, folder, address="", token=token
         )
-        _tell(client, msgspec.json.encode(spread).decode())
-    if not all(_read(client, bool) for client in clients):
+        tell(client, msgspec.json.encode(spread).decode())
+    if not all(read_answer(client, bool) for client in clients):
         raise BenchmarkError(f"a session ended; see {cluster.folder}")
     return clients
 
@@ -191,13 +193,15 @@ def _watch(
 ) -> tuple[list[float], float, float, float, float]:
     processes = [*(front.child for front in fronts), coordinator, *clients]
     measured = [psutil.Process(each.pid) for each in processes]
-    before = [_cpu_s(each) for each in measured]
+    before = [cpu_seconds(each) for each in measured]
     started_s = time.monotonic()
     for client in clients:
-        _tell(client, str(load.measured_s))
-    trips_ms = [trip / 1000 for client in clients for trip in _read(client, list[int])]
+        tell(client, str(load.measured_s))
+    trips_ms = [trip / 1000 for client in clients for trip in read_answer(client, list[int])]
     passed_s = time.monotonic() - started_s
-    cores = [(_cpu_s(each) - cpu) / passed_s for each, cpu in zip(measured, before, strict=True)]
+    cores = [
+        (cpu_seconds(each) - cpu) / passed_s for each, cpu in zip(measured, before, strict=True)
+    ]
     megabytes = sum(each.memory_info().rss for each in measured[:GATEWAYS]) / 1e6
     return trips_ms, sum(cores[:GATEWAYS]), cores[GATEWAYS], sum(cores[GATEWAYS + 1 :]), megabytes
 
@@ -221,50 +225,10 @@ def _kill_one(
 
 def _links(clients: "Sequence[subprocess.Popen[str]]") -> LinkCount:
     for client in clients:
-        _tell(client, "links")
-    found = [_read(client, LinkCount) for client in clients]
+        tell(client, "links")
+    found = [read_answer(client, LinkCount) for client in clients]
     return LinkCount(
         connected=sum(each.connected for each in found),
         lost=sum(each.lost for each in found),
         connected_s=max(each.connected_s for each in found),
     )
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-@contextmanager
-def _session_process(folder: Path, name: str) -> "Iterator[subprocess.Popen[str]]":
-    with (folder / f"{name}.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", _SESSIONS_MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-            env=os.environ | ONE_THREAD,
-        )
-    try:
-        yield child
-    finally:
-        kill_group(child)
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-def _tell(child: "subprocess.Popen[str]", line: str) -> None:
-    if child.stdin is None:
-        raise AssertionError("the child was spawned with a pipe")
-    child.stdin.write(line + "\n")
-    child.stdin.flush()
-
-
-def _read(child: "subprocess.Popen[str]", said: type[Said]) -> Said:
-    line = child.stdout.readline() if child.stdout is not None else ""
-    if not line:
-        raise BenchmarkError("a process ended before it had said what it measured")
-    return msgspec.json.decode(line, type=said)

@@ -40,7 +40,7 @@ BLOCK = 1 << 20
 BLOCKS_LEAST = 8
 """Smaller models are folded in this process: asking others takes longer."""
 _SHARDS_A_WORKER = 2
-"""Whoever is done early takes another."""
+"""A worker that is done early takes another."""
 
 
 def fold_by(engine: Engine | None, request: FoldRequest, reuse: Reuse) -> FoldResult:

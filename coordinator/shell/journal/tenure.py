@@ -167,7 +167,7 @@ class HeldTenure:
         self.number = tenure.number
         self._tenure = tenure
         self._engine = engine
-        self._fence = _NUMBER if is_alone else _FENCE
+        self._is_alone = is_alone
         self._until_ms = given_up_ms(asked_ms, tenure.length_ms)
         self._is_over = threading.Event()
         self._loss = ""
@@ -188,7 +188,7 @@ class HeldTenure:
         Raises:
             TenureLostError: It may be.
         """
-        if self._fence is _FENCE:
+        if not self._is_alone:
             self._look_at_clock()
         if self._loss:
             raise TenureLostError(self._loss)
@@ -205,7 +205,7 @@ class HeldTenure:
             TenureLostError: Another coordinator drives, or may.
         """
         self.check()
-        number = connection.scalar(self._fence)
+        number = connection.scalar(_NUMBER if self._is_alone else _FENCE)
         if number != self.number:
             self._lose(f"it wrote under tenure {self.number}, and {number} is the newest")
             self.check()

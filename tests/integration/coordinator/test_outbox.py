@@ -160,6 +160,17 @@ async def test_events_wait_for_a_redis_that_is_away(tmp_path: Path) -> None:
     assert sorted(set(sequences(entries))) == [0, 1, 2]
 
 
+async def test_events_wait_while_their_journal_cannot_be_read(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        async with sender(tmp_path, server) as sending:
+            sending.write(0)
+            await entries_until(server, position(0))
+            (tmp_path / "journal.sqlite").rename(tmp_path / "away")
+            sending.journal.close()
+            sending.outbox.wake([JOB])
+            assert "see the coordinator's log" in await sending.wait_for_reason()
+
+
 async def test_redis_that_lost_its_end_gets_it_again(tmp_path: Path) -> None:
     older = tmp_path / "older"
     with RedisServer(tmp_path) as server:

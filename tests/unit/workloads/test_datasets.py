@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
 from hypergpu.workloads.networks.images import (
     CifarSource,
     MnistSource,
@@ -27,6 +28,7 @@ from hypergpu.workloads.workload import (
     ArraySamples,
     DatasetError,
     DigitsSoftmax,
+    Sums,
     all_finite,
     digits,
 )
@@ -338,3 +340,15 @@ def test_data_are_finite_unless_an_input_or_a_target_is_not() -> None:
         assert all_finite(samples, [labels[:2]])
         assert all_finite(samples, [labels[:2], labels[2:]]) is is_finite
         assert all_finite(ArraySamples(labels, inputs, labels), [labels]) is is_finite
+
+
+def test_more_classes_than_can_be_skewed_are_refused() -> None:
+    labels = np.arange(CLASSES_MAX + 1, dtype=np.int64)
+    with pytest.raises(ValueError, match="10001 classes cannot be skewed"):
+        partition_indices(labels, Sharding(partitions=2, alpha=0.5, seed=1))
+
+
+def test_a_perplexity_of_ones_own_is_told_in_place_of_the_losses() -> None:
+    own = Sums(loss=4.0, score=0.0, samples=2, metrics={"perplexity": 10.0})
+    assert own.metric("perplexity") == 5.0
+    assert Sums(loss=0.0, score=0.0, samples=2).metric("perplexity") == 1.0
