@@ -226,8 +226,7 @@ class Round(msgspec.Struct, frozen=True):
     """Median number of its participants' inner steps."""
     down: str
     """Codec of the delta that it ends with."""
-    is_sparse: bool
-    """Whether its outer step is plain SGD, as sparse codecs need it."""
+    is_sparse: bool  # its outer step is plain SGD, as sparse codecs need it
     resting: dict[NodeId, str] = {}
     """Nodes that were there and that its plan gave nothing, with the reason."""
     agreement: float | None = None
@@ -246,6 +245,7 @@ class Round(msgspec.Struct, frozen=True):
     """The longest time that one of its updates took; 0: none is in."""
     duplicates: dict[NodeId, NodeId] = {}
     """Who has the shard of whom, of the pairs that are both at work or in."""
+    overdue: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
     dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""

@@ -88,7 +88,6 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         found,
         gradient,
         command.duplicates,
-        command.incomparable,
     )
     if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
