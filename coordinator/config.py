@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     engine: str = ""
     """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
     machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""
+    engine_parameters_least: int = Field(default=8 << 20, ge=0)
+    """Models of fewer parameters are folded by the coordinator's threads, whatever the engine."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""
