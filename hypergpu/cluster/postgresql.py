@@ -77,7 +77,7 @@ def _owner_prefix() -> list[str]:
 
 
 class PostgresServer:
-    """The server, on loopback and a free port, with a password of its own. Its database goes with it."""
+    """The server, on loopback and a free port, with a password; its database ends with it."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         """Find the programs.
