@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -40,6 +40,7 @@ from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.terminal.output import amount_text, say, span
 from hypergpu.units import several
 
@@ -64,20 +65,37 @@ class TakenOver(NamedTuple):
     """From the kill to the first update that its successor accepted."""
 
 
+class LosesCoordinator(Protocol):
+    """A cluster with a coordinator to lose."""
+
+    def lose_active(self) -> int:
+        """See `TakeoverCluster`."""
+        ...
+
+    def dead(self) -> list[str]:
+        """See `TakeoverCluster`."""
+        ...
+
+
 class CoordinatorFault:
-    """Kills the coordinator that drives half-way, and looks for the first update after that."""
+    """Kills the coordinator that drives half-way, in a round of which it has some of the updates.
+
+    Then it looks for the first update that its successor accepts.
+    """
 
     is_paused = False
 
-    def __init__(self, cluster: TakeoverCluster, samples: int) -> None:
+    def __init__(self, cluster: LosesCoordinator, spec: JobSpec) -> None:
         """See `Fault`.
 
         Args:
             cluster: Whose coordinator is killed.
-            samples: Of the whole job.
+            spec: The job.
         """
         self._cluster = cluster
-        self._samples = samples
+        self._spec = spec
+        self._held = 0
+        """Updates of the open round that the coordinator has."""
         self._killed_at_s = 0.0
         self._killed_in = 0
         self._has_changed = False
@@ -90,18 +108,27 @@ class CoordinatorFault:
     def advance(self, events: Sequence[JobEvent], history: History) -> str:
         """Kill it, or say when work went on."""
         if not self._killed_in:
-            done = sum(each.samples for each in history.rounds)
-            return self._kill(len(history.rounds) + 1) if 2 * done >= self._samples else ""
+            return self._kill(len(history.rounds) + 1) if self._is_time(events, history) else ""
         if self.taken_over or not self._is_at_work(events):
             return ""
         after_s = time.monotonic() - self._killed_at_s
         self.taken_over = TakenOver(self._killed_in, after_s)
         return f"{after_s:.1f} s after the kill the standby accepted an update"
 
+    def _is_time(self, events: Sequence[JobEvent], history: History) -> bool:
+        for event in events:
+            is_update = event.kind == "UpdateReceived"
+            self._held = 0 if event.kind == "RoundRecorded" else self._held + is_update
+        quarters = 4 * sum(each.samples for each in history.rounds) // self._spec.stated_samples
+        is_within = 0 < self._held < self._spec.training.nodes
+        # Where the events of whole rounds come at once, any instant will do.
+        return quarters >= 3 or (quarters == 2 and is_within)
+
     def _kill(self, number: int) -> str:
         self._killed_in, self._killed_at_s = number, time.monotonic()
         process_id = self._cluster.lose_active()
-        killed = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}"
+        had = f"which had {self._held} of {several(self._spec.training.nodes, 'update')}"
+        killed = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {had}"
         return f"{killed}; its folder is deleted"
 
     def _is_at_work(self, events: Sequence[JobEvent]) -> bool:
@@ -249,7 +276,9 @@ def _start_programs(cluster: TakeoverCluster) -> None:
     cluster.start_coordinators()
     active, standby = cluster.addresses
     say(f"coordinator-1 on {active} drives, coordinator-2 on {standby} stands by")
-    say("ray on this machine is started by the coordinator that drives, for its first fold")
+    say(
+        "ray is started by the coordinator that drives, at its first fold, which takes some seconds"
+    )
     address = cluster.start_gateways()
     say(f"{GATEWAYS} gateways share {address}, where nodes join")
 
@@ -264,7 +293,7 @@ def _train_with_loss(
         job_id = coordinator.submit(spec)
         cluster.start_nodes({name: {} for name in nodes})
         title = f"{len(nodes)} nodes train {spec.workload} through gateways"
-        fault = CoordinatorFault(cluster, spec.stated_samples)
+        fault = CoordinatorFault(cluster, spec)
         digest = follow_fixed(
             coordinator, job_id, f"{title}; coordinator-1 is killed", fault, folder / MODEL_NAME
         )
