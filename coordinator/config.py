@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
     takeover: bool = False
     """One of several coordinators on a PostgreSQL: waits while another drives, goes on when that
-    one is gone, and keeps what this takes in database and object store: docs/scale.md."""
+    one is gone, and keeps what this takes in database and object store: docs/takeover.md."""
     tenure_ms: int = Field(default=5_000, ge=1_000)
     """With takeover: time after which a coordinator that is not heard of is taken over from."""
     engine: str = ""
