@@ -76,6 +76,16 @@ def _owner_prefix() -> list[str]:
     return ["setpriv", *ids, "--pdeathsig", "QUIT"]
 
 
+def check_installed() -> None:
+    """Look for what a server needs, and start nothing.
+
+    Raises:
+        HyperGPUError: MACHINE_UNFIT, something is missing.
+    """
+    server_programs()
+    _owner_prefix()
+
+
 class PostgresServer:
     """The server, on loopback and a free port, with a password; its database ends with it."""
 

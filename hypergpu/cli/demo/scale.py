@@ -35,9 +35,9 @@ from hypergpu.client.history import History
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line
 from hypergpu.cluster.folder import run_folder
-from hypergpu.cluster.postgresql import PostgresServer, server_programs
+from hypergpu.cluster.postgresql import PostgresServer, check_installed
 from hypergpu.cluster.processes import program
-from hypergpu.cluster.s3_server import BUCKET, S3Server
+from hypergpu.cluster.s3_server import BUCKET, S3Server, server_program
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec
@@ -211,7 +211,8 @@ def _check_installed() -> None:
         detail = f"--scale needs packages that are not installed: {', '.join(missing)}"
         fix = f"install the extras: pip install 'hypergpu[{extras}]'"
         raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
-    server_programs()
+    check_installed()
+    server_program()
 
 
 def _train_undisturbed(folder: Path, chosen: DemoPlan, nodes: Sequence[str]) -> str:
