@@ -1,6 +1,7 @@
 """A PostgreSQL of this machine's own packages over a folder: a database to try things with."""
 
 import os
+import queue
 import secrets
 import shutil
 import signal
@@ -197,11 +198,10 @@ class PostgresServer:
         )
         self.address = f"{_LOOPBACK}:{port}"
         assert child.stdout is not None  # noqa: S101 - a pipe
-        has_begun = threading.Event()
-        args = (child.stdout, self._log, has_begun)
+        news: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        args = (child.stdout, self._log, news)
         threading.Thread(target=_keep_lines, args=args, daemon=True).start()
-        has_begun.wait()
-        if child.poll() is not None:
+        if not news.get():
             detail = f"PostgreSQL ended before it took connections: see {self._log}"
             raise HyperGPUError(Reason.CHILD_ENDED, detail)
 
@@ -219,12 +219,12 @@ class PostgresServer:
             self._temporary.cleanup()
 
 
-def _keep_lines(lines: IO[str], log: Path, has_begun: threading.Event) -> None:
-    """Write what it says into a file, to its end; tell when it takes connections, or has ended."""
+def _keep_lines(lines: IO[str], log: Path, news: "queue.SimpleQueue[bool]") -> None:
+    """Write what it says into a file; tell that it takes connections, and that it has ended."""
     with lines, log.open("a", encoding="utf-8") as kept:
         for line in lines:
             kept.write(line)
             kept.flush()
             if _READY in line:
-                has_begun.set()
-    has_begun.set()
+                news.put(True)
+    news.put(False)

@@ -277,9 +277,7 @@ def _start_programs(cluster: TakeoverCluster) -> None:
     cluster.start_coordinators()
     active, standby = cluster.addresses
     say(f"coordinator-1 on {active} drives, coordinator-2 on {standby} stands by")
-    say(
-        "ray is started by the coordinator that drives, at its first fold, which takes some seconds"
-    )
+    say("ray is started by the coordinator that drives, for its first fold")
     address = cluster.start_gateways()
     say(f"{GATEWAYS} gateways share {address}, where nodes join")
 
