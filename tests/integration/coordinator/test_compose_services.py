@@ -123,7 +123,7 @@ class ComposedServices:
 
     def _coordinator_places(self) -> Mapping[str, str]:
         first, second = self.ports.coordinators[:2], self.ports.coordinators[2:]
-        places = {}
+        places: dict[str, str] = {}
         for name, before, ports in (("1", 7710, first), ("2", 7720, second)):
             places |= {
                 f"coordinator-{name}:{before}": f"{HOST}:{ports[0]}",
