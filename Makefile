@@ -40,8 +40,8 @@ help: ## List the targets.
 
 setup: .venv/.installed ## Make .venv with everything pinned (about a minute the first time).
 
-demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1] [ATTACK=1] [BLOBS=s3].
-	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(ATTACK),--attack --nodes 6) $(if $(BLOBS),--blobs $(BLOBS))
+demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1 [SCALE=1]] [ATTACK=1] [BLOBS=s3].
+	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(SCALE),--scale) $(if $(ATTACK),--attack --nodes 6) $(if $(BLOBS),--blobs $(BLOBS))
 
 # The tests of the page drive Chromium: apt-get install chromium.
 test: setup node_modules/.installed ## Run every test but the long ones, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].

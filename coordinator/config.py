@@ -38,12 +38,14 @@ class Settings(BaseSettings):
     """SQLAlchemy URL of the journal; a SQLite file in the data folder when empty."""
     takeover: bool = False
     """One of several coordinators on a PostgreSQL: waits while another drives, goes on when that
-    one is gone, and keeps what this takes in database and object store: docs/scale.md."""
+    one is gone, and keeps what this takes in database and object store: docs/takeover.md."""
     tenure_ms: int = Field(default=5_000, ge=1_000)
     """With takeover: time after which a coordinator that is not heard of is taken over from."""
     engine: str = ""
     """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
     machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""
+    engine_parameters_least: int = Field(default=8 << 20, ge=0)
+    """Models of fewer parameters are folded by the coordinator's threads, whatever the engine."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""

@@ -7,6 +7,7 @@ import msgspec
 import psutil
 
 from hypergpu.cluster.processes import kill_group, program, start
+from hypergpu.cluster.takeover import GatewayLine
 from hypergpu.wire.credentials import parse_token, token_text
 from tests.processes import ENVIRONMENT, CoordinatorProcess
 
@@ -16,14 +17,6 @@ FREE_PORTS = ("--port", "0", "--node-port", "0", "--bulk-port", "0")
 def operator_token(coordinator: CoordinatorProcess) -> str:
     """The token that a coordinator made at its first start."""
     return (coordinator.data_dir / "operator.token").read_text("utf-8").strip()
-
-
-class GatewayLine(msgspec.Struct, frozen=True):
-    """The line that a gateway prints once it serves."""
-
-    address: str
-    node_port: int
-    bulk_port: int
 
 
 class GatewayProcess:

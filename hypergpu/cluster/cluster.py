@@ -1,26 +1,29 @@
 """A coordinator and its nodes as processes of this machine, all ended together."""
 
-import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
 from hypergpu.client import ConnectionTarget, Coordinator
-from hypergpu.cluster.leash import leash_command
-from hypergpu.cluster.processes import exit_status, kill_group, program, start
+from hypergpu.cluster.children import ChildStart, OwnedProcesses
+from hypergpu.cluster.nodes import LocalNodes, NodePlace
+from hypergpu.cluster.processes import exit_status, kill_group, program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentSummary
 from hypergpu.privacy import variables_of
 from hypergpu.sites import Site, Sites
 from hypergpu.terminal.output import note
-from hypergpu.wire.credentials import Role, parse_token, split_address, token_text
+from hypergpu.wire.credentials import Role, parse_token, split_address
 
 CALL_TIMEOUT_S = 60.0
+
+
+Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 class ReadyLine(msgspec.Struct, frozen=True):
@@ -44,6 +47,13 @@ class RefusedLine(msgspec.Struct, frozen=True):
     """The reason's name."""
     detail: str
     fix: str
+
+
+class StandingByLine(msgspec.Struct, frozen=True):
+    """The line a coordinator prints while another one drives."""
+
+    standing_by: str
+    """Address of the one that drives."""
 
 
 class StartRefusedError(HyperGPUError):
@@ -113,33 +123,54 @@ def wait_until_ready(child: subprocess.Popen[str], within_s: float | None = None
         StartRefusedError: it said why not.
         HyperGPUError: CHILD_ENDED, it ended, or was killed, before it was ready.
     """
+    return read_line(child, ReadyLine, "the coordinator", within_s)
+
+
+def read_line(
+    child: subprocess.Popen[str], kind: type[Line], name: str, within_s: float | None = None
+) -> Line:
+    """Read a child's standard output until it prints a line of that kind.
+
+    Args:
+        child: A process whose stdout is read.
+        kind: Form of the line.
+        name: What it is called where it ends.
+        within_s: As of `wait_until_ready`.
+
+    Raises:
+        StartRefusedError: It said why not.
+        HyperGPUError: CHILD_ENDED, it ended, or was killed, before.
+    """
     if within_s is None:
-        return _read_ready(child)
+        return _read_line(child, kind, name)
     killer = threading.Timer(within_s, kill_group, [child])
     killer.daemon = True
     killer.start()
     try:
-        return _read_ready(child)
+        return _read_line(child, kind, name)
     finally:
         killer.cancel()
 
 
-def _read_ready(child: subprocess.Popen[str]) -> ReadyLine:
+def _read_line(child: subprocess.Popen[str], kind: type[Line], name: str) -> Line:
     lines = child.stdout or ()
     for line in lines:
-        try:
-            said = msgspec.json.decode(line)
-            if isinstance(said, dict) and said.get("refused") in Reason.__members__:
-                why = msgspec.convert(said, RefusedLine)
-                raise StartRefusedError(Reason[why.refused], why.detail, fix=why.fix)
-            if isinstance(said, dict) and "standing_by" in said:
-                note(f"standing by: the coordinator at {said['standing_by']} drives")
-                continue
-            return msgspec.convert(said, ReadyLine)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            note(line.rstrip())
+        if (wanted := _line_of_kind(line, kind)) is not None:
+            return wanted
+        if (refused := _line_of_kind(line, RefusedLine)) and refused.refused in Reason.__members__:
+            raise StartRefusedError(Reason[refused.refused], refused.detail, fix=refused.fix)
+        other = _line_of_kind(line, StandingByLine)
+        drives = f"standing by: the coordinator at {other.standing_by} drives" if other else ""
+        note(drives or line.rstrip())
     status = exit_status(child)
-    raise HyperGPUError(Reason.CHILD_ENDED, f"the coordinator ended with status {status}")
+    raise HyperGPUError(Reason.CHILD_ENDED, f"{name} ended with status {status}")
+
+
+def _line_of_kind(text: str, kind: type[Line]) -> Line | None:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
 
 
 def coordinators_secrets() -> dict[str, str]:
@@ -159,13 +190,8 @@ def join_token(ready: ReadyLine, *, ttl_s: int, uses: int, label: str) -> str:
         return coordinator.create_token(Role.NODE, ttl_s=ttl_s, uses=uses, label=label).token
 
 
-END_WITHIN_S = 5.0
 READY_WITHIN_S = 120.0
 _LOOPBACK = "127.0.0.1"
-_JOINED = "coordinator.json"
-"""What a node's state folder holds from the node's join on."""
-# Five workers on two cores: more threads than one each only wait for one another.
-ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class LocalCluster:
@@ -184,12 +210,14 @@ class LocalCluster:
             worker: ``torch``, ``numpy`` or ``null``.
             sites: Where everything runs; this machine as it is when nobody holds links open.
         """
-        self._folder = folder
-        self._worker = worker
+        self.logs = folder / "logs"
+        """The folder with a log of each process."""
+        self._children = OwnedProcesses(self.logs)
+        node_sites = sites.nodes if sites else {}
+        self._nodes = LocalNodes(NodePlace(folder / "state", worker, node_sites), self._children)
         self._settling = SettlingBy()
         self._keys: Mapping[str, str] = {}
         self._coordinator_site = sites.coordinator if sites else Site(dials=_LOOPBACK)
-        self._node_sites = sites.nodes if sites else {}
         self._listen = Listen(
             data_dir=folder / "state" / "coordinator",
             listen=self._coordinator_site.dials,
@@ -204,13 +232,8 @@ class LocalCluster:
             self._listen = msgspec.structs.replace(
                 self._listen, port=port, node_port=node_port, bulk_port=bulk_port
             )
-        self._tokens: dict[str, str] = {}
-        self._environments: dict[str, Mapping[str, str]] = {}
-        self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._coordinator: subprocess.Popen[str] | None = None
-        self._all: list[subprocess.Popen[str]] = []
         self._ready: ReadyLine | None = None
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> "LocalCluster":
         return self
@@ -223,14 +246,9 @@ class LocalCluster:
     ) -> None:
         self.end()
 
-    @property
-    def logs(self) -> Path:
-        """The folder with a log of each process."""
-        return self._folder / "logs"
-
     def state_of(self, name: str) -> Path:
         """A node's state folder, there or not."""
-        return self._folder / "state" / name
+        return self._nodes.state_of(name)
 
     def use_object_store(self, address: str, keys: Mapping[str, str]) -> None:
         """Have bulk bytes go through an object store, of which nodes are told no key.
@@ -253,18 +271,9 @@ class LocalCluster:
         """
         self._settling = self._settling if settling is None else settling
         command = self._coordinator_site.command(coordinator_command(self._listen))
-        child = start(
-            leash_command(command),
-            log=self._log("coordinator"),
-            is_read=True,
-            environment={
-                **coordinators_secrets(),
-                **self._settling.environment(),
-                **self._keys,
-            },
-        )
+        secrets = {**coordinators_secrets(), **self._settling.environment(), **self._keys}
+        child = self._children.start("coordinator", ChildStart(command, secrets, is_read=True))
         self._coordinator = child
-        self._all.append(child)
         self._ready = wait_until_ready(child, READY_WITHIN_S)
         # Nodes dial where it was. The bulk port stands in each ticket.
         self._listen = msgspec.structs.replace(
@@ -276,11 +285,13 @@ class LocalCluster:
     @property
     def ready(self) -> ReadyLine:
         """The ready line of the coordinator."""
-        return self._ready_line
+        if self._ready is None:
+            raise RuntimeError("start the coordinator first")
+        return self._ready
 
     def operator(self) -> Coordinator:
         """A connection with the operator's token."""
-        return operator(self._ready_line)
+        return operator(self.ready)
 
     def start_nodes(self, nodes: Mapping[str, Mapping[str, str]]) -> None:
         """Let nodes join through one token, all at once.
@@ -290,102 +301,32 @@ class LocalCluster:
         """
         # Without limits: a node killed before it has joined joins again. The coordinator's state
         # goes with the run.
-        text = join_token(self._ready_line, ttl_s=0, uses=0, label="cluster")
-        token = parse_token(text)
-        for name, environment in nodes.items():
-            self._environments[name] = environment
-            dialled = msgspec.structs.replace(token, addresses=(self._dialled_address(name),))
-            self._tokens[name] = token_text(dialled)
-            self._join(name)
+        text = join_token(self.ready, ttl_s=0, uses=0, label="cluster")
+        self._nodes.join(text, self.ready.address, nodes)
 
     def kill(self, name: str) -> int:
         """SIGKILL a node's daemon and its worker; returns the daemon's process id."""
-        return self._kill_child(self._nodes[name])
+        return self._nodes.kill(name)
 
     def restart(self, name: str) -> int:
         """Start a killed node again from its state; returns the process id."""
-        if not (self.state_of(name) / _JOINED).exists():
-            return self._join(name)
-        return self._start_node(name, program("gpu_node", "run", *self._arguments(name)), None)
+        return self._nodes.restart(name)
 
     def replace_node(self, name: str, environment: Mapping[str, str]) -> int:
         """Kill a node and start it again with another environment; returns the process id."""
-        self.kill(name)
-        self._environments[name] = environment
-        return self.restart(name)
+        return self._nodes.replace(name, environment)
 
     def kill_coordinator(self) -> int:
         """SIGKILL the coordinator; returns its process id."""
         if self._coordinator is None:
             raise RuntimeError("start the coordinator first")
-        return self._kill_child(self._coordinator)
+        return self._children.kill(self._coordinator)
 
     def dead(self) -> list[str]:
         """Nodes whose daemon has ended, and ``coordinator``: by itself or killed."""
-        programs = {
-            **self._nodes,
-            **({"coordinator": self._coordinator} if self._coordinator else {}),
-        }
-        return [name for name, child in programs.items() if child.poll() is not None]
-
-    @property
-    def _ready_line(self) -> ReadyLine:
-        if self._ready is None:
-            raise RuntimeError("start the coordinator first")
-        return self._ready
-
-    def _dialled_address(self, name: str) -> str:
-        """Where a node reaches the coordinator: over its own link."""
-        site = self._node_sites.get(name)
-        _, _, port = self._ready_line.address.rpartition(":")
-        return f"{site.dials}:{port}" if site else self._ready_line.address
-
-    def _arguments(self, name: str) -> list[str]:
-        return ["--state-dir", str(self.state_of(name)), "--worker", self._worker]
-
-    def _join(self, name: str) -> int:
-        command = program("gpu_node", "join", "--token-file", "-", *self._arguments(name))
-        return self._start_node(name, command, self._tokens[name])
-
-    def _kill_child(self, child: subprocess.Popen[str]) -> int:
-        """Kill once: when it is reaped its number may become somebody else's."""
-        if child in self._all:
-            kill_group(child)
-            self._all.remove(child)
-            if child.stdout is not None:
-                child.stdout.close()
-        return child.pid
-
-    def _start_node(self, name: str, command: list[str], token: str | None) -> int:
-        site = self._node_sites.get(name)
-        child = start(
-            leash_command(site.command(command) if site else command),
-            secret=token,
-            log=self._log(name),
-            environment={**ONE_THREAD, "HYPERGPU_NODE_NAME": name, **self._environments[name]},
-        )
-        self._nodes[name] = child
-        self._all.append(child)
-        return child.pid
-
-    def _log(self, name: str) -> Path:
-        return self.logs / f"{name}.log"
+        has_ended = self._coordinator is not None and self._coordinator.poll() is not None
+        return [*self._nodes.dead(), *["coordinator"] * has_ended]
 
     def end(self) -> None:
         """Ask every process to end, then end those that have not."""
-        living = [child for child in self._all if child.poll() is None]
-        # The second SIGTERM stops a daemon at once: nothing here is worth draining.
-        for _ in range(2):
-            for child in living:
-                if child.poll() is None:
-                    child.send_signal(signal.SIGTERM)
-        give_up_at_s = time.monotonic() + END_WITHIN_S
-        for child in living:
-            try:
-                child.wait(max(0.0, give_up_at_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
-        for child in self._all:
-            kill_group(child)
-            if child.stdout is not None:
-                child.stdout.close()
+        self._children.end()

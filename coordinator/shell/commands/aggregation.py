@@ -214,7 +214,8 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
         output_dir=services.blobs.work_path("fold").parent,
     )
     try:
-        result = fold_by(services.heavy.engine, request, services.blobs.reuse)
+        engine = services.heavy.engine_for(layout.parameters_count)
+        result = fold_by(engine, request, services.blobs.reuse)
     except NoUpdatesError as none_left:
         omitted += [(nodes[each.index], each.reason) for each in none_left.omitted]
         return _unchanged_model(command, omitted)

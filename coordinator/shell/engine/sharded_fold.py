@@ -37,15 +37,13 @@ log = structlog.get_logger()
 
 BLOCK = 1 << 20
 """Coordinates between two borders: a multiple of whatever codecs handle at a time."""
-BLOCKS_LEAST = 8
-"""Smaller models are folded in this process: asking others takes longer."""
 _SHARDS_A_WORKER = 2
 """A worker that is done early takes another."""
 
 
 def fold_by(engine: Engine | None, request: FoldRequest, reuse: Reuse) -> FoldResult:
-    """Take one outer step, as `fold` does, by an engine where there is one and it is worth it."""
-    if engine is None or request.layout.parameters_count < BLOCKS_LEAST * BLOCK:
+    """Take one outer step, as `fold` does, by an engine where there is one."""
+    if engine is None:
         return fold(request, reuse=reuse)
     return fold_in_shards(engine, request, engine.workers * _SHARDS_A_WORKER, reuse=reuse)
 

@@ -120,15 +120,21 @@ class UpdateOffers:
 class HeavyWork:
     """Threads for long computing, as many as there are cores, that make way for the event loop.
 
-    Attributes:
+    Args:
         engine: Computes what is cut into tasks; None: these threads do.
+        parameters_least: Size from which models are worth asking it.
     """
 
-    def __init__(self, engine: Engine | None = None) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine | None = None, parameters_least: int = 0) -> None:
+        self._engine = engine
+        self._parameters_least = parameters_least
         self._threads = ThreadPoolExecutor(
             os.cpu_count() or 1, thread_name_prefix="heavy", initializer=make_way
         )
+
+    def engine_for(self, parameters_count: int) -> Engine | None:
+        """Who folds a model of that size; None: these threads do."""
+        return self._engine if parameters_count >= self._parameters_least else None
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Do the work in one of them. Cancelling the caller does not end it."""
@@ -136,8 +142,8 @@ class HeavyWork:
 
     async def close(self) -> None:
         """End the processes of the engine."""
-        if self.engine is not None:
-            await asyncio.to_thread(self.engine.close)
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.close)
 
 
 class Commits:

@@ -1,8 +1,8 @@
-"""The demo's cluster, a watched job on it, and the node that is killed in its course."""
+"""The demo's cluster, a watched job on it, and what is killed in its course."""
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hypergpu.client import Coordinator, HyperGPUError, JobEvent
 from hypergpu.client.history import History
@@ -30,6 +30,42 @@ class NodeReturn(NamedTuple):
     """Counts from 1."""
     after_s: float
     """Time from its death to the first update accepted from it."""
+
+
+class Fault(Protocol):
+    """What is done to a job in its course."""
+
+    is_paused: bool
+    """Whether it was paused on purpose."""
+
+    def dead(self) -> list[str]:
+        """Programs that ended though they were not killed here."""
+        ...
+
+    def advance(self, events: Sequence[JobEvent], history: History) -> str:
+        """Act if it is time; returns the action in words, or nothing."""
+        ...
+
+
+class ProgramsOwner(Protocol):
+    """A cluster that knows which of its programs have ended."""
+
+    def dead(self) -> list[str]:
+        """Their names."""
+        ...
+
+
+class Undisturbed:
+    """Nothing is done."""
+
+    is_paused = False
+
+    def __init__(self, cluster: ProgramsOwner) -> None:
+        self.dead = cluster.dead
+
+    def advance(self, events: Sequence[JobEvent], history: History) -> str:
+        """See `Fault`."""
+        return ""
 
 
 class NodeFault:
@@ -60,12 +96,12 @@ class NodeFault:
             )
 
     def dead(self) -> list[str]:
-        """Programs that ended though they were not killed here."""
+        """See `Fault`."""
         gone = {self._victim} if self._is_away else set()
         return [name for name in self._cluster.dead() if name not in gone]
 
     def advance(self, events: Sequence[JobEvent], history: History) -> str:
-        """Kill, restart, pause or resume if it is time; returns the action in words, or nothing."""
+        """Kill, restart, pause or resume."""
         for event in events:
             self._see(event)
         done = sum(each.samples for each in history.rounds)
@@ -108,7 +144,12 @@ class Demo(NamedTuple):
     """Names of the nodes."""
 
 
-def follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None) -> JobProgress:
+def follow(demo: Demo, job_id: str, title: str, fault: Fault | None = None) -> JobProgress:
+    """Watch a job of the demo's cluster to its end; raises as `follow_job` does."""
+    return follow_job(demo.coordinator, job_id, title, fault or Undisturbed(demo.cluster))
+
+
+def follow_job(coordinator: Coordinator, job_id: str, title: str, fault: Fault) -> JobProgress:
     """Watch a job to its end.
 
     Raises:
@@ -116,15 +157,15 @@ def follow(demo: Demo, job_id: str, title: str, fault: NodeFault | None = None) 
     """
     give_up_at_s = time.monotonic() + GIVE_UP_AFTER_S
     active_at_s = time.monotonic()
-    with open_view(title=title) as view, Watched(demo.coordinator, job_id, view) as watched:
+    with open_view(title=title) as view, Watched(coordinator, job_id, view) as watched:
         while not watched.has_ended:
             events = watched.tick()
-            if fault and (text := fault.advance(events, watched.progress.history)):
+            if text := fault.advance(events, watched.progress.history):
                 watched.say(text)
-            if dead := (fault or demo.cluster).dead():
+            if dead := fault.dead():
                 raise HyperGPUError(Reason.DEMO_MISSED, f"{dead[0]} ended by itself")
             job = watched.progress.job
-            if job is None or job.phase != "paused" or (fault and fault.is_paused):
+            if job is None or job.phase != "paused" or fault.is_paused:
                 active_at_s = time.monotonic()
             elif time.monotonic() - active_at_s > PAUSED_AT_MOST_S:
                 raise HyperGPUError(Reason.DEMO_MISSED, f"the job paused itself: {job.reason}")

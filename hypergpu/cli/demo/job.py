@@ -59,7 +59,7 @@ the node that is killed misses some, one that rests others.
 """
 COUNTED_NODES = 5
 """Number of nodes for which the steps of `sync` were counted."""
-_ROUNDS_PER_EPOCH = 3
+PAY = Pay(unit_price=1_000_000, rounds_per_epoch=3)
 
 
 class _Size(NamedTuple):
@@ -84,7 +84,7 @@ _TORCH = _Size(
         inner=Inner(learning_rate=0.0007, schedule="cosine"),
         outer=OuterSettings(momentum=0.8),
         evaluation=Evaluation(every=2),
-        pay=Pay(unit_price=1_000_000, rounds_per_epoch=_ROUNDS_PER_EPOCH),
+        pay=PAY,
     ),
     target=0.97,
     rounds_short=10,
@@ -99,7 +99,7 @@ _NUMPY = _Size(
         inner=Inner(learning_rate=0.01, schedule="cosine"),
         round=RoundRule(deadline_ms=30_000),
         evaluation=Evaluation(every=2),
-        pay=Pay(unit_price=1_000_000, rounds_per_epoch=_ROUNDS_PER_EPOCH),
+        pay=PAY,
     ),
     target=0.93,
     rounds_short=30,

@@ -14,10 +14,18 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.cli.demo.attack import demonstrate_attack
-from hypergpu.cli.demo.following import Demo, NodeFault, NodeReturn, follow
+from hypergpu.cli.demo.fixed import follow_fixed
+from hypergpu.cli.demo.folder import (
+    ACCOUNTS_NAME,
+    BUCKETS_NAME,
+    MODEL_NAME,
+    PAGE_NAME,
+    SUMMARY_NAME,
+    demo_folder,
+)
+from hypergpu.cli.demo.following import Demo, NodeFault, NodeReturn, Undisturbed, follow
 from hypergpu.cli.demo.job import S3, DemoPlan, StrategyTime, race_strategies, sync_ratio
 from hypergpu.cli.demo.settlement import (
-    ACCOUNTS_NAME,
     DemoPay,
     settle_demo,
     start_with_chain,
@@ -26,7 +34,7 @@ from hypergpu.client import HyperGPUError, JobView, Reached
 from hypergpu.client.history import History, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster, ReadyLine
 from hypergpu.cluster.dashboard import DashboardProcess
-from hypergpu.cluster.folder import RunFolder, run_folder
+from hypergpu.cluster.folder import run_folder
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.errors import Reason
@@ -34,9 +42,6 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sites import Sites, told_sites
 from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import amount_text, is_rich, say, size, span
-
-FILE_NAME = "summary.json"
-PAGE_NAME = "page.html"
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +82,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def say_end(summary: Summary, folder: Path) -> None:
     """Write the file and print the end of the demo."""
     text = msgspec.json.format(msgspec.json.encode(summary), indent=2)
-    (folder / FILE_NAME).write_bytes(text + b"\n")
-    names = (PAGE_NAME, FILE_NAME, ACCOUNTS_NAME, "model")
+    (folder / SUMMARY_NAME).write_bytes(text + b"\n")
+    names = (PAGE_NAME, SUMMARY_NAME, ACCOUNTS_NAME, MODEL_NAME)
     files = ", ".join(str(folder / name) for name in names if (folder / name).exists())
     say()
     for name, words in (*_end_rows(summary), ("files", files)):
@@ -140,8 +145,6 @@ VICTIM = 1
 """Place in the list of the node that is killed."""
 PROFILES = ("home-fibre", "home-cable", "home-dsl", "lte-moving", "starlink")
 _PAGE_WITHIN_S = 60.0
-_BUCKETS = "buckets"
-_LEFT = (_BUCKETS, "state", "logs", "model", FILE_NAME, PAGE_NAME, ACCOUNTS_NAME)
 
 
 def run_over_lines(net: str, nodes: int, arguments: Sequence[str]) -> None:
@@ -177,7 +180,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
     if nodes <= VICTIM:
         raise usage_error(f"{nodes} link is open", "open two or more: the demo kills a node")
     with (
-        run_folder(RunFolder(folder, ".hypergpu-demo", _LEFT)),
+        run_folder(demo_folder(folder)),
         LocalCluster(folder, chosen.worker, sites) as cluster,
         ExitStack() as beside,
     ):
@@ -186,7 +189,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
             say(chosen.note)
         say(f"starting a coordinator and {nodes} nodes as separate processes; logs: {folder}/logs")
         if chosen.blobs == S3:
-            _use_object_store(cluster, sites, beside.enter_context(S3Server(folder / _BUCKETS)))
+            _use_object_store(cluster, sites, beside.enter_context(S3Server(folder / BUCKETS_NAME)))
         chosen = _start_coordinator(cluster, sites, chosen)
         _open_page(cluster.ready, beside)
         with cluster.operator() as coordinator:
@@ -199,7 +202,7 @@ def demonstrate(folder: Path, chosen: DemoPlan) -> None:
                 chosen, trained.history, lambda spec, title: _train_rival(demo, spec, title)
             )
             say()
-            pay = settle_demo(cluster, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
+            pay = settle_demo(cluster.ready, coordinator, trained.job.id, folder / ACCOUNTS_NAME)
             _export_page(cluster.ready, trained.job.id, folder / PAGE_NAME)
     summary = _summary(chosen, trained, times, pay, time.monotonic() - started_at_s)
     say_end(summary, folder)
@@ -271,7 +274,7 @@ def _train(demo: Demo, chosen: DemoPlan, folder: Path, started_at_s: float) -> D
     progress = follow(demo, job_id, f"{title} half-way", fault)
     if fault.back is None:
         raise HyperGPUError(Reason.DEMO_MISSED, f"no update of {victim} was accepted afterwards")
-    demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
+    demo.coordinator.export(job_id, folder / MODEL_NAME, may_overwrite=True)
     detail = demo.coordinator.job(job_id)
     return DemoTraining(detail.job, detail.model_bytes, progress.history, fault.back)
 
@@ -295,12 +298,8 @@ def _train_fixed(demo: Demo, chosen: DemoPlan, folder: Path) -> None:
     job_id = demo.coordinator.submit(chosen.spec)
     demo.cluster.start_nodes({name: {} for name in demo.names})
     title = f"{len(demo.names)} nodes train {chosen.spec.workload}, fixed"
-    history = follow(demo, job_id, title).history
-    if any(point.updates != len(demo.names) for point in history.rounds):
-        detail = "a node was lost, so that its work was done by others and the model is another one"
-        raise HyperGPUError(Reason.DEMO_MISSED, detail, fix="run it on a machine that is less busy")
-    made = demo.coordinator.export(job_id, folder / "model", may_overwrite=True)
-    say(f"model {made.digest}")
+    nobody = Undisturbed(demo.cluster)
+    say(f"model {follow_fixed(demo.coordinator, job_id, title, nobody, folder / MODEL_NAME)}")
 
 
 def _summary(

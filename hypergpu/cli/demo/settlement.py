@@ -12,7 +12,7 @@ import msgspec
 
 from hypergpu.cli.demo.job import METERINGS
 from hypergpu.client import Coordinator, JobLedger
-from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError
+from hypergpu.cluster.cluster import LocalCluster, ReadyLine, SettlingBy, StartRefusedError
 from hypergpu.cluster.processes import program
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sites import Sites
@@ -20,8 +20,6 @@ from hypergpu.terminal.commands import usage_error
 from hypergpu.terminal.output import say
 from hypergpu.units import several
 
-ACCOUNTS_NAME = "ledger.json"
-"""The ledger of the demo's job, at the end, as `ledger show --json` prints it."""
 _WITHIN_S = 200.0
 """The window of a local ledger is 30 s, and its transactions take some blocks."""
 _LOOK_EACH_S = 0.5
@@ -54,7 +52,7 @@ def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) 
         HyperGPUError: The coordinator does not start, or a metering was asked for that needs a
             chain.
     """
-    missing = _missing_package(sites)
+    missing = missing_package(sites)
     if not missing:
         try:
             cluster.start_coordinator(SettlingBy("anvil", metering))
@@ -70,7 +68,7 @@ def start_with_chain(cluster: LocalCluster, sites: Sites | None, metering: str) 
     return missing
 
 
-def _missing_package(sites: Sites | None) -> str:
+def missing_package(sites: Sites | None) -> str:
     """Why no chain can be started here; empty if one may."""
     if sites is not None and not sites.coordinator.dials.startswith(_LOOPBACK):
         return "the coordinator is in a network of its own"
@@ -79,14 +77,12 @@ def _missing_package(sites: Sites | None) -> str:
     return ""
 
 
-def settle_demo(
-    cluster: LocalCluster, coordinator: Coordinator, job_id: str, accounts: Path
-) -> DemoPay:
+def settle_demo(ready: ReadyLine, coordinator: Coordinator, job_id: str, accounts: Path) -> DemoPay:
     """Wait until everything due is paid, show it, and verify it from the receipts.
 
     Args:
-        cluster: The demo's processes.
-        coordinator: Connection to its coordinator.
+        ready: The demo's coordinator.
+        coordinator: Connection to it.
         job_id: The demo's job.
         accounts: Gets the whole ledger of the job.
 
@@ -95,8 +91,8 @@ def settle_demo(
     """
     ledger = _wait_for_pay(coordinator, job_id)
     accounts.write_bytes(msgspec.json.format(msgspec.json.encode(ledger)) + b"\n")
-    _run_ledger(cluster, "show", job_id)
-    _run_ledger(cluster, "verify", job_id)
+    _run_ledger(ready, "show", job_id)
+    _run_ledger(ready, "verify", job_id)
     earned = sum(int(node.worth) for node in ledger.nodes)
     has_chain = ledger.on_chain is not None
     paid = sum(int(node.paid or 0) for node in ledger.nodes) if has_chain else None
@@ -113,7 +109,7 @@ def settle_demo(
     return DemoPay(receipts, earned, paid, recorded, len(epochs), decimals)
 
 
-def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
+def _run_ledger(ready: ReadyLine, command: str, job_id: str) -> None:
     """Run a command of `hypergpu ledger` as a user would; it prints for itself.
 
     Raises:
@@ -123,8 +119,8 @@ def _run_ledger(cluster: LocalCluster, command: str, job_id: str) -> None:
     say(f"$ hypergpu ledger {command}")
     environment = {
         **os.environ,
-        "HYPERGPU_ADDRESS": cluster.ready.address,
-        "HYPERGPU_TOKEN_FILE": cluster.ready.operator_token_file,
+        "HYPERGPU_ADDRESS": ready.address,
+        "HYPERGPU_TOKEN_FILE": ready.operator_token_file,
     }
     arguments = program("hypergpu.cli", "ledger", command, job_id)
     ended = subprocess.run(arguments, env=environment, check=False)

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from coordinator.config import Settings
 from coordinator.shell.engine.engine import LocalEngine
 from coordinator.shell.engine.opening import open_engine
 from coordinator.shell.engine.ray_engine import RayEngine
-from coordinator.shell.engine.sharded_fold import BLOCK, fold_by, shard_requests
+from coordinator.shell.engine.sharded_fold import BLOCK, shard_requests
+from coordinator.shell.runtime.services import HeavyWork
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from tests.unit.aggregation.fold_files import FoldSetting, first_request
@@ -32,10 +34,10 @@ def test_other_names_are_refused_with_those_there_are(name: str) -> None:
     assert refused.value.fix == "name local, ray, or ray://HOST:10001"
 
 
-def test_small_model_is_folded_without_the_engine(tmp_path: Path) -> None:
-    engine = LocalEngine(1, ["false"])
-    fold_by(engine, first_request(tmp_path, [1], FoldSetting()), lambda _path, _size: False)
-    assert engine.children[0].process_id is None
+def test_small_model_is_folded_without_the_engine() -> None:
+    engine = LocalEngine(1)
+    heavy = HeavyWork(engine, Settings().engine_parameters_least)
+    assert [heavy.engine_for(count) for count in ((8 << 20) - 1, 8 << 20)] == [None, engine]
 
 
 def test_borders_of_shards_are_borders_of_blocks(tmp_path: Path) -> None:

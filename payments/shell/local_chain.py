@@ -1,0 +1,46 @@
+"""`python -m payments.shell.local_chain FOLDER`: an Anvil that outlives coordinators.
+
+It prints a line once it listens and ends with SIGTERM, or with whoever started it.
+"""
+
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from hypergpu.errors import HyperGPUError
+from hypergpu.streams import prepare_streams
+from payments.shell.anvil import AnvilOptions, running_anvil
+
+
+class LocalChainLine(msgspec.Struct, frozen=True):
+    """The one line on standard output."""
+
+    url: str
+    """Address of its RPC."""
+
+
+def main() -> int:
+    """Keep a chain until told to end; returns the exit status."""
+    prepare_streams()
+    signals = {signal.SIGTERM, signal.SIGINT}
+    try:
+        with running_anvil(AnvilOptions(), log_file=Path(sys.argv[1]) / "anvil.log") as anvil:
+            # Not before: a child would block them, too.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+            _say(LocalChainLine(anvil.url))
+            signal.sigwait(signals)
+    except HyperGPUError as refused:
+        _say({"refused": refused.reason.name, "detail": refused.detail, "fix": refused.fix})
+        return refused.reason.exit_code
+    return 0
+
+
+def _say(line: object) -> None:
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
