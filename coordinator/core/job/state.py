@@ -3,7 +3,7 @@
 Frozen, serializable, without tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -219,7 +219,7 @@ class Round(msgspec.Struct, frozen=True):
     total_samples: Samples
     """What the whole job will have processed if the rounds to come are like this one."""
     opened_at_ms: Milliseconds
-    participants: dict[NodeId, Participant]
+    participants: Mapping[NodeId, Participant]
     counts: dict[WorkState, int]
     """How many participants are where, kept beside them: an update costs no walk over all."""
     inner_steps: int
@@ -402,7 +402,7 @@ class Job(msgspec.Struct, frozen=True):
     best: ModelScore | None = None
     best_model: Model | None = None
     round: Round | None = None
-    members: dict[NodeId, Member] = {}
+    members: Mapping[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
     funding: Funding | None = None

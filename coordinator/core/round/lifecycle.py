@@ -38,6 +38,7 @@ from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
+    available_count,
     available_nodes,
     cancellations,
     deadline,
@@ -73,9 +74,9 @@ def open_round(job: Job) -> JobStep:
     """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     number = job.newest_model.round
     job = replace(job, spec=job.next_spec or job.spec, next_spec=None, round=None)
-    nodes, needed = available_nodes(job), nodes_needed(job)
-    if len(nodes) < needed:
-        reason = f"{len(nodes)} of {needed} nodes are here"
+    present, needed = available_count(job), nodes_needed(job)
+    if present < needed:
+        reason = f"{present} of {needed} nodes are here"
         reason += f", {left} lack memory" if (left := left_out(job)) else ""
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
