@@ -4,6 +4,7 @@ import random
 from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.core.duplicates import (
     ComparedPair,
@@ -14,6 +15,7 @@ from coordinator.core.duplicates import (
 from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.plan.common_work import is_overdue, is_work_equal, lesser_work
 from coordinator.core.plan.decision import NodePlan
+from coordinator.core.plan.median_node import node_reason
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -42,10 +44,19 @@ def test_work_that_is_compared_is_the_lesser_of_both_in_everything() -> None:
     assert (first.inner_steps, first.batch(BATCH), first.micro_batch) == (40, 16, 8)
     assert first.codec == "topk64"
     assert first.forecast_ms < FULL.forecast_ms == first.full_forecast_ms
-    assert "40 steps, to be compared" in first.reason
     # Half a batch takes half the time, and the same work is left as it is.
     assert second.step_us == SLOW.step_us // 2
     assert lesser_work(first, second, BATCH) == first
+
+
+def test_no_assignment_tells_that_its_node_is_compared() -> None:
+    def told(plan: NodePlan) -> NodePlan:
+        return replace(plan, reason=node_reason(plan, up_bits_per_s=3e6, deadline_ms=42_000))
+
+    fast, slow = told(FULL), told(replace(SLOW, codec="int4", batch_size=16, micro_batch=0))
+    less = lesser_work(fast, slow, BATCH)
+    assert less.reason == told(replace(less, reason=FULL.reason)).reason
+    assert lesser_work(slow, fast, BATCH).reason == slow.reason
 
 
 def test_only_less_work_than_planned_is_timed() -> None:

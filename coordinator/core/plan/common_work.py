@@ -10,6 +10,7 @@ coordinator's clock. One that does fewer to be in time sends another update than
 from msgspec.structs import replace
 
 from coordinator.core.plan.decision import NodePlan
+from coordinator.core.plan.median_node import seconds
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.units import Milliseconds
 
@@ -44,7 +45,7 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
     passes = [each.micro_batch for each in (plan, other) if each.micro_batch]
     step_us = plan.step_us * batch / plan.batch(stated_batch)
     saved_ms = int(plan.inner_steps * plan.step_us - steps * step_us) // 1000
-    return replace(
+    lesser = replace(
         plan,
         inner_steps=steps,
         batch_size=batch if batch != stated_batch else 0,
@@ -54,8 +55,18 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
         step_us=round(step_us),
         forecast_ms=Milliseconds(max(1, plan.forecast_ms - saved_ms)),
         full_forecast_ms=plan.forecast_ms,
-        reason=f"{plan.reason}; {steps} steps, to be compared with another node",
     )
+    return replace(lesser, reason=_usual_reason(plan, lesser))
+
+
+def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
+    """The plan's reason with the lesser work, as if that had been planned: its node reads it, and
+    must not learn that it is compared.
+    """
+    told = plan.reason.replace(f"H={plan.inner_steps}", f"H={lesser.inner_steps}", 1)
+    told = told.replace(f", {plan.codec}", f", {lesser.codec}", 1)
+    forecasts = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
+    return told.replace(*forecasts, 1)
 
 
 def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
