@@ -242,7 +242,7 @@ def _check(settings: Settings, url: str) -> None:
     ]
     if lacks:
         detail = f"--takeover needs {', '.join(lacks)}: another machine has nothing of this one's"
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/scale.md")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/takeover.md")
 
 
 def _restore_early(url: str, shared: SharedSecrets, record: CoordinatorRecord) -> bool:
