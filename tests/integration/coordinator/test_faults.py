@@ -7,14 +7,16 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from hypergpu.client import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client.connection import RESTARTING, ConnectionTarget
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.errors import HyperGPUError
 from netsim.emulation.requests import Condition, SetCondition
@@ -38,6 +40,7 @@ POINTS = (
     *("recover.replayed", "recover.done"),
 )
 """Where a coordinator dies, with how often it passes there before."""
+Result = TypeVar("Result")
 
 
 @pytest.fixture
@@ -235,7 +238,17 @@ def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPa
 def work_until_dead(pair: CoordinatorPair, active: CoordinatorProcess, digest: str) -> None:
     """One job after the other, until the coordinator has died in one; that one ends whole, too."""
     while True:
-        job_id = pair.cluster.submit(SPEC)
-        check_whole(pair.cluster, job_id, digest)
+        job_id = answer(lambda: pair.cluster.submit(SPEC))
+        answer(partial(check_whole, pair.cluster, job_id, digest))
         if active.child.poll() is not None:
             return
+
+
+def answer(call: Callable[[], Result]) -> Result:
+    """What a user gets who asks again while nobody serves."""
+    while True:
+        try:
+            return call()
+        except HyperGPUError as away:
+            if away.reason not in RESTARTING:
+                raise
