@@ -3,8 +3,9 @@
 import os
 import time
 
+from benchmarks.ours.scale.world import timed_run
 from benchmarks.ours.table import ResultTable
-from netsim.virtual.simulation import Simulation, WorldOutcome
+from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import SimulatedWorld, calm_world
 
 NODES, ROUNDS = 1000, 100
@@ -15,7 +16,7 @@ def run(is_quick: bool) -> ResultTable:
     """Simulate a thousand nodes with drawn links once, and a small world twenty times."""
     rounds = ROUNDS // 5 if is_quick else ROUNDS
     # Fewer rounds take their share of the time and the whole cost of learning the links.
-    outcome, seconds = _timed_run(calm_world(1, NODES, rounds))
+    outcome, seconds = timed_run(calm_world(1, NODES, rounds))
     same, small_s = _digests(calm_world(2, 20, 5 if is_quick else 20))
     metrics = {
         f"world_{NODES}x{rounds}_s": seconds,
@@ -39,15 +40,6 @@ def run(is_quick: bool) -> ResultTable:
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )
-
-
-def _timed_run(world: SimulatedWorld) -> tuple[WorldOutcome, float]:
-    started_s = time.monotonic()
-    outcome = Simulation(world).run()
-    seconds = time.monotonic() - started_s
-    if outcome.violations:
-        raise AssertionError("; ".join(outcome.violations))
-    return outcome, seconds
 
 
 def _digests(world: SimulatedWorld) -> tuple[int, float]:

@@ -1,15 +1,17 @@
-"""What it takes to go past one machine: takeover, streams through gateways, folds in shards."""
+"""What it takes to go past one machine: takeovers, gateways, folds in shards, large worlds."""
 
 from functools import partial
 
 from benchmarks.ours.scale.fold import fold_figures
 from benchmarks.ours.scale.gateways import GatewayLoad, gateways
 from benchmarks.ours.scale.takeover import takeover_figures
+from benchmarks.ours.scale.world import world_figures
 from benchmarks.ours.table import BenchmarkParts
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
-    """Return the parts. Quick: one takeover, two hundred sessions, 16M parameters."""
+    """Return the parts. Quick: one takeover, 200 sessions, 16M parameters, 2,000 virtual nodes."""
+    world = (2_000, 500, 5) if is_quick else (10_000, 1_000, 20)
     load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(10_000, 400.0, 40.0)
     return BenchmarkParts(
         title="Past one machine",
@@ -17,6 +19,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         parts={
             "takeover": partial(takeover_figures, 1 if is_quick else 3),
             "gateways": partial(gateways, load),
+            "world": partial(world_figures, *world),
             "fold": partial(fold_figures, 1 << 24 if is_quick else 1_000_000_000),
         },
     )

@@ -211,19 +211,23 @@ class Cluster:
         self.nodes += added
         return added
 
+    def client(self) -> Coordinator:
+        """A connection with the operator's token."""
+        return self.coordinator.client()
+
     def submit(self, spec: JobSpec) -> str:
         """A new job's id."""
-        with self.coordinator.client() as client:
+        with self.client() as client:
             return client.submit(spec)
 
     def job(self, job_id: str) -> JobDetail:
         """The job as it is now."""
-        with self.coordinator.client() as client:
+        with self.client() as client:
             return client.job(job_id)
 
     def events(self, job_id: str, from_sequence: int = 0) -> Iterator["Happening"]:
         """The job's events until it ends, across any number of restarts of the coordinator."""
-        with self.coordinator.client() as client:
+        with self.client() as client:
             for update in client.watch(job_id, from_sequence):
                 if isinstance(update, JobEvent):
                     yield Happening(update.sequence, update.kind, update.body)

@@ -2,9 +2,10 @@
 
 Theory of operation. A draw that follows from a secret of the coordinator is journalled with each
 model; the next round opens by it, so that a replay opens it the same. Each node is checked at a
-rate by what is known of it: another of equal work is drawn for it, and it gets that one's shard.
-An assignment looks the same with and without: both nodes keep their inner state, as a fresh start
-would tell them.
+rate by what is known of it: another is drawn for it, and it gets that one's shard. Where their work
+differs both do the lesser one, and a node that says it is fast has to be in sooner
+(`coordinator.core.plan.common_work`). Otherwise an assignment looks the same with and without: both
+nodes keep their inner state, as a fresh start would tell them.
 
 Two honest updates of one shard are far more alike than two of different shards; how much differs
 from job to job, so that they are held against the job's pairs of before. A mismatch does not tell
@@ -12,16 +13,20 @@ who lied: it speaks against a stranger more than against a node that earlier pai
 Doubts lower a node's vote, and pairs that match take them away again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from math import log1p
 from statistics import median
 from typing import NamedTuple
 
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.state import DuplicateMemory, Weighing
+from coordinator.core.job.state import DuplicateMemory, Round, Weighing
+from coordinator.core.plan.common_work import is_overdue, is_work_equal
+from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
 
 RATE_TRUSTED, RATE_STRANGER, RATE_DOUBTED = 0.015, 0.08, 0.25
 """Checks of a node a round."""
@@ -44,14 +49,17 @@ AGAINST_TRUSTED, AGAINST_STRANGER, OF_TRUSTED, RELIEF = 8, 4, 1, 4
 """What a mismatch adds: to a node with a trusted partner, with another, to a trusted one; and what
 a match takes away.
 """
+AGAINST_SLOW = 12
+"""What it adds that a node took longer than it says: by the coordinator's own clock, whoever the
+partner is.
+"""
 
 
 class RoundWorker(NamedTuple):
     """A node of a round that is about to open."""
 
     node: NodeId
-    work: tuple[int, int, int, str]
-    """Inner steps, batch, micro-batch and codec: updates of other work cannot be compared."""
+    plan: NodePlan
     has_begun: bool
     """Whether it took some of its steps before: nobody else can repeat them."""
 
@@ -69,15 +77,22 @@ def is_trusted(memory: DuplicateMemory, node: NodeId) -> bool:
     return memory.matches.get(node, 0) >= TRUSTED_FROM and not memory.doubts.get(node, 0)
 
 
-def check_rate(memory: DuplicateMemory, node: NodeId) -> float:
-    """How often the node is checked, a part of its rounds; never 0."""
+def check_rate(memory: DuplicateMemory, node: NodeId, claim: float = 1.0) -> float:
+    """How often the node is checked, a part of its rounds; never 0.
+
+    Args:
+        memory: What earlier pairs taught.
+        node: Whose rate it is.
+        claim: Its inner steps over the median node's, at least 1: who is paid more is checked more.
+    """
     if memory.doubts.get(node, 0):
         return RATE_DOUBTED
-    return RATE_TRUSTED if is_trusted(memory, node) else RATE_STRANGER
+    rate = RATE_TRUSTED if is_trusted(memory, node) else RATE_STRANGER
+    return min(RATE_DOUBTED, rate * claim)
 
 
 def draw_duplicates(
-    draw: str, memory: DuplicateMemory, workers: Sequence[RoundWorker]
+    draw: str, memory: DuplicateMemory, workers: Sequence[RoundWorker], stated_batch: int
 ) -> dict[NodeId, NodeId]:
     """Who gets whose shard instead of one of its own.
 
@@ -85,22 +100,39 @@ def draw_duplicates(
         draw: The round's draw; empty: there is none, and no duplicate.
         memory: What earlier pairs taught.
         workers: The round's nodes, in slot order.
+        stated_batch: The job's.
     """
     free = [each for each in workers if not each.has_begun]
     most = len(workers) // PARTICIPANTS_LEAST if draw else 0
+    usual = median(each.plan.inner_steps for each in workers) if workers else 0
     chosen: dict[NodeId, NodeId] = {}
     for own in tuple(free):
         if len(chosen) == most or own not in free:
             continue
-        if _chance(draw, "check", own.node) >= check_rate(memory, own.node):
+        claim = max(1.0, own.plan.inner_steps / usual)
+        if _chance(draw, "check", own.node) >= check_rate(memory, own.node, claim):
             continue
-        others = [each for each in free if each != own and each.work == own.work]
+        others = [
+            each for each in free if each != own and _can_pair(own.plan, each.plan, stated_batch)
+        ]
         known = [each for each in others if is_trusted(memory, each.node)]
         if others:
-            partner = min(known or others, key=lambda it: _chance(draw, own.node, it.node))
+            partner = min(known or others, key=lambda it: _distance(draw, own, it))
             chosen[own.node] = partner.node
             free = [each for each in free if each not in (own, partner)]
     return chosen
+
+
+def _can_pair(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
+    """Lesser work than was planned is given to nobody of whom nothing is forecast."""
+    is_known = first.forecast_ms > 0 and second.forecast_ms > 0
+    return is_known or is_work_equal(first, second, stated_batch)
+
+
+def _distance(draw: str, own: RoundWorker, other: RoundWorker) -> float:
+    """The nearest partner is drawn: the less work is left undone, the likelier."""
+    less, more = sorted((own.plan.inner_steps, other.plan.inner_steps))
+    return -log1p(-_chance(draw, own.node, other.node)) * more / less
 
 
 def _chance(draw: str, *names: str) -> float:
@@ -108,12 +140,22 @@ def _chance(draw: str, *names: str) -> float:
     return int.from_bytes(octets, "big") / (1 << 56)
 
 
-def judge_pairs(weighing: Weighing, pairs: Sequence[ComparedPair]) -> Weighing:
-    """Hold pairs against those of before; then lower the votes of nodes that are in doubt."""
+def judge_pairs(
+    weighing: Weighing, pairs: Sequence[ComparedPair], overdue: Set[NodeId] = frozenset()
+) -> Weighing:
+    """Hold pairs against those of before; then lower the votes of nodes that are in doubt.
+
+    Args:
+        weighing: By everything else.
+        pairs: Of the round, as far as both updates are in.
+        overdue: Nodes that were slower than they say. Their pairs speak for neither.
+    """
     memory = weighing.memory.duplicates
-    found: dict[NodeId, str] = {}
+    found = dict.fromkeys(overdue, "compared with a slower node, it was not as fast as it says")
+    for node in sorted(overdue):
+        memory = _with_doubts(memory, node, AGAINST_SLOW)
     for pair in pairs:
-        limit = _limit(memory)
+        limit = 0.0 if any(node in overdue for node in pair.nodes) else _limit(memory)
         if limit and pair.likeness >= limit:
             memory = _after_match(memory, pair)
         elif limit:
@@ -152,12 +194,16 @@ def _after_match(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory
 
 def _after_mismatch(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory:
     trusted = {node: is_trusted(memory, node) for node in pair.nodes}
-    doubts = dict(memory.doubts)
     for node, other in (pair.nodes, pair.nodes[::-1]):
         against = AGAINST_TRUSTED if trusted[other] else AGAINST_STRANGER
         is_alone = trusted[node] and not trusted[other]
-        doubts[node] = min(DOUBT_MOST, doubts.get(node, 0) + (OF_TRUSTED if is_alone else against))
-    return replace(memory, doubts=doubts)
+        memory = _with_doubts(memory, node, OF_TRUSTED if is_alone else against)
+    return memory
+
+
+def _with_doubts(memory: DuplicateMemory, node: NodeId, count: int) -> DuplicateMemory:
+    doubt = min(DOUBT_MOST, memory.doubts.get(node, 0) + count)
+    return replace(memory, doubts={**memory.doubts, node: doubt})
 
 
 def without_doubts(memory: DuplicateMemory, node: NodeId) -> DuplicateMemory:
@@ -167,6 +213,19 @@ def without_doubts(memory: DuplicateMemory, node: NodeId) -> DuplicateMemory:
         matches={each: count for each, count in memory.matches.items() if each != node},
         doubts={each: doubt for each, doubt in memory.doubts.items() if each != node},
     )
+
+
+def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
+    """Nodes that were slower than they say where they did less than they can. Where both of a pair
+    were it is no fault of theirs.
+    """
+    found = set()
+    for node in (*round_.duplicates, *round_.duplicates.values()):
+        part = round_.participants[node]
+        elapsed_ms = part.took_ms or Milliseconds(now_ms - part.assigned_at_ms)
+        if is_overdue(part.plan, elapsed_ms):
+            found.add(node)
+    return frozenset(node for node in found if round_.partner(node) not in found)
 
 
 def shared_weights(

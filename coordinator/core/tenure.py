@@ -12,6 +12,8 @@ from hypergpu.units import Milliseconds
 
 _HOLDER_SHARE = 10
 """The holder gives up this part of a tenure early: clocks do not run equally fast."""
+_TOLD_MS = 1_000
+"""Shorter waits are not worth a word."""
 
 
 class Tenure(msgspec.Struct, frozen=True):
@@ -38,6 +40,8 @@ class Claimant(msgspec.Struct, frozen=True):
     """Time for which it takes a tenure and renews it."""
     is_alone: bool = False
     """Nobody stands by: it drives on after a pause of any length, until another took the tenure."""
+    waited_ms: Milliseconds = Milliseconds(0)
+    """Time for which the database last did not answer it."""
 
 
 NOBODY = Tenure(0, "", "", Milliseconds(0), Milliseconds(0))
@@ -68,14 +72,25 @@ def renewed_until_ms(stored: Tenure, number: int, now_ms: Milliseconds) -> Milli
 
 
 def takeover_text(stored: Tenure, claimant: Claimant, now_ms: Milliseconds) -> str:
-    """A sentence on a takeover; empty where the claimant follows on itself or on nobody."""
-    if not stored.number or stored.holder == claimant.name:
+    """A sentence on a takeover. Empty where the claimant follows on nobody, or on itself at once or
+    where nobody would have taken it.
+    """
+    if not stored.number:
         return ""
+    silent_ms = now_ms - stored.until_ms + stored.length_ms
+    waited_ms = claimant.waited_ms if claimant.waited_ms <= silent_ms else 0
+    silence = f"for {silent_ms / 1000:.1f} s"
+    if waited_ms >= _TOLD_MS:
+        silence += f", of which the database did not answer for {waited_ms / 1000:.0f} s"
+    if stored.holder == claimant.name:
+        is_late = 0 < stored.until_ms <= now_ms or waited_ms >= _TOLD_MS
+        if claimant.is_alone or not is_late:
+            return ""
+        return f"the coordinator at {claimant.address} goes on: nothing was heard of it {silence}"
     if not stored.until_ms:
         why = f"the one at {stored.address} ended"
     else:
-        silent_ms = now_ms - stored.until_ms + stored.length_ms
-        why = f"nothing was heard of the one at {stored.address} for {silent_ms / 1000:.1f} s"
+        why = f"nothing was heard of the one at {stored.address} {silence}"
     return f"the coordinator at {claimant.address} has taken over: {why}"
 
 

@@ -63,6 +63,8 @@ class CoordinatorPayments:
         self._greetings: list[tuple[NodeId, Mapping[JobId, SignedReceipt]]] = []
         self._connection: ChainConnection | None = None
         self._anvil: KeptAnvil | None = None
+        self._is_in_doubt = False
+        """Whether a commit failed, and settlement has not started over since."""
 
     def terms(self, job_id: JobId, pay: Pay) -> Terms:
         """See `hypergpu.extension.PaymentsPlugin`."""
@@ -178,10 +180,18 @@ class CoordinatorPayments:
                     await self._projection.greet(node, newest)
             except SQLAlchemyError:
                 log.exception("receipts are made later: the payments' database failed")
+                self._greetings += greetings
                 self._has_rows.set()
                 await asyncio.sleep(_WRONG_REST_S)
+                await self._start_over()
             await asyncio.sleep(_FOLD_REST_S)
             await self._has_rows.wait()
+
+    async def _start_over(self) -> None:
+        """Believe the database again, not what was in memory when it failed."""
+        self._is_in_doubt = True
+        with suppress(SQLAlchemyError):
+            await self._projection.start_over()
 
     async def _settle(self, connection: "ChainConnection") -> None:
         while True:
@@ -203,6 +213,9 @@ class CoordinatorPayments:
         self, connection: "ChainConnection", *, has_receipts: bool
     ) -> tuple[str, float]:
         """Look and act once. Why nothing is settled now, and the seconds until the next try."""
+        if self._is_in_doubt:
+            self._is_in_doubt = False
+            connection.start_over()
         try:
             self._host.check_driving()
             await connection.tick(has_receipts=has_receipts)

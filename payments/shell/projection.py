@@ -8,8 +8,8 @@ copy: it is folded from its beginning then, and rounds that have receipts give n
 import asyncio
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -32,6 +32,7 @@ _NEWEST_RECEIPTS = 2
 _encoder = msgspec.json.Encoder()
 _states = msgspec.json.Decoder(LedgerState)
 _BEGINNING = 0, ""
+Result = TypeVar("Result")
 
 
 class NewReceipts(NamedTuple):
@@ -70,9 +71,7 @@ class Projection:
         self._states: dict[JobId, LedgerState] = {}
         self._cursors: dict[JobId, tuple[int, str]] = {}
         """Each job's sequence of its next row, and the mark of the row before it."""
-        for job_id, record in store.jobs().items():
-            self._states[job_id] = _states.decode(record.state)
-            self._cursors[job_id] = self._trusted_cursor(job_id, record)
+        self._read_folds()
 
     @property
     def states(self) -> Mapping[JobId, LedgerState]:
@@ -97,13 +96,38 @@ class Projection:
         changed = False
         async with self._lock:
             while True:
-                made = await asyncio.to_thread(self.fold_rows, job_id)
-                self.note_receipts(job_id, made.lines)
-                self._hand_out(job_id, made.receipts)
-                changed = changed or made.rows_count > 0
+                rows_count = await _to_its_end(self._advance_once(job_id))
+                changed = changed or rows_count > 0
                 # Fewer than were asked for: no more were there.
-                if made.rows_count < ROWS_AT_ONCE:
+                if rows_count < ROWS_AT_ONCE:
                     return changed
+
+    async def start_over(self) -> None:
+        """Read the stored folds again: nobody knows whether a commit that failed was one.
+
+        Nodes are handed what was stored by it.
+        """
+        async with self._lock:
+            before = dict(self._states)
+            await _to_its_end(asyncio.to_thread(self._read_folds))
+            for job_id, state in self._states.items():
+                known = before[job_id].nodes if job_id in before else {}
+                for node in state.nodes:
+                    await self._send_missing(
+                        job_id, node, known[node].count if node in known else 0
+                    )
+
+    async def _advance_once(self, job_id: JobId) -> int:
+        """Fold the next rows and tell of their receipts. Returns how many rows there were."""
+        made = await asyncio.to_thread(self.fold_rows, job_id)
+        self.note_receipts(job_id, made.lines)
+        self._hand_out(job_id, made.receipts)
+        return made.rows_count
+
+    def _read_folds(self) -> None:
+        for job_id, record in self._store.jobs().items():
+            self._states[job_id] = _states.decode(record.state)
+            self._cursors[job_id] = self._trusted_cursor(job_id, record)
 
     def fold_rows(self, job_id: JobId, limit: int = ROWS_AT_ONCE) -> NewReceipts:
         """Fold the next rows of a job and commit their receipts. Blocks."""
@@ -147,15 +171,20 @@ class Projection:
             for job_id in list(self._states):
                 shown = newest.get(job_id)
                 if shown is not None:
-                    taken = await asyncio.to_thread(self._take_over, job_id, node, shown)
+                    work = asyncio.to_thread(self._take_over, job_id, node, shown)
+                    taken = await _to_its_end(work)
                     self.note_receipts(job_id, [receipt_line(each) for each in taken])
-                tally = self._states[job_id].nodes.get(node)
                 first = 0 if shown is None else shown.receipt.sequence + 1
-                if tally is None or tally.count <= first:
-                    continue
-                first = max(first, tally.count - RECEIPTS_AT_ONCE)
-                missing = await asyncio.to_thread(self._store.receipts, job_id, node, first)
-                self._host.send_receipts(node, job_id, missing)
+                await self._send_missing(job_id, node, first)
+
+    async def _send_missing(self, job_id: JobId, node: NodeId, first: int) -> None:
+        """Hand a node its receipts from a sequence on."""
+        tally = self._states[job_id].nodes.get(node)
+        if tally is None or tally.count <= first:
+            return
+        first = max(first, tally.count - RECEIPTS_AT_ONCE)
+        missing = await asyncio.to_thread(self._store.receipts, job_id, node, first)
+        self._host.send_receipts(node, job_id, missing)
 
     def _fold(
         self, state: LedgerState | None, rows: Sequence[JournalRow]
@@ -217,6 +246,18 @@ class Projection:
             return record.cursor, record.mark
         log.warning("the journal is older than its receipts: folded anew", job=job_id)
         return _BEGINNING
+
+
+async def _to_its_end(work: Coroutine[object, object, Result]) -> Result:
+    """Await work to its end, also where the caller is cancelled: its thread goes on in any case,
+    and the next fold must not begin from what it is about to change.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def receipt_line(signed: SignedReceipt) -> ReceiptLine:

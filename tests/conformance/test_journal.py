@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from msgspec.structs import replace
+from sqlalchemy import func, select
 
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
@@ -16,6 +17,7 @@ from coordinator.shell.journal.records import (
     TokenRecord,
     UpdateCount,
 )
+from coordinator.shell.journal.schema import ENTRIES
 from hypergpu.crypto import digest_of
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.wire.credentials import Role
@@ -59,6 +61,16 @@ def test_reading_stops_at_its_limit_and_goes_on_from_there(store: JournalStore) 
     assert first.entries == tuple(entries(3))
     assert not first.damage
     assert store.journal.read(JOB, 3).entries == (entry(3), entry(4))
+
+
+def test_a_reader_sees_no_row_that_came_after_it_began(store: JournalStore) -> None:
+    store.journal.append([entry(0)])
+    rows = select(func.count()).select_from(ENTRIES)
+    with store.journal.database.reader() as connection:
+        assert connection.scalar(rows) == 1
+        store.journal.append([entry(1)])
+        assert connection.scalar(rows) == 1
+    assert len(store.journal.read(JOB).entries) == 2
 
 
 @pytest.mark.parametrize("from_sequence", [2, 3, 100])

@@ -4,18 +4,34 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.store import ABSENT_KEEP_S, BlobCopy, BlobStore
 from coordinator.shell.blobs.writing import Space
+from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import Digest
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 from tests.s3_buckets import bucket_of
 
 CONTENT = bytes(range(256)) * 100
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))
+
+
+class AgedBlobs(KeptBlobs):
+    """Copies that were written some time ago."""
+
+    def __init__(self, bucket: S3Bucket, age_s: int) -> None:
+        super().__init__(bucket)
+        self._age_s = age_s
+
+    def copies(self) -> dict[Digest, BlobCopy]:
+        return {
+            digest: copy._replace(since_s=copy.since_s - self._age_s)
+            for digest, copy in super().copies().items()
+        }
 
 
 class KeptBlobsKit:
@@ -25,10 +41,12 @@ class KeptBlobsKit:
         self._folder = folder
         self.bucket = bucket_of(server)
         self.kept = KeptBlobs(self.bucket)
+        self.age_s = 0
+        """Age of all copies when a coordinator starts."""
 
     def open(self, name: str) -> BlobStore:
         """The blobs of a coordinator that starts, with a folder of its own."""
-        self.kept = KeptBlobs(self.bucket)
+        self.kept = AgedBlobs(self.bucket, self.age_s)
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
         return BlobStore(folder, Space(folder), self.kept)
@@ -102,9 +120,38 @@ def test_blobs_from_before_are_copied_at_the_start(kit: KeptBlobsKit, tmp_path: 
 
 def test_what_nobody_needs_goes_here_and_there(kit: KeptBlobsKit) -> None:
     kit.open("first").put(CONTENT)
+    kit.age_s = ABSENT_KEEP_S
     blobs = kit.open("second")
     assert blobs.collect(frozenset(), spares_older=True).digests == ()
     assert blobs.collect(frozenset({BLOB.digest})).digests == ()
     assert blobs.collect(frozenset()).digests == (BLOB.digest,)
     assert blobs.size(BLOB.digest) is None
     assert kit.kept.forget([BLOB.digest]) == [copy_key(BLOB.digest)]
+
+
+def test_a_file_that_was_just_uploaded_outlives_its_coordinator(kit: KeptBlobsKit) -> None:
+    kit.open("first").put(CONTENT, keep_s=24 * 3600)
+    blobs = kit.open("second")
+    assert blobs.collect(frozenset()).digests == ()
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_a_blob_that_is_needed_again_is_not_deleted_with_its_former_copy(
+    kit: KeptBlobsKit,
+) -> None:
+    first = kit.open("first")
+    first.put(CONTENT, keep_s=-1)
+    first.collect(frozenset())
+    leaving = kit.kept.begin_deletion(kit.kept.forget([BLOB.digest]))
+    first.put(CONTENT)
+    kit.bucket.delete(leaving)
+    kit.kept.end_deletion(leaving)
+    assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
+    assert kit.kept.begin_deletion(kit.keys()) == []
+
+
+def test_a_blob_that_is_damaged_here_is_fetched(kit: KeptBlobsKit) -> None:
+    kit.open("first").path(kit.open("first").put(CONTENT).digest).write_bytes(b"damaged")
+    blobs = kit.open("first")
+    assert blobs.path(BLOB.digest).read_bytes() == CONTENT
+    assert blobs.space.used_bytes == BLOB.size_bytes

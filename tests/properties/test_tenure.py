@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.core.tenure import (
     NOBODY,
@@ -10,6 +11,7 @@ from coordinator.core.tenure import (
     given_up_ms,
     next_tenure,
     renewed_until_ms,
+    takeover_text,
 )
 from hypergpu.units import Milliseconds
 
@@ -103,3 +105,32 @@ def test_one_that_ran_out_is_renewed_where_nobody_took_it() -> None:
     held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
     assert renewed_until_ms(held, 4, Milliseconds(50_000)) == 56_000
     assert renewed_until_ms(held, 3, Milliseconds(1)) is None
+
+
+def test_a_takeover_is_told_with_what_was_waited_for() -> None:
+    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    now_ms = Milliseconds(35_000)
+    other = Claimant("b", "b:7700", LENGTH_MS)
+    told = "the coordinator at b:7700 has taken over: nothing was heard of the one at a:7700"
+    told += " for 31.0 s"
+    assert takeover_text(held, other, now_ms) == told
+    late = replace(other, waited_ms=Milliseconds(28_400))
+    away = ", of which the database did not answer for 28 s"
+    assert takeover_text(held, late, now_ms) == told + away
+    # It was away long ago: the one that drove was heard of since.
+    assert takeover_text(replace(held, until_ms=Milliseconds(34_000)), late, now_ms).endswith(
+        "7.0 s"
+    )
+
+
+def test_a_coordinator_that_follows_on_itself_tells_of_a_gap_only() -> None:
+    held = Tenure(4, "a", "a:7700", Milliseconds(10_000), LENGTH_MS)
+    same = Claimant("a", "a:7700", LENGTH_MS)
+    assert takeover_text(held, same, Milliseconds(9_000)) == ""
+    told = "the coordinator at a:7700 goes on: nothing was heard of it for 31.0 s"
+    assert takeover_text(held, same, Milliseconds(35_000)) == told
+    assert takeover_text(held, replace(same, is_alone=True), Milliseconds(35_000)) == ""
+    given_back = replace(held, until_ms=Milliseconds(0))
+    assert takeover_text(given_back, same, Milliseconds(35_000)) == ""
+    waited = replace(same, waited_ms=Milliseconds(3_000))
+    assert "did not answer for 3 s" in takeover_text(held, waited, Milliseconds(9_000))

@@ -132,9 +132,9 @@ def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:
         job = after(job, update_event(ALICE, round_=0, lease=lease))
         return only(transition(job, update_event(BOB, round_=0, lease=2)).commands, Aggregate)
 
-    assert aggregate_command(ALICE).duplicates == {BOB: ALICE}
-    assert not aggregate_command().incomparable
-    assert aggregate_command(ALICE).incomparable == {BOB}
+    assert aggregate_command(ALICE).duplicates.pairs == {BOB: ALICE}
+    assert not aggregate_command().duplicates.incomparable
+    assert aggregate_command(ALICE).duplicates.incomparable == {BOB}
 
 
 def test_a_node_that_left_and_came_back_is_tried_with_one_sample_at_a_time() -> None:

@@ -11,8 +11,9 @@ from coordinator.core.duplicates import (
     judge_pairs,
 )
 from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard
+from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
 from coordinator.core.job.state import DuplicateMemory, Job, TrustMemory, Weighing
+from coordinator.core.plan.decision import NodePlan
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
@@ -20,10 +21,20 @@ from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import WIDTH, Sketch, UpdateSketch
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import RoundRule
-from tests.unit.job_states import SPEC, after, at, model, only, update, waiting
+from tests.unit.job_states import (
+    AWARE,
+    SPEC,
+    after,
+    at,
+    model,
+    only,
+    plan_event,
+    update,
+    waiting,
+)
 
 NODES = tuple(NodeId(f"{number:02d}") for number in range(20))
-WORKERS = tuple(RoundWorker(node, (20, 32, 0, "int4"), has_begun=False) for node in NODES)
+WORKERS = tuple(RoundWorker(node, NodePlan(20, "int4", ""), has_begun=False) for node in NODES)
 USUAL = (0.7, 0.7, 0.7)
 PAIR = {NODES[0]: NODES[1]}
 TRUSTED = DuplicateMemory(matches=dict.fromkeys(NODES, 2))
@@ -43,7 +54,7 @@ class DuplicatedRounds:
 
     def play_round(self, number: int) -> None:
         draw = f"secret-{self.seed}/{number}"
-        pairs = draw_duplicates(draw, self.memory.duplicates, WORKERS)
+        pairs = draw_duplicates(draw, self.memory.duplicates, WORKERS, 32)
         self.duplicated += len(pairs)
         slope = self._vector()
         shards = {node: self._vector() for node in NODES}
@@ -55,7 +66,7 @@ class DuplicatedRounds:
             norm = float(np.sqrt(np.square(vector).sum()))
             found.append(SketchedUpdate(node, 20, UpdateSketch(vector, norm, 0.0)))
         gradient = HeldOutGradient(Digest("base"), 1.0, slope)
-        weighing = weigh_sketched(self.memory, "robust", found, gradient, pairs)
+        weighing = weigh_sketched(self.memory, "robust", found, gradient, DuplicatedShards(pairs))
         self.memory = weighing.memory
         self.reasons = weighing.reasons
 
@@ -92,9 +103,11 @@ def test_a_mismatch_speaks_against_a_stranger_more_where_its_partner_is_trusted(
             for node, vector in zip(NODES, vectors, strict=False)
         ]
         trust = TrustMemory(duplicates=memory)
-        other_work = weigh_sketched(trust, "robust", found, None, PAIR, {NODES[0]})
+        other_work = weigh_sketched(
+            trust, "robust", found, None, DuplicatedShards(PAIR, frozenset(PAIR))
+        )
         assert not other_work.memory.duplicates.doubts
-        after_ = weigh_sketched(trust, "robust", found, None, PAIR)
+        after_ = weigh_sketched(trust, "robust", found, None, DuplicatedShards(PAIR))
         assert after_.votes[NODES[0]] < WHOLE
         found_doubts = after_.memory.duplicates.doubts
         return found_doubts[NODES[0]], found_doubts[NODES[1]]
@@ -115,14 +128,14 @@ def test_where_no_pair_is_alike_none_tells_anything() -> None:
     assert not whole.memory.duplicates.matches
 
 
-def test_only_equal_work_that_nobody_has_begun_is_given_twice() -> None:
+def test_only_work_of_equal_size_or_known_time_that_nobody_has_begun_is_given_twice() -> None:
     begun = [worker._replace(has_begun=True) for worker in WORKERS]
-    other = [each._replace(work=(n, 32, 0, "int4")) for n, each in enumerate(WORKERS)]
+    other = [each._replace(plan=NodePlan(n, "int4", "")) for n, each in enumerate(WORKERS)]
     for number in range(100):
-        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), begun)
-        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), other)
-    assert not draw_duplicates("", DuplicateMemory(), WORKERS)
-    drawn = [draw_duplicates(f"a/{number}", TRUSTED, WORKERS) for number in range(100)]
+        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), begun, 32)
+        assert not draw_duplicates(f"a/{number}", DuplicateMemory(), other, 32)
+    assert not draw_duplicates("", DuplicateMemory(), WORKERS, 32)
+    drawn = [draw_duplicates(f"a/{number}", TRUSTED, WORKERS, 32) for number in range(100)]
     assert 0 < sum(map(len, drawn)) < 100
     assert all(is_trusted(TRUSTED, node) for node in NODES)
 
@@ -146,6 +159,51 @@ def with_duplicate() -> Job:
         if opened.open_round.duplicates:
             return opened
     raise AssertionError("no draw gave a duplicate")
+
+
+UNEQUAL = {
+    node: NodePlan(steps, "int4", "", forecast_ms=at(1000), step_us=1_000_000 // steps)
+    for node, steps in zip(NODES, (160, 80, 40, 10), strict=False)
+}
+PLANNED = replace(AWARE, training=replace(AWARE.training, rounds=200, nodes=4))
+
+
+def with_compared_speeds() -> Job:
+    """A planned job of four unequal nodes in a round in which two are compared."""
+    job = waiting(PLANNED)
+    for node in UNEQUAL:
+        job = after(job, events.NodeJoined(at_ms=at(20), node=node))
+    job = after(job, plan_event(0, UNEQUAL))
+    for node in UNEQUAL:
+        job = after(job, sent_update(job, node))
+    for attempt in range(100):
+        fold = events.AggregateReady(at_ms=at(60), round=0, model=model(1), draw=f"draw-{attempt}")
+        opened = after(job, fold, plan_event(1, UNEQUAL, at_ms=100))
+        if opened.open_round.duplicates:
+            return opened
+    raise AssertionError("no draw gave a duplicate")
+
+
+def test_of_two_unequal_nodes_that_are_compared_the_faster_one_does_less_and_is_timed() -> None:
+    job = with_compared_speeds()
+    ((own, other),) = job.open_round.duplicates.items()
+    slow, fast = sorted((own, other), key=lambda node: UNEQUAL[node].inner_steps)
+    parts = job.open_round.participants
+    assert parts[fast].inner_steps == parts[slow].inner_steps == UNEQUAL[slow].inner_steps
+    assert parts[fast].plan.forecast_ms < parts[slow].plan.forecast_ms == 1000
+    for node in UNEQUAL:
+        if node != fast:
+            job = after(job, sent_update(job, node))
+    in_time = parts[fast].plan.forecast_ms
+    for elapsed_ms, overdue in ((in_time, frozenset()), (1000 + in_time, {fast})):
+        done = after(
+            replace(job, at_ms=at(100 + elapsed_ms)), sent_update_at(job, fast, elapsed_ms)
+        )
+        assert only(outstanding(done), Aggregate).duplicates.overdue == overdue
+
+
+def sent_update_at(job: Job, node: NodeId, elapsed_ms: int) -> events.UpdateReceived:
+    return replace(sent_update(job, node), at_ms=at(100 + elapsed_ms))
 
 
 def sent_update(job: Job, node: NodeId) -> events.UpdateReceived:

@@ -15,7 +15,12 @@ import numpy as np
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.silent_nodes import silent_nodes_slowdown
 from benchmarks.ours.table import PartFigures
-from benchmarks.ours.trust.duplicates import SEEDS, duplicate_share
+from benchmarks.ours.trust.duplicates import (
+    SEEDS,
+    UNEQUAL,
+    duplicate_share,
+    trusted_share,
+)
 from benchmarks.peers.seconds import ROOT
 from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.state import TrustMemory
@@ -139,11 +144,21 @@ def _spend(round_: _AdmittedRound, rule: str) -> float:
 
 
 def duplicates() -> PartFigures:
-    """Share of all work that secret duplicates do twice."""
+    """Share of all work that secret duplicates do twice, or leave undone to compare speeds."""
     share = fmean(duplicate_share(seed) for seed in range(SEEDS))
+    unequal = fmean(duplicate_share(seed, UNEQUAL) for seed in range(SEEDS))
+    trusted = fmean(trusted_share(seed, UNEQUAL) for seed in range(SEEDS))
     return PartFigures(
-        rows=[["work done twice by secret duplicates", f"{100 * share:.2f} %"]],
-        metrics={"duplicate_share": share},
+        rows=[
+            ["work done twice by secret duplicates", f"{100 * share:.2f} %"],
+            ["the same, and work left undone, speeds of 1 : 16", f"{100 * unequal:.2f} %"],
+            ["the same, nodes that are trusted", f"{100 * trusted:.2f} %"],
+        ],
+        metrics={
+            "duplicate_share": share,
+            "duplicate_share_unequal": unequal,
+            "duplicate_share_trusted": trusted,
+        },
     )
 
 

@@ -1,23 +1,58 @@
-"""Share of work that secret duplicates do twice, among honest nodes that begin as strangers."""
+"""Share of work that secret duplicates do twice or leave undone, among honest nodes."""
+
+from collections.abc import Sequence
 
 from coordinator.core.duplicates import ComparedPair, RoundWorker, draw_duplicates, judge_pairs
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.state import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.plan.common_work import lesser_work
+from coordinator.core.plan.decision import NodePlan
 from hypergpu.ids import NodeId
+from hypergpu.units import Milliseconds
 
-NODES, ROUNDS, SEEDS = 20, 50, 50
+ROUNDS, SEEDS, BATCH = 50, 50, 32
 LIKENESS = 0.7
 """An honest pair's, as measured with equal data: docs/decisions/0025."""
+EQUAL = (20,) * 20
+UNEQUAL = (5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 20, 20, 20, 20, 40, 40, 40, 80, 80, 80)
+"""Inner steps of a round, by the nodes' speeds."""
+SPAN_MS = 30_000
 
 
-def duplicate_share(seed: int) -> float:
-    """Work done twice over all work of one job."""
-    nodes = [NodeId(f"{number:02d}") for number in range(NODES)]
-    workers = [RoundWorker(node, (20, 32, 0, "int4"), has_begun=False) for node in nodes]
-    memory, count = TrustMemory(), 0
+def duplicate_share(seed: int, steps: Sequence[int] = EQUAL) -> float:
+    """Work done twice over all work of one job of nodes that begin as strangers."""
+    return _lost_share(seed, steps, TrustMemory())
+
+
+def trusted_share(seed: int, steps: Sequence[int]) -> float:
+    """Work done twice or left undone, of one job of nodes that earlier pairs speak for."""
+    matches = dict.fromkeys(_names(steps), 2)
+    known = DuplicateMemory(matches=matches, likeness=(LIKENESS,) * 3)
+    return _lost_share(seed, steps, TrustMemory(duplicates=known))
+
+
+def _names(steps: Sequence[int]) -> list[NodeId]:
+    return [NodeId(f"{number:02d}") for number in range(len(steps))]
+
+
+def _lost_share(seed: int, steps: Sequence[int], memory: TrustMemory) -> float:
+    plans = {
+        node: NodePlan(
+            count,
+            "int4",
+            "",
+            forecast_ms=Milliseconds(SPAN_MS),
+            step_us=SPAN_MS * 1000 // count,
+        )
+        for node, count in zip(_names(steps), steps, strict=True)
+    }
+    workers = [RoundWorker(node, plan, has_begun=False) for node, plan in plans.items()]
+    lost = 0
     for number in range(ROUNDS):
-        pairs = draw_duplicates(f"{seed}/{number}", memory.duplicates, workers)
-        count += len(pairs)
+        pairs = draw_duplicates(f"{seed}/{number}", memory.duplicates, workers, BATCH)
+        for node, other in pairs.items():
+            done = lesser_work(plans[node], plans[other], BATCH).inner_steps
+            lost += plans[node].inner_steps + plans[other].inner_steps - done
         whole = Weighing(clips={}, votes={}, reasons={}, memory=memory)
         compared = [ComparedPair(pair, LIKENESS) for pair in pairs.items()]
         memory = judge_pairs(whole, compared).memory
-    return count / (NODES * ROUNDS)
+    return lost / (ROUNDS * sum(steps))

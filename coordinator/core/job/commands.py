@@ -80,6 +80,17 @@ class FoldedUpdate(msgspec.Struct, frozen=True):
     """What it is multiplied by besides, in 1/65,536."""
 
 
+class DuplicatedShards(msgspec.Struct, frozen=True):
+    """Shards that two nodes of a round had each, see `coordinator.core.duplicates`."""
+
+    pairs: dict[NodeId, NodeId] = {}
+    """Nodes that had the shard of another, with that one."""
+    incomparable: frozenset[NodeId] = frozenset()
+    """Those of them that trained it in other passes than that one."""
+    overdue: frozenset[NodeId] = frozenset()
+    """Nodes of the pairs that were slower than they say, whether their updates are in or not."""
+
+
 class Aggregate(msgspec.Struct, frozen=True):
     """Fold ``updates``, which are in slot order, into ``base``; answered by `AggregateReady`."""
 
@@ -102,10 +113,7 @@ class Aggregate(msgspec.Struct, frozen=True):
     """The model before ``base``, to go back to where ``base`` is of no use; None: ``base`` is the
     first one, or the job went back to it.
     """
-    duplicates: dict[NodeId, NodeId] = {}
-    """Nodes that had the shard of another, with that one."""
-    incomparable: frozenset[NodeId] = frozenset()
-    """Those of them that trained it in other passes than that one."""
+    duplicates: DuplicatedShards = DuplicatedShards()
     makers: tuple["FoldedUpdate", ...] = ()
     """Updates that ``base`` was made of."""
 

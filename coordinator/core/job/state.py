@@ -3,7 +3,7 @@
 Frozen, serializable, without tensors.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 import msgspec
@@ -219,15 +219,14 @@ class Round(msgspec.Struct, frozen=True):
     total_samples: Samples
     """What the whole job will have processed if the rounds to come are like this one."""
     opened_at_ms: Milliseconds
-    participants: dict[NodeId, Participant]
+    participants: Mapping[NodeId, Participant]
     counts: dict[WorkState, int]
     """How many participants are where, kept beside them: an update costs no walk over all."""
     inner_steps: int
     """Median number of its participants' inner steps."""
     down: str
     """Codec of the delta that it ends with."""
-    is_sparse: bool
-    """Whether its outer step is plain SGD, as sparse codecs need it."""
+    is_sparse: bool  # its outer step is plain SGD, as sparse codecs need it
     resting: dict[NodeId, str] = {}
     """Nodes that were there and that its plan gave nothing, with the reason."""
     agreement: float | None = None
@@ -246,6 +245,7 @@ class Round(msgspec.Struct, frozen=True):
     """The longest time that one of its updates took; 0: none is in."""
     duplicates: dict[NodeId, NodeId] = {}
     """Who has the shard of whom, of the pairs that are both at work or in."""
+    overdue: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
     dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
@@ -402,7 +402,7 @@ class Job(msgspec.Struct, frozen=True):
     best: ModelScore | None = None
     best_model: Model | None = None
     round: Round | None = None
-    members: dict[NodeId, Member] = {}
+    members: Mapping[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
     funding: Funding | None = None

@@ -390,6 +390,7 @@ def _node_plans(
                 spec, span_us, work.moving_us + work.hidden_us, work.step_us
             ),
             band=found[node].band,
+            step_us=round(work.step_us) if work.known.is_measured else 0,
         )
         for node, work in working.items()
     }

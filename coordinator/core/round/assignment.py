@@ -26,6 +26,7 @@ from coordinator.core.job.state import (
     WorkState,
     initial_of,
 )
+from coordinator.core.persistent_map import count_where, replace_items
 from coordinator.core.plan.decision import (
     Band,
     MemoryFit,
@@ -176,6 +177,15 @@ def available_nodes(job: Job) -> list[NodeId]:
     return [node for _, node in sorted(able)]
 
 
+def available_count(job: Job) -> int:
+    """How many nodes can take work. Cheap to ask whenever one comes."""
+    return count_where(job.members, _can_work)
+
+
+def _can_work(member: Member) -> bool:
+    return member.can_work
+
+
 def fit_of(job: Job, node: NodeId) -> MemoryFit:
     """How a member's steps are made to fit: by its own, else by what others measured."""
     member = job.members[node]
@@ -198,7 +208,11 @@ def with_memory_use(job: Job, node: NodeId, update: AcceptedUpdate) -> Job:
 
 def left_out(job: Job) -> int:
     """How many nodes are there and get no work, since not even one sample fits into memory."""
-    return sum(1 for each in job.members.values() if each.is_present and each.fit.shortage)
+    return count_where(job.members, _lacks_memory)
+
+
+def _lacks_memory(member: Member) -> bool:
+    return member.is_present and bool(member.fit.shortage)
 
 
 def nodes_needed(job: Job) -> int:
@@ -263,7 +277,9 @@ def replace_participants(round_: Round, participants: Mapping[NodeId, Participan
         if before is not None:
             counts[before.work] -= 1
         counts[participant.work] = counts.get(participant.work, 0) + 1
-    return replace(round_, participants={**round_.participants, **participants}, counts=counts)
+    return replace(
+        round_, participants=replace_items(round_.participants, participants), counts=counts
+    )
 
 
 def deadline(job: Job) -> tuple[SetDeadline, ...]:

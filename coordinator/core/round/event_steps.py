@@ -28,6 +28,7 @@ from coordinator.core.job.state import (
     Round,
     WorkState,
 )
+from coordinator.core.persistent_map import replace_items
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
@@ -58,7 +59,7 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     fit = replace(before.fit, shortage="")  # its owner may have given it more memory
     told = replace(before, token=event.token, memory_bytes=event.memory_bytes)
     member = replace(told, is_present=True, is_leaving=False, fit=fit)
-    job = with_own_streams(replace(job, members={**job.members, event.node: member}))
+    job = with_own_streams(replace(job, members=replace_items(job.members, {event.node: member})))
     if job.phase is Phase.WAITING:
         return open_round(job)
     step = reassign_orphans(job)
@@ -80,7 +81,7 @@ def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
     """Let the node finish its current work, and no more."""
     if job.round is not None and event.node in job.round.pending:
         member = replace(job.members[event.node], is_leaving=True)
-        return JobStep(replace(job, members={**job.members, event.node: member}))
+        return JobStep(replace(job, members=replace_items(job.members, {event.node: member})))
     job = _remove_node(job, event.node)
     job = open_round(job).job if job.phase is Phase.WAITING else job
     return JobStep(job, (ReleaseNode(event.node, event.reason),))
@@ -101,7 +102,7 @@ def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
     member = replace(job.members[event.node], ban="", useless=0)
     trust = without_trust(job.trust, event.node)
     trust = replace(trust, duplicates=without_doubts(trust.duplicates, event.node))
-    job = replace(job, members={**job.members, event.node: member}, trust=trust)
+    job = replace(job, members=replace_items(job.members, {event.node: member}), trust=trust)
     return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
 
@@ -138,7 +139,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
     job = replace(
         with_memory_use(job, event.node, update),
         round=replace_participants(round_, {event.node: participant}),
-        members={**job.members, event.node: member},
+        members=replace_items(job.members, {event.node: member}),
         streams=counted_streams(job, event.node, update.data_samples),
         tally=tally,
     )
@@ -176,7 +177,7 @@ def _release_if_leaving(job: Job, node: NodeId) -> JobStep:
 def _remove_node(job: Job, node: NodeId) -> Job:
     """The job with ``node`` no longer present."""
     member = replace(job.members[node], is_present=False, is_leaving=False)
-    return replace(job, members={**job.members, node: member})
+    return replace(job, members=replace_items(job.members, {node: member}))
 
 
 def note_deadline(job: Job, event: events.DeadlineReached) -> JobStep:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import WriteRecord
 from coordinator.core.job.events import MemoryFitted
 from coordinator.core.job.state import Job, Phase, WorkState
+from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import fit_plan, tighter_fit
 from coordinator.core.round.assignment import (
     JobStep,
@@ -30,7 +31,7 @@ def refit_work(job: Job, node: NodeId) -> JobStep:
     round_ = job.open_round
     before = round_.participants[node]
     fit = tighter_fit(before.plan, round_.spec, can_checkpoint=job.can_checkpoint)
-    members = {**job.members, node: replace(job.members[node], fit=fit)}
+    members = replace_items(job.members, {node: replace(job.members[node], fit=fit)})
     if fit.shortage:
         return JobStep(replace(job, members=members))
     retried = f"H={before.plan.inner_steps}, {before.plan.codec}, once more"

@@ -7,10 +7,16 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import RoundWorker, draw_duplicates, shared_weights
+from coordinator.core.duplicates import (
+    RoundWorker,
+    draw_duplicates,
+    overdue_nodes,
+    shared_weights,
+)
 from coordinator.core.job.commands import (
     Aggregate,
     Command,
+    DuplicatedShards,
     EvaluateModel,
     FoldedUpdate,
     InitialiseModel,
@@ -25,12 +31,14 @@ from coordinator.core.job.state import (
     Round,
     WorkState,
 )
+from coordinator.core.plan.common_work import lesser_work
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.memory_fit import fit_plan
 from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
+    available_count,
     available_nodes,
     cancellations,
     deadline,
@@ -66,9 +74,9 @@ def open_round(job: Job) -> JobStep:
     """Open the next round, or have it planned, when enough nodes are there; else wait for them."""
     number = job.newest_model.round
     job = replace(job, spec=job.next_spec or job.spec, next_spec=None, round=None)
-    nodes, needed = available_nodes(job), nodes_needed(job)
-    if len(nodes) < needed:
-        reason = f"{len(nodes)} of {needed} nodes are here"
+    present, needed = available_count(job), nodes_needed(job)
+    if present < needed:
+        reason = f"{present} of {needed} nodes are here"
         reason += f", {left} lack memory" if (left := left_out(job)) else ""
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
@@ -100,6 +108,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     resting = {**resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
     duplicates = _duplicates(job, plan)
+    plan = _with_common_work(job, plan, duplicates)
     own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
     deal = deal_shards(job, replace(plan, nodes=own_shards), total_samples)
     participants = {
@@ -152,16 +161,23 @@ def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
     trust = job.spec.trust
     if trust.rule != "robust" or trust.duplicates != "secret" or job.spec.data.stays_on_nodes:
         return {}
-    stated = job.spec.training.batch_size
     workers = [
         RoundWorker(
             node,
-            (part.inner_steps, part.batch(stated), part.micro_batch, part.codec),
+            part,
             has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
         )
         for node, part in plan.nodes.items()
     ]
-    return draw_duplicates(job.draw, job.trust.duplicates, workers)
+    stated = job.spec.training.batch_size
+    return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
+
+
+def _with_common_work(job: Job, plan: RoundPlan, duplicates: Mapping[NodeId, NodeId]) -> RoundPlan:
+    stated, nodes = job.spec.training.batch_size, dict(plan.nodes)
+    for node, other in (*duplicates.items(), *((it, own) for own, it in duplicates.items())):
+        nodes[node] = lesser_work(plan.nodes[node], plan.nodes[other], stated)
+    return replace(plan, nodes=nodes)
 
 
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
@@ -325,13 +341,17 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
         outer=outer.step,
         outer_reason=outer.reason,
         scale=scale,
-        duplicates=round_.duplicates,
-        incomparable=frozenset(
-            own
-            for own, other in round_.duplicates.items()
-            if _passes(round_, own) != _passes(round_, other)
-        ),
+        duplicates=_duplicated_shards(round_),
     )
+
+
+def _duplicated_shards(round_: Round) -> DuplicatedShards:
+    incomparable = frozenset(
+        own
+        for own, other in round_.duplicates.items()
+        if _passes(round_, own) != _passes(round_, other)
+    )
+    return DuplicatedShards(round_.duplicates, incomparable, round_.overdue)
 
 
 def _passes(round_: Round, node: NodeId) -> tuple[int, bool]:
@@ -390,7 +410,8 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     ]
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
-    closed = replace_participants(replace(round_, orphans=()), cut)
+    overdue = overdue_nodes(round_, job.at_ms)
+    closed = replace_participants(replace(round_, orphans=(), overdue=overdue), cut)
     job = replace(
         job,
         phase=Phase.AGGREGATING,

@@ -2,7 +2,7 @@
 updates' weighing. Pure: what is awaited and stored is the business of the caller.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from coordinator.core.duplicates import judge_pairs
+from coordinator.core.job.commands import DuplicatedShards
 from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.noise import judge_noise
 from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
@@ -19,7 +20,7 @@ from coordinator.shell.aggregation.repeats import find_repeats, remember
 from coordinator.shell.aggregation.sketch import COSINE_ERROR, UpdateSketch
 from hypergpu.ids import NodeId
 
-_NO_DUPLICATES: Mapping[NodeId, NodeId] = {}
+_NO_DUPLICATES = DuplicatedShards()
 _COPY_SHARE = 0.25
 """Updates nearer to each other than this part of the usual distance to the nearest are copies."""
 _COPY_LEAST = 1e-6
@@ -39,8 +40,7 @@ def weigh_sketched(
     rule: str,
     found: Sequence[SketchedUpdate],
     gradient: HeldOutGradient | None,
-    duplicates: Mapping[NodeId, NodeId] = _NO_DUPLICATES,
-    incomparable: Set[NodeId] = frozenset(),
+    duplicates: DuplicatedShards = _NO_DUPLICATES,
 ) -> Weighing:
     """Weigh a round's updates by a rule of the job file's ``trust``.
 
@@ -50,21 +50,21 @@ def weigh_sketched(
         found: The round's updates.
         gradient: Of the held-out loss, where it is known.
         duplicates: Whose update is of whose shard, besides that one's own.
-        incomparable: Those of them whose work was another one.
     """
     if gradient is not None and gradient.loss is not None:
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
     if rule != "robust":
         return whole_weighing(memory)
-    evidence = without_pairs(evidence_of(found, gradient), duplicates)
+    evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
     worked = {node: sketch for node, sketch in sound.items() if sketch.any()}
     repeats = find_repeats(memory.fingerprints, worked)
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
-    pairs = compare_pairs(sound, duplicates)
-    return judge_pairs(weighing, [pair for pair in pairs if pair.nodes[0] not in incomparable])
+    pairs = compare_pairs(sound, duplicates.pairs)
+    comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
+    return judge_pairs(weighing, comparable, duplicates.overdue)
 
 
 def weigh_rollback(

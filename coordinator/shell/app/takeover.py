@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from sqlalchemy import inspect
 from sqlalchemy.exc import DBAPIError, InternalError, OperationalError
 
@@ -33,7 +34,7 @@ from coordinator.shell.journal.records import (
     TenureLostError,
 )
 from coordinator.shell.journal.schema import COORDINATORS
-from coordinator.shell.journal.tenure import ALONE_MS, TenureClaim, refuse_to_wait
+from coordinator.shell.journal.tenure import ALONE_MS, TenureClaim, boot_ms, refuse_to_wait
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.keys import TERMINAL, passphrase_of_file
@@ -76,6 +77,26 @@ class _Waiting:
         _NOTHING_ELSE.wait(_LOOK_S)
 
 
+class DatabaseWait:
+    """How long the database did not answer, by a clock that also runs while the machine sleeps."""
+
+    def __init__(self) -> None:
+        self.last_ms = Milliseconds(0)
+        """Length of the last time; 0: it always answered."""
+        self._since_ms: Milliseconds | None = None
+
+    def begin(self) -> None:
+        """Note that it does not answer."""
+        if self._since_ms is None:
+            self._since_ms = boot_ms()
+
+    def end(self) -> None:
+        """Note that it answers."""
+        if self._since_ms is not None:
+            self.last_ms = Milliseconds(boot_ms() - self._since_ms)
+            self._since_ms = None
+
+
 class Turn(NamedTuple):
     """What a coordinator has once it drives."""
 
@@ -107,16 +128,19 @@ def take_turn(settings: Settings) -> Turn:
     _check(settings, url)
     assert settings.passphrase_file is not None  # noqa: S101 - it was checked
     shared = SharedSecrets(settings.data_dir, passphrase_of_file(settings.passphrase_file))
-    prepared, record = None, _record(settings)
+    prepared, record, waiting = None, _record(settings), DatabaseWait()
     while True:
         try:
             if _restore_early(url, shared, record):
                 prepared = _prepare(settings)
-            journal = Journal(url, TenureClaim(_claimant(settings), _Waiting()))
+            waiting.end()
+            claimant = replace(_claimant(settings), waited_ms=waiting.last_ms)
+            journal = Journal(url, TenureClaim(claimant, _Waiting()))
         except (DBAPIError, JournalUnreadableError) as broken:
             if not is_away(broken):
                 raise
             log.warning("the database is waited for", reason=str(broken))
+            waiting.begin()
             _NOTHING_ELSE.wait(_AGAIN_S)
             continue
         with journal.database.writer() as connection:
@@ -218,7 +242,7 @@ def _check(settings: Settings, url: str) -> None:
     ]
     if lacks:
         detail = f"--takeover needs {', '.join(lacks)}: another machine has nothing of this one's"
-        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/scale.md")
+        raise HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix="see docs/takeover.md")
 
 
 def _restore_early(url: str, shared: SharedSecrets, record: CoordinatorRecord) -> bool:

@@ -37,6 +37,10 @@ from hypergpu.ids import Digest
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 
+ABSENT_KEEP_S = 25 * 3600
+"""What another coordinator left is kept for longer than anything that no job needs, by clocks that
+may differ.
+"""
 SPARE_BYTES_MIN = 1 << 20
 """Smaller files are not worth it."""
 _SPARES_MAX = 16
@@ -145,11 +149,22 @@ def open_locked(path: Path) -> BinaryIO | None:
     return None
 
 
+class BlobCopy(NamedTuple):
+    """The copy of a blob."""
+
+    size_bytes: Bytes
+    since_s: float
+    """When it was written, in Unix time of where it is."""
+
+
 class BlobCopies(Protocol):
     """Copies of all blobs, away from this machine. Calls block."""
 
-    def sizes(self) -> Mapping[Digest, Bytes]:
+    def copies(self) -> Mapping[Digest, BlobCopy]:
         """Every blob that is there."""
+
+    def find(self, digest: Digest) -> BlobCopy | None:
+        """The newest copy of a blob; None: there is none."""
 
     def keep(self, blob: BlobRef, path: Path) -> None:
         """Have a blob there; returns once it is."""
@@ -189,7 +204,7 @@ class BlobStore:
         for path in self.files():
             self._names.add(Digest(path.name))
             space.count(path.stat().st_size)
-        self._absent: dict[Digest, Bytes] = {}
+        self._absent: dict[Digest, BlobCopy] = {}
         """Blobs that only the copies have."""
         if copies is not None:
             self._compare(copies)
@@ -265,7 +280,8 @@ class BlobStore:
         try:
             return Bytes(self._path(digest).stat().st_size)
         except FileNotFoundError:
-            return self._absent.get(digest)
+            absent = self._absent.get(digest)
+            return None if absent is None else absent.size_bytes
 
     def mark(self) -> int:
         """A moment for `collect`, to be taken before looking at what is live."""
@@ -287,7 +303,7 @@ class BlobStore:
         now_s = time.time()
         with self._placing:
             unneeded = sorted(self._names - live)
-            far = [] if spares_older else [each for each in [*self._absent] if each not in live]
+            far = [] if spares_older else self._unneeded_copies(live, now_s)
             for digest in far:
                 self._absent.pop(digest, None)
             removed += far
@@ -303,6 +319,16 @@ class BlobStore:
                 self._remove(path)
                 removed.append(digest)
         return Collected(tuple(removed), Bytes(freed_bytes))
+
+    def _unneeded_copies(self, live: frozenset[Digest], now_s: float) -> list[Digest]:
+        """What only the copies have, is not live, and is not young: the coordinator before knew how
+        long it had to be kept, such as a user's files that no job names yet.
+        """
+        return [
+            digest
+            for digest, copy in self._absent.items()
+            if digest not in live and copy.since_s + ABSENT_KEEP_S <= now_s
+        ]
 
     def reuse(self, path: Path, size_bytes: int) -> bool:
         """Give a file of exactly this size, left by a removed blob, the name ``path``.
@@ -377,7 +403,21 @@ class BlobStore:
             path.rename(self._damaged / f"{digest}-{secrets.token_hex(4)}")
             sync_folder(path.parent)
         log.error("a damaged blob is set aside", blob=digest, folder=str(self._damaged))
-        raise _unknown_blob(digest, "its bytes were damaged on disk")
+        if not self._has_come_back(digest):
+            raise _unknown_blob(digest, "its bytes were damaged on disk")
+
+    def _has_come_back(self, digest: Digest) -> bool:
+        """Whether the copies gave a blob back whose file was damaged; not while they are away."""
+        if self._copies is None:
+            return False
+        try:
+            if (copy := self._copies.find(digest)) is not None:
+                self._absent[digest] = copy
+                self._fetch(digest)
+        except HyperGPUError as refused:
+            if refused.reason is not Reason.STORE_UNREACHABLE:
+                raise
+        return self._path(digest).exists()
 
     def _remove(self, path: Path) -> None:
         """Delete a file, or keep it to be written over unless somebody reads it."""
@@ -409,7 +449,7 @@ class BlobStore:
     def _fetch(self, digest: Digest) -> None:
         """Bring a blob here that only the copies have, or find that they have it no more."""
         assert self._copies is not None  # noqa: S101 - else nothing is absent
-        blob = BlobRef(digest, self._absent[digest])
+        blob = BlobRef(digest, self._absent[digest].size_bytes)
         work = self.work_path(f"fetched-{secrets.token_hex(8)}")
         with reject_when_full(f"blob {digest}"):
             try:
@@ -423,7 +463,7 @@ class BlobStore:
 
     def _compare(self, copies: BlobCopies) -> None:
         """Find what only the copies have, and let them have what is only here."""
-        there = copies.sizes()
+        there = copies.copies()
         self._absent = {digest: there[digest] for digest in there.keys() - self._names}
         for digest in sorted(self._names - there.keys()):
             path = self._path(digest)

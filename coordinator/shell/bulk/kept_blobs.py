@@ -5,12 +5,14 @@ itself, from where their nodes wrote them. What comes back is believed by its di
 """
 
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from coordinator.shell.blobs.store import BlobCopy
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
 from hypergpu.crypto import digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
@@ -33,24 +35,36 @@ def digest_in(key: str) -> Digest | None:
     return Digest(digest) if key.startswith(FOLDER) and is_digest(digest) else None
 
 
+def number_in(key: str) -> int:
+    """The number of a copy's key."""
+    number = key.rpartition(".")[2]
+    return int(number) if number.isdecimal() else 0
+
+
 class KeptBlobs:
-    """The part of a bucket with a coordinator's blobs. Calls block; threads may share it."""
+    """The part of a bucket with a coordinator's blobs. Calls block; threads may share it.
+
+    No blob gets a key that is still being deleted: a blob that is needed again would go with it.
+    """
 
     def __init__(self, bucket: S3Bucket) -> None:
         """Nothing is asked yet."""
         self.bucket = bucket
         self._lock = threading.Lock()
         self._keys: dict[Digest, list[str]] = {}
+        """Copies of each blob that is there; the newest is last."""
+        self._writing: set[str] = set()
+        self._deleting: dict[Digest, set[str]] = {}
         self._uploads: dict[Digest, str] = {}
 
-    def sizes(self) -> dict[Digest, Bytes]:
+    def copies(self) -> dict[Digest, BlobCopy]:
         """Every blob that is there.
 
         Raises:
             BucketError: The store did not answer.
             HyperGPUError: ARGUMENT_INVALID, keys, bucket or permissions are wrong.
         """
-        sizes: dict[Digest, Bytes] = {}
+        copies: dict[Digest, BlobCopy] = {}
         try:
             found = self.bucket.objects()
         except BucketError as refused:
@@ -60,10 +74,27 @@ class KeptBlobs:
             raise
         for each in sorted(found, key=lambda each: each.since_s):
             if (digest := digest_in(each.key)) is not None:
-                sizes[digest] = Bytes(each.size_bytes)
+                copies[digest] = BlobCopy(Bytes(each.size_bytes), each.since_s)
                 with self._lock:
                     self._keys.setdefault(digest, []).append(each.key)
-        return sizes
+        return copies
+
+    def find(self, digest: Digest) -> BlobCopy | None:
+        """The newest copy of a blob; None: there is none.
+
+        Raises:
+            BucketError: The store refused it, or did not answer.
+        """
+        with self._lock:
+            keys = self._keys.get(digest)
+        size_bytes = self.bucket.size(keys[-1]) if keys else None
+        return None if size_bytes is None else BlobCopy(Bytes(size_bytes), time.time())
+
+    def key(self, digest: Digest) -> str:
+        """Key of a blob's newest copy; where there is none, the one that it would get."""
+        with self._lock:
+            keys = self._keys.get(digest)
+            return keys[-1] if keys else self._free_key(digest)
 
     def note_upload(self, digest: Digest, key: str) -> None:
         """Note an object that is said to be this blob, and that nobody else deletes."""
@@ -80,15 +111,15 @@ class KeptBlobs:
             upload = self._uploads.pop(blob.digest, "")
             if blob.digest in self._keys:
                 return
-        key = copy_key(blob.digest)
-        if upload:
-            self.bucket.copy(upload, key)
-            with suppress(BucketError):  # It is swept later.
-                self.bucket.delete([upload])
-        else:
-            self.bucket.write(key, path)
-        with self._lock:
-            self._keys[blob.digest] = [key]
+            key = self._free_key(blob.digest)
+            self._writing.add(key)
+        try:
+            self._write(key, path, upload)
+            with self._lock:
+                self._keys[blob.digest] = [key]
+        finally:
+            with self._lock:
+                self._writing.discard(key)
 
     def fetch(self, blob: BlobRef, path: Path) -> bool:
         """Write a blob's bytes to a file. False: nothing in the bucket is that blob.
@@ -111,6 +142,39 @@ class KeptBlobs:
         """Keys of blobs that nobody needs any more, to be deleted by the caller."""
         with self._lock:
             return [key for digest in digests for key in self._keys.pop(digest, ())]
+
+    def begin_deletion(self, keys: Iterable[str]) -> list[str]:
+        """Those of the keys that may be deleted: of no blob that is needed by now."""
+        with self._lock:
+            needed = self._writing | {key for kept in self._keys.values() for key in kept}
+            free = [key for key in keys if key not in needed]
+            for key in free:
+                if (digest := digest_in(key)) is not None:
+                    self._deleting.setdefault(digest, set()).add(key)
+            return free
+
+    def end_deletion(self, keys: Iterable[str]) -> None:
+        """Note that nothing is left of these keys, and nobody deletes them any more."""
+        with self._lock:
+            for key in keys:
+                digest = digest_in(key)
+                if digest is None or digest not in self._deleting:
+                    continue
+                self._deleting[digest].discard(key)
+                if not self._deleting[digest]:
+                    del self._deleting[digest]
+
+    def _free_key(self, digest: Digest) -> str:
+        used = map(number_in, self._deleting.get(digest, ()))
+        return copy_key(digest, max(used, default=-1) + 1)
+
+    def _write(self, key: str, path: Path, upload: str) -> None:
+        if not upload:
+            self.bucket.write(key, path)
+            return
+        self.bucket.copy(upload, key)
+        with suppress(BucketError):  # It is swept later.
+            self.bucket.delete([upload])
 
 
 def _append(file: BinaryIO, _at: int, piece: bytes) -> None:

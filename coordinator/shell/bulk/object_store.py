@@ -19,7 +19,7 @@ from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import OpenUpload, UploadStore
 from coordinator.shell.blobs.writing import kept_secret, reject_when_full
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
-from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key, digest_in
+from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key, digest_in, number_in
 from coordinator.shell.bulk.messages import BytesServed, Certificates
 from coordinator.shell.bulk.tickets import LIFE_MS
 from hypergpu.errors import HyperGPUError, Reason
@@ -58,21 +58,20 @@ Result = TypeVar("Result")
 class _Copy:
     """The copy of a blob in the bucket."""
 
-    def __init__(self, blob: BlobRef) -> None:
+    def __init__(self, blob: BlobRef, key: str) -> None:
         self.blob = blob
-        self.keys: list[str] = []
+        self.keys = [key]
         """The newest is in use: a store may not overwrite what somebody doubts."""
         self.writing: asyncio.Task[None] | None = None
         """The task that writes it; ended without an error: the copy is there."""
         self.doubted_s = -_DOUBT_S
         self.bearers: set[NodeId | None] = set()
         """Nodes that were given a ticket for a job's model."""
-        self.renew()
 
     def renew(self) -> None:
         """Have the copy written again, under another key."""
         self.writing = None
-        self.keys.append(copy_key(self.blob.digest, len(self.keys)))
+        self.keys.append(copy_key(self.blob.digest, number_in(self.keys[-1]) + 1))
 
 
 class ObjectStore:
@@ -164,7 +163,8 @@ class ObjectStore:
         """A ticket to fetch a blob, which is written to the bucket first where it has to be."""
         if not blob.size_bytes:
             return tensor_pb2.Ticket(life_ms=LIFE_MS)
-        copy = self._copies.setdefault(blob.digest, _Copy(blob))
+        if (copy := self._copies.get(blob.digest)) is None:
+            copy = self._copies[blob.digest] = _Copy(blob, self._key(blob.digest))
         await self._have_written(copy)
         if purpose and node not in copy.bearers:
             copy.bearers.add(node)
@@ -217,8 +217,8 @@ class ObjectStore:
         keys = {key for copy in copies for key in copy.keys}
         if self._kept is not None:
             keys.update(self._kept.forget(digests))
-        if keys:
-            self._detach(self._delete(sorted(keys)))
+        if free := self._begin_deletion(sorted(keys)):
+            self._detach(self._delete(free))
 
     def sweep(self, before_s: float) -> int:
         """Delete what is older and nobody knows, such as uploads under leases that ended. Blocks.
@@ -240,8 +240,10 @@ class ObjectStore:
             self._bucket.abandon(each)
         written = [each.key for each in self._bucket.objects() if each.since_s < before_s]
         left = [key for key in written if key not in uploads and not self._is_copy(key)]
-        self._bucket.delete(left)
-        return len(left) + len(void)
+        free = self._begin_deletion(left)
+        self._bucket.delete(free)
+        self._end_deletion(free)
+        return len(free) + len(void)
 
     async def _have_written(self, copy: _Copy) -> None:
         """Wait a moment for the copy, which one task writes whoever waits for it.
@@ -375,6 +377,19 @@ class ObjectStore:
             # Who sends the same upload again waits, or it would be deleted.
             async with self._lock(key):
                 await self._call(partial(self._bucket.delete, [key]))
+                self._end_deletion([key])
+
+    def _begin_deletion(self, keys: list[str]) -> list[str]:
+        """Those of the keys that may be deleted."""
+        return keys if self._kept is None else self._kept.begin_deletion(keys)
+
+    def _end_deletion(self, keys: list[str]) -> None:
+        if self._kept is not None:
+            self._kept.end_deletion(keys)
+
+    def _key(self, digest: Digest) -> str:
+        """Where a blob's copy is or comes."""
+        return copy_key(digest) if self._kept is None else self._kept.key(digest)
 
     def _is_copy(self, key: str) -> bool:
         """Whether an object is the copy of a blob that is here."""

@@ -18,13 +18,13 @@ from coordinator.shell.aggregation.fold_files import (
     FoldRequest,
     FoldResult,
     NoUpdatesError,
-    StoredBlob,
     StoredUpdate,
 )
 from coordinator.shell.commands.weighing import (
     WeighedRound,
     prepare_gradient,
     round_draw,
+    stored_base,
     weigh_round,
 )
 from coordinator.shell.engine.sharded_fold import fold_by
@@ -208,8 +208,8 @@ def fold_updates(services: Services, layout: Layout, command: Aggregate) -> Aggr
         down=command.down,
         outer=command.outer,
         scale=command.scale,
-        base_model=_stored_base(services, command.base.blob),
-        outer_state=_stored_base(services, outer_state) if outer_state else None,
+        base_model=stored_base(services, command.base.blob),
+        outer_state=stored_base(services, outer_state) if outer_state else None,
         updates=tuple(stored for _, stored in usable),
         output_dir=services.blobs.work_path("fold").parent,
     )
@@ -253,16 +253,6 @@ def _usable_updates(
             )
             usable.append((update, stored))
     return usable, omitted
-
-
-def _stored_base(services: Services, blob: BlobRef) -> StoredBlob:
-    try:
-        return StoredBlob(services.blobs.path(blob.digest), blob.digest)
-    except HyperGPUError as missing:
-        if missing.reason is not Reason.BLOB_UNKNOWN:
-            raise
-        stored = StoredBlob(services.blobs.work_path(blob.digest), blob.digest)
-        raise BaseDamagedError(stored, missing.detail) from missing
 
 
 def _unchanged_model(command: Aggregate, omitted: list[tuple[NodeId, str]]) -> AggregatedRound:

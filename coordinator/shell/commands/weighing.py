@@ -21,13 +21,14 @@ from coordinator.shell.aggregation.evidence import (
     weigh_rollback,
     weigh_sketched,
 )
+from coordinator.shell.aggregation.fold_files import BaseDamagedError, StoredBlob
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
 from coordinator.shell.commands.evaluation import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.errors import HyperGPUError
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
@@ -67,14 +68,21 @@ def prepare_gradient(services: Services, runtime: JobRuntime) -> None:
 
 
 def prepare_sketch(services: Services, runtime: JobRuntime, update: BlobRef, codec: str) -> None:
-    """Begin to sketch an accepted update, unless that is under way."""
+    """Begin to sketch an accepted update, unless that is under way. One that failed is tried again:
+    the model that it was made from may have been away.
+    """
     sketches = runtime.measurements.sketches
-    if update.digest not in sketches:
+    known = sketches.get(update.digest)
+    if known is None or (known.done() and (known.cancelled() or known.exception())):
         sketches[update.digest] = asyncio.create_task(_sketch(services, runtime, update, codec))
 
 
 async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregate) -> WeighedRound:
-    """Weigh the updates of a closed round, or roll back to the model before its base."""
+    """Weigh the updates of a closed round, or roll back to the model before its base.
+
+    Raises:
+        BaseDamagedError: The base is missing.
+    """
     gradient = await _gradient(services, runtime, command.base)
     is_robust = command.spec.trust.rule == "robust"
     if is_robust and command.fallback is not None and gradient is not None:
@@ -88,7 +96,6 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         found,
         gradient,
         command.duplicates,
-        command.incomparable,
     )
     if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
@@ -109,6 +116,21 @@ async def _roll_back(
         reason=weighing.rollback,
     )
     return WeighedRound(weighing)
+
+
+def stored_base(services: Services, blob: BlobRef) -> StoredBlob:
+    """The file of a model, or of another blob that a fold begins from.
+
+    Raises:
+        BaseDamagedError: It is missing or damaged.
+    """
+    try:
+        return StoredBlob(services.blobs.path(blob.digest), blob.digest)
+    except HyperGPUError as missing:
+        if missing.reason is not Reason.BLOB_UNKNOWN:
+            raise
+        stored = StoredBlob(services.blobs.work_path(blob.digest), blob.digest)
+        raise BaseDamagedError(stored, missing.detail) from missing
 
 
 def _job_secret(services: Services, job_id: JobId) -> bytes:
@@ -179,7 +201,8 @@ async def _sketch(
 
     def measure() -> UpdateSketch:
         key = SketchKey(_job_secret(services, runtime.job.job_id))
-        path, base = (services.blobs.path(each) for each in (update.digest, model.blob.digest))
+        base = stored_base(services, model.blob).path
+        path = services.blobs.path(update.digest)
         return sketch_update(key, runtime.required_layout, codec, path, base)
 
     return await services.heavy.run(measure)
@@ -188,7 +211,11 @@ async def _sketch(
 async def _sketches(
     services: Services, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
 ) -> tuple[list[SketchedUpdate], tuple[tuple[NodeId, str], ...]]:
-    """Sketches of the updates, and those that cannot be read, with the reason."""
+    """Sketches of the updates, and those that cannot be read, with the reason.
+
+    Raises:
+        BaseDamagedError: The model that they were made from is missing: no update is to blame.
+    """
     for update in updates:
         prepare_sketch(services, runtime, update.blob, update.codec)
     tasks = [runtime.measurements.sketches[update.blob.digest] for update in updates]

@@ -94,8 +94,13 @@ def make_engine(url: URL) -> Engine:
 
 
 def read_only(engine: Engine) -> Engine:
-    """The same engine, whose transactions take no write lock."""
-    return engine.execution_options(**{_READ_ONLY: True})
+    """The same engine, whose transactions take no write lock and see one state throughout."""
+    options: dict[str, Any] = {_READ_ONLY: True}
+    if engine.dialect.name == "postgresql":
+        # By default each statement sees what was committed before it: a head that is read after its
+        # rows would be ahead of them, which looks like damage.
+        options["isolation_level"] = "REPEATABLE READ"
+    return engine.execution_options(**options)
 
 
 def is_sqlite(url: URL) -> bool:

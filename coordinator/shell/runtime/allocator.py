@@ -182,11 +182,12 @@ class NodeAllocator:
 
     def idle_reason(self, node: NodeId) -> str:
         """Why no job has a connected node."""
-        for runtime in self._open_runtimes():
+        runtimes = list(self._open_runtimes())
+        for runtime in runtimes:
             job, reason = runtime.job, _unmet_reason(runtime, self._nodes.streams[node])
             if reason and job.phase in _USES_NODES:
                 return f"not for {job.job_id}: {reason}"
-        return "no job can use it now"
+        return "no job can use it now" if runtimes else "no job is open"
 
     async def _carry_out(self, move: Move) -> None:
         if isinstance(move, Withdraw):

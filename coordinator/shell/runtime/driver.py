@@ -24,6 +24,7 @@ from coordinator.core.job.events import (
     UpdateRejected,
 )
 from coordinator.core.job.state import Job
+from coordinator.core.persistent_map import PersistentMap
 from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
@@ -173,7 +174,7 @@ def catalogue_version(workload: str) -> int:
 
 
 log = structlog.get_logger()
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=PersistentMap.to_dict)
 _events = msgspec.json.Decoder(Event)
 _jobs = msgspec.json.Decoder(Job)
 

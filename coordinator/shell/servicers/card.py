@@ -2,6 +2,7 @@
 
 from coordinator.core.job.state import Job, Model, ModelScore
 from hypergpu.jobfile.reading import spec_json
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import several
 from hypergpu.workloads.entry import WorkloadEntry
@@ -34,8 +35,7 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
         "",
         "## Use",
         "",
-        "`python load.py` beside this file loads the model and evaluates it on held-out data;",
-        "`load().model` gives it to your own code. `model.safetensors` holds all tensors by name.",
+        *_use_lines(spec),
         "",
         "## Settings",
         "",
@@ -80,6 +80,28 @@ def _model_lines(job: Job, layout: Layout) -> list[str]:
         f"- Preprocessing: {entry.preprocessing or _UNKNOWN}",
         f"- Split: {entry.split or _UNKNOWN}",
         "- Licence: not stated; `hypergpu job publish --license` states one",
+    ]
+
+
+def _use_lines(spec: JobSpec) -> list[str]:
+    """How a person loads the model. A program's code is with its user alone."""
+    if spec.workload == "program":
+        return [
+            "`model.safetensors` holds all tensors by the names they have in the module:",
+            "",
+            "```python",
+            "from safetensors.torch import load_file",
+            "",
+            'model.load_state_dict(load_file("model.safetensors"), strict=False)',
+            "```",
+        ]
+    folder = " FOLDER" if spec.data.path else ""
+    where = ", with the job's folder of data," if spec.data.path else ""
+    given = "FOLDER" if spec.data.path else ""
+    return [
+        f"`python load.py{folder}` beside this file loads the model{where} and evaluates it on",
+        f"held-out data; `load({given}).model` gives it to your own code. `model.safetensors`",
+        "holds all tensors by name.",
     ]
 
 

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { band, commonTarget, joined, reachedAt, type Curve } from "../src/lib/compare";
-import { FIELDS, flat, likeBefore, settingsTree } from "../src/lib/settings";
+import { FIELDS, dataMeaning, flat, likeBefore, offered, settingsTree, type Workload } from "../src/lib/settings";
 
 const curve = (name: string, ...points: [number, number, number][]): Curve => ({
   name,
@@ -8,6 +8,8 @@ const curve = (name: string, ...points: [number, number, number][]): Curve => ({
 });
 const quick = curve("quick", [1000, 10, 0.5], [2000, 20, 0.9]);
 const slow = curve("slow", [4000, 100, 0.4], [8000, 300, 0.95]);
+
+const workload = (name: string, takes_data: string): Workload => ({ name, takes_data, meaning: "", dataset: "", kind: "torch", metric: "accuracy", options: [] });
 
 describe("comparisons", () => {
   test("a target is reached on the line between two evaluations", () => {
@@ -43,6 +45,17 @@ describe("settings of a new job", () => {
   test("are a tree without what is the default", () => {
     const tree = settingsTree("digits-cnn", FIELDS, { name: "", "training.nodes": 5, "training.rounds": 40, strategy: "aware" }, { channels: 48 });
     expect(tree).toEqual({ workload: "digits-cnn", strategy: "aware", training: { nodes: 5 }, options: { channels: 48 } });
+  });
+
+  test("offer no program, which comes with its data by hypergpu.train", () => {
+    expect(offered([workload("program", "required"), workload("digits-cnn", "never")]).map((each) => each.name)).toEqual(["digits-cnn"]);
+  });
+
+  test("say what the archive of an adapter's data holds", () => {
+    expect(dataMeaning(workload("hf-causal-lm", "required"))).toContain("base/");
+    expect(dataMeaning(workload("hf-image-classifier", "required"))).toContain("images/");
+    expect(dataMeaning(workload("imagefolder-vgg11", "required"))).toBe("this workload has no data of its own");
+    expect(dataMeaning(workload("text-gpt", "optional"))).toContain("the workload's own data");
   });
 
   test("are listed by dotted key", () => {

@@ -114,8 +114,8 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
         workload = workload.for_job(data_dir)
     elif isinstance(workload, JobWorkload) and entry.name != "program":
         raise ExportError(
-            "this model is a part of another that lies in the job's folder of data."
-            " Fix: give that folder: python load.py FOLDER"
+            "this model is a part of another, base/ in the job's folder of data. Fix: give that"
+            " folder: python load.py FOLDER; what hypergpu.finetune saved is whole in merged/"
         )
     elif isinstance(workload, JobWorkload):
         raise ExportError(

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hypergpu
-from hypergpu.client import AsyncCoordinator, Coordinator, HyperGPUError, JobDetail, JobView
+from hypergpu.client import (
+    AsyncCoordinator,
+    Coordinator,
+    ExportedModel,
+    HyperGPUError,
+    JobDetail,
+    JobView,
+)
 from hypergpu.client.connection import ConnectionTarget
 from hypergpu.sinks.records import SinkRecord
 from hypergpu.wire.credentials import parse_token
@@ -63,6 +70,16 @@ class ListSink:
         assert job.phase == "finished"
 
 
+def assert_loaded_by_its_users_code(saved: ExportedModel) -> None:
+    """Card and loader of an export say how its user's code loads it."""
+    card = saved.card.read_text("utf-8")
+    assert 'model.load_state_dict(load_file("model.safetensors"), strict=False)' in card
+    assert "python load.py" not in card
+    load = [sys.executable, str(saved.loader)]
+    ended = subprocess.run(load, check=False, capture_output=True, text=True)
+    assert "model.load_state_dict(safetensors.torch.load_file(" in ended.stderr
+
+
 def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
@@ -111,9 +128,7 @@ def test_a_model_of_ones_own_trains_on_nodes_that_have_no_code_of_it(
     told = {"accuracy": job.metric, **job.metrics}
     assert {name: float(each) for name, each in metrics.items()} == pytest.approx(told, rel=1e-4)
     assert float(value) == pytest.approx(job.loss, rel=1e-4)
-    load = [sys.executable, str(run.save(tmp_path / "model").loader)]
-    ended = subprocess.run(load, check=False, capture_output=True, text=True)
-    assert "model.load_state_dict(safetensors.torch.load_file(" in ended.stderr
+    assert_loaded_by_its_users_code(run.save(tmp_path / "model"))
     assert repr(hypergpu.Run.find("own", coordinator)) == f"<Run {run.id}: finished, round 6 of 6>"
     longer = hypergpu.Run.find(coordinator.continue_job(run.id, 1, name="on"), coordinator).result()
     assert (longer.job.phase, longer.job.rounds) == ("finished", 1)

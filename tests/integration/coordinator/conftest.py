@@ -2,4 +2,4 @@
 
 from tests.conformance.journal_stores import POSTGRES_URL
 
-collect_ignore = [] if POSTGRES_URL else ["test_takeover.py"]
+collect_ignore = [] if POSTGRES_URL else ["test_faults.py", "test_takeover.py"]

@@ -13,10 +13,11 @@ from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, Event, JobPaused
 from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE
+from coordinator.shell.aggregation.fold_files import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
-from coordinator.shell.commands.weighing import WeighedRound, weigh_round
+from coordinator.shell.commands.weighing import WeighedRound, prepare_sketch, weigh_round
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.ids import JobId, NodeId, Slot
@@ -158,6 +159,21 @@ async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_pa
     assert node == NAMES[1]
     counted = counted_updates(job.command, weighed).updates
     assert [update.node for update in counted] == [NAMES[0], NAMES[2], NAMES[3]]
+
+
+async def test_no_update_is_to_blame_where_the_model_is_gone_and_made_again(
+    tmp_path: Path,
+) -> None:
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)))
+    job.with_gradient()
+    job.services.blobs.path(job.command.base.blob.digest).unlink()
+    for update in job.command.updates:
+        prepare_sketch(job.services, job.runtime, update.blob, update.codec)
+    await asyncio.wait(job.runtime.measurements.sketches.values())
+    with pytest.raises(BaseDamagedError):
+        await job.weigh()
+    job.put(random_flat(0))
+    assert (await job.weigh()).unreadable == ()
 
 
 async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path) -> None:

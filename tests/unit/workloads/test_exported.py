@@ -50,3 +50,15 @@ def test_a_folder_without_an_export_is_told(tmp_path: Path) -> None:
     save_file({"a": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(ExportError, match="names no workload"):
         load_export(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workload", "fix"),
+    [("program", r"model\.load_state_dict"), ("hf-causal-lm", r"python load\.py FOLDER")],
+)
+def test_a_model_that_needs_more_than_its_export_says_what(
+    tmp_path: Path, workload: str, fix: str
+) -> None:
+    write_export(tmp_path, **{WORKLOAD_FIELD: workload, OPTIONS_FIELD: "{}"})
+    with pytest.raises(ExportError, match=fix):
+        load_export(tmp_path)

@@ -19,6 +19,20 @@ export interface Workload {
   options: WorkloadOption[];
 }
 
+/** The workloads that a form can begin: a program comes by `hypergpu.train`, with its data. */
+export function offered(workloads: readonly Workload[]): Workload[] {
+  return workloads.filter((each) => each.name !== "program");
+}
+
+/** What the archive of a workload's data has to hold. */
+export function dataMeaning(workload: Workload): string {
+  if (workload.name.startsWith("hf-")) {
+    const rows = workload.name === "hf-image-classifier" ? "images/" : "rows in .jsonl, .parquet or text files";
+    return `with base/, a model as save_pretrained writes it, and ${rows}`;
+  }
+  return workload.takes_data === "required" ? "this workload has no data of its own" : "without it the workload's own data is used";
+}
+
 export interface Field {
   /** Dotted key of the job file. */
   key: string;
@@ -39,7 +53,7 @@ export const FIELDS: Field[] = [
   { key: "training.rounds", name: "Rounds", meaning: "Amount of training", value: 40, least: 1 },
   { key: "training.inner_steps", name: "Inner steps", meaning: "Steps of a node between updates; aware decides them itself", value: 20, least: 1 },
   { key: "training.batch_size", name: "Batch", meaning: "Samples in a step", value: 32, least: 1 },
-  { key: "inner.learning_rate", name: "Learning rate", meaning: "Of the inner optimizer, AdamW", value: 0.001, step: 0.0001 },
+  { key: "inner.learning_rate", name: "Learning rate", meaning: "Of the inner optimizer", value: 0.001, step: 0.0001 },
   { key: "evaluation.every", name: "Evaluate every", meaning: "Rounds between evaluations", value: 5, least: 1 },
   { key: "evaluation.target", name: "Target", meaning: "The job ends when the metric reaches it; 0: never before its end", value: 0, step: 0.01 },
   { key: "pay.unit_price", name: "Unit price", meaning: "Smallest units of the token for 100 samples of full quality; 0: no pay", value: 0, least: 0 },

@@ -1,0 +1,88 @@
+"""The same work for two nodes of unequal speed, so that their updates can be compared, and whether
+one of them is as fast as it says.
+
+How fast a node is only the node can tell, and a fast one gets more steps and more pay. Who claims
+steps that it never took cannot be seen by what its updates are worth. So, compared with a slower
+one, it takes no more steps than that one, and has to be in as much sooner as they are fewer, by the
+coordinator's clock. One that does fewer to be in time sends another update than the other node.
+"""
+
+from msgspec.structs import replace
+
+from coordinator.core.plan.decision import NodePlan
+from coordinator.core.plan.median_node import seconds
+from hypergpu.jobfile.spec import CODECS
+from hypergpu.units import Milliseconds
+
+_COMPUTING_MORE, _FORECAST_MORE = 0.75, 0.1
+"""So much of its computing, or of its whole round, on top of the forecast is no sign of a lie."""
+_SPREADS_MORE, _SPREADS_MOST = 3, 0.5
+"""Nor so many of its deviations, as far as they are within this part of its whole round."""
+_MORE_MS = 300
+
+
+def is_work_equal(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
+    """Whether both plans make the same update of the same shard."""
+    return _work(first, stated_batch) == _work(second, stated_batch)
+
+
+def _work(plan: NodePlan, stated_batch: int) -> tuple[int, int, int, str]:
+    return plan.inner_steps, plan.batch(stated_batch), plan.micro_batch, plan.codec
+
+
+def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
+    """The plan with no more of anything than another one has.
+
+    Args:
+        plan: It has a forecast, and so has the other one.
+        other: Of the node that it is compared with.
+        stated_batch: The job's.
+    """
+    if is_work_equal(plan, other, stated_batch):
+        return plan
+    steps = min(plan.inner_steps, other.inner_steps)
+    batch = min(plan.batch(stated_batch), other.batch(stated_batch))
+    passes = [each.micro_batch for each in (plan, other) if each.micro_batch]
+    step_us = plan.step_us * batch / plan.batch(stated_batch)
+    saved_ms = int(plan.inner_steps * plan.step_us - steps * step_us) // 1000
+    lesser = replace(
+        plan,
+        inner_steps=steps,
+        batch_size=batch if batch != stated_batch else 0,
+        micro_batch=min(passes, default=0),
+        checkpoints_activations=plan.checkpoints_activations or other.checkpoints_activations,
+        codec=max(plan.codec, other.codec, key=CODECS.index),
+        step_us=round(step_us),
+        forecast_ms=Milliseconds(max(1, plan.forecast_ms - saved_ms)),
+        full_forecast_ms=plan.forecast_ms,
+    )
+    return replace(lesser, reason=_usual_reason(plan, lesser))
+
+
+def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
+    """The plan's reason with the lesser work, as if that had been planned: its node reads it, and
+    must not learn that it is compared.
+    """
+    told = plan.reason.replace(f"H={plan.inner_steps}", f"H={lesser.inner_steps}", 1)
+    told = told.replace(f", {plan.codec}", f", {lesser.codec}", 1)
+    before, after = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
+    return told.replace(before, after, 1)
+
+
+def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
+    """Whether a node that was given less than it says it can do takes longer than that allows.
+
+    Args:
+        plan: Its lesser work.
+        elapsed_ms: From its assignment until its update was in, or until now.
+    """
+    full_ms = plan.full_forecast_ms
+    if not full_ms:
+        return False
+    slack_ms = max(
+        _MORE_MS,
+        _FORECAST_MORE * full_ms,
+        _COMPUTING_MORE * plan.inner_steps * plan.step_us / 1000,
+        min(_SPREADS_MORE * plan.spread_ms, _SPREADS_MOST * full_ms),
+    )
+    return elapsed_ms > plan.forecast_ms + slack_ms
