@@ -6,7 +6,6 @@ PostgreSQL and an object store.
 import importlib.util
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -29,6 +28,7 @@ from hypergpu.cli.demo.folder import (
 )
 from hypergpu.cli.demo.following import Undisturbed
 from hypergpu.cli.demo.job import PAY, DemoPlan
+from hypergpu.cli.demo.logs import logged_ms
 from hypergpu.cli.demo.settlement import DemoPay, missing_package, settle_demo
 from hypergpu.client import Coordinator, JobEvent
 from hypergpu.client.history import History
@@ -41,13 +41,14 @@ from hypergpu.cluster.s3_server import BUCKET, S3Server, server_program
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.streams import unix_ms
 from hypergpu.terminal.output import amount_text, say, span
-from hypergpu.units import several
+from hypergpu.units import Milliseconds, several
 
 _EXTRAS = {"psycopg": "postgresql", "ray": "ray", "boto3": "s3"}
 """Extras that it needs, by a package of each."""
 _CHAIN_WITHIN_S = 60.0
-_RAY_COMPUTES = '"Ray computes"'
+_RAY_COMPUTES = "Ray computes"
 
 
 class ChainLine(msgspec.Struct, frozen=True):
@@ -68,13 +69,12 @@ class TakenOver(NamedTuple):
 class LosesCoordinator(Protocol):
     """A cluster with a coordinator to lose."""
 
-    def lose_active(self) -> int:
-        """See `TakeoverCluster`."""
-        ...
+    logs: Path
+    """See `TakeoverCluster`, here and below."""
 
-    def dead(self) -> list[str]:
-        """See `TakeoverCluster`."""
-        ...
+    def lose_active(self) -> int: ...
+
+    def dead(self) -> list[str]: ...
 
 
 class CoordinatorFault:
@@ -96,7 +96,7 @@ class CoordinatorFault:
         self._spec = spec
         self._held = 0
         """Updates of the open round that the coordinator has."""
-        self._killed_at_s = 0.0
+        self._killed_ms = Milliseconds(0)
         self._killed_in = 0
         self._has_changed = False
         self.taken_over: TakenOver | None = None
@@ -111,9 +111,9 @@ class CoordinatorFault:
             return self._kill(len(history.rounds) + 1) if self._is_time(events, history) else ""
         if self.taken_over or not self._is_at_work(events):
             return ""
-        after_s = time.monotonic() - self._killed_at_s
+        after_s = (self._accepted_ms() - self._killed_ms) / 1000
         self.taken_over = TakenOver(self._killed_in, after_s)
-        return f"{after_s:.1f} s after the kill the standby accepted an update"
+        return f"{after_s:.1f} s after the kill coordinator-2 accepted the next update"
 
     def _is_time(self, events: Sequence[JobEvent], history: History) -> bool:
         for event in events:
@@ -125,11 +125,17 @@ class CoordinatorFault:
         return quarters >= 3 or (quarters == 2 and is_within)
 
     def _kill(self, number: int) -> str:
-        self._killed_in, self._killed_at_s = number, time.monotonic()
+        self._killed_in, self._killed_ms = number, unix_ms()
         process_id = self._cluster.lose_active()
         had = f"which had {self._held} of {several(self._spec.training.nodes, 'update')}"
         killed = f"SIGKILL to coordinator-1 (process {process_id}) in round {number}, {had}"
         return f"{killed}; its folder is deleted"
+
+    def _accepted_ms(self) -> Milliseconds:
+        """When a node was told of the first update that the successor accepted."""
+        serving = logged_ms(self._cluster.logs, "coordinator-2.log", "serving")
+        accepted = logged_ms(self._cluster.logs, "node-*.log", "UploadAccepted")
+        return next((each for each in accepted if serving and each >= serving[0]), unix_ms())
 
     def _is_at_work(self, events: Sequence[JobEvent]) -> bool:
         """Whether an update was accepted by the successor: some before may be seen late."""
@@ -320,8 +326,7 @@ def _accepted_updates(coordinator: Coordinator, job_id: str) -> list[tuple[int, 
 
 def _count_ray_starts(logs: Path) -> int:
     """Coordinators that said that Ray computes for them."""
-    texts = [path.read_text("utf-8", "replace") for path in logs.glob("coordinator-*.log")]
-    return sum(_RAY_COMPUTES in text for text in texts)
+    return sum(bool(logged_ms(logs, f"coordinator-{each}.log", _RAY_COMPUTES)) for each in (1, 2))
 
 
 def _say_end(outcome: ScaleOutcome, folder: Path) -> None:

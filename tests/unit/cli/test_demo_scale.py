@@ -1,11 +1,14 @@
 """The demo that loses its coordinator: when it kills, and what it finds wrong at the end."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from hypergpu.cli.demo.job import plan
+from hypergpu.cli.demo.logs import LogLine
 from hypergpu.cli.demo.scale import CoordinatorFault, ScaleOutcome, TakenOver, outcome_faults
 from hypergpu.cli.demo.settlement import DemoPay
 from hypergpu.cli.main import app
@@ -13,6 +16,7 @@ from hypergpu.client import JobEvent
 from hypergpu.client.history import History, RoundPoint
 from hypergpu.cluster.postgresql import server_programs
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.streams import unix_ms
 from hypergpu.terminal.commands import USAGE_STATUS
 from hypergpu.units import Milliseconds, Samples
 
@@ -33,7 +37,9 @@ OUTCOME = ScaleOutcome(
 class LostCoordinators:
     """A cluster of which nothing is left to kill but a count."""
 
-    lost = 0
+    def __init__(self, logs: Path) -> None:
+        self.logs = logs
+        self.lost = 0
 
     def lose_active(self) -> int:
         self.lost += 1
@@ -47,14 +53,24 @@ def events(*kinds: str) -> list[JobEvent]:
     return [JobEvent(number, Milliseconds(0), kind, {}) for number, kind in enumerate(kinds)]
 
 
+def log(logs: Path, name: str, event: str, *, seconds: int) -> None:
+    """A program's line of so many seconds from now."""
+    at = datetime.fromtimestamp(unix_ms() / 1000 + seconds, UTC)
+    line = LogLine(event, at)
+    with (logs / f"{name}.log").open("ab") as file:
+        file.write(b"Ray says something\n" + msgspec.json.encode(line) + b"\n")
+
+
 def history(rounds: int) -> History:
     samples = Samples(SPEC.stated_samples // SPEC.training.rounds)
     points = (RoundPoint(number=1, duration_ms=Milliseconds(1), samples=samples),) * rounds
     return History(rounds=points)
 
 
-def test_the_coordinator_is_killed_once_half_way_in_a_round_of_which_it_has_a_part() -> None:
-    cluster = LostCoordinators()
+def test_the_coordinator_is_killed_once_half_way_in_a_round_of_which_it_has_a_part(
+    tmp_path: Path,
+) -> None:
+    cluster = LostCoordinators(tmp_path)
     fault = CoordinatorFault(cluster, SPEC)
     half = SPEC.training.rounds // 2
     assert fault.advance(events("UpdateReceived"), history(half - 1)) == ""
@@ -64,14 +80,18 @@ def test_the_coordinator_is_killed_once_half_way_in_a_round_of_which_it_has_a_pa
     assert "1 of 3 updates" in text
     assert fault.advance(events("UpdateReceived"), history(half)) == ""
     assert fault.taken_over is None
+    log(tmp_path, "coordinator-2", "serving", seconds=7)
+    log(tmp_path, "node-1", "UploadAccepted", seconds=1)
+    log(tmp_path, "node-2", "UploadAccepted", seconds=9)
     said = fault.advance(events("CoordinatorChanged", "UpdateReceived"), history(half))
-    assert "after the kill" in said
+    assert "s after the kill coordinator-2 accepted the next update" in said
     assert fault.taken_over is not None
     assert (fault.taken_over.round, cluster.lost) == (half + 1, 1)
+    assert fault.taken_over.after_s > 8.9
 
 
-def test_it_is_killed_also_where_the_events_of_whole_rounds_come_at_once() -> None:
-    cluster = LostCoordinators()
+def test_it_is_killed_also_where_the_events_of_whole_rounds_come_at_once(tmp_path: Path) -> None:
+    cluster = LostCoordinators(tmp_path)
     fault = CoordinatorFault(cluster, SPEC)
     for number in range(1, SPEC.training.rounds):
         fault.advance(events(*["UpdateReceived"] * NODES, "RoundRecorded"), history(number))
