@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sys
 from contextlib import ExitStack
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ CAPABLE = WorkerCapabilities(
     kind="null",
     workloads={"null": 1},
 )
+
+
+SESSION: ContextVar[int] = ContextVar("SESSION", default=-1)
+"""Number of the session that a log line of this process is of."""
 
 
 class SessionSpread(msgspec.Struct, frozen=True):
@@ -90,6 +95,7 @@ async def daemons(
         daemon = Daemon(
             NodeSettings(state_dir=folder, worker="null", sandbox="off"), paths, token=token
         )
+        SESSION.set(number)
         tasks.append(asyncio.create_task(daemon.run(CAPABLE)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks
