@@ -29,6 +29,8 @@ from hypergpu.wire.credentials import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0
+_STEP_MS = 500
+"""An inner step of those that train: rounds in quick succession would be measured with them."""
 CAPABLE = WorkerCapabilities(
     device="cpu",
     device_name="none",
@@ -93,7 +95,11 @@ async def daemons(
         folder = Path(spread.folder) / f"node-{number}"
         paths = owner.enter_context(StatePaths(folder))
         daemon = Daemon(
-            NodeSettings(state_dir=folder, worker="null", sandbox="off"), paths, token=token
+            NodeSettings(
+                state_dir=folder, worker="null", sandbox="off", worker_step_floor_ms=_STEP_MS
+            ),
+            paths,
+            token=token,
         )
         SESSION.set(number)
         tasks.append(asyncio.create_task(daemon.run(CAPABLE)))
