@@ -116,6 +116,8 @@ class ControlStream:
         """What jobs may require of the node."""
         self.recalled_from: set[JobId] = set()
         """Jobs that gave it up for others; one that has no work for it is not lent it again."""
+        self.informed_of_terms: set[JobId] = set()
+        """Jobs whose terms it has been told with a receipt."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
