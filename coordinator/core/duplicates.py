@@ -38,9 +38,13 @@ TRUSTED_FROM = 2
 PARTICIPANTS_LEAST = 4
 """With fewer participants each duplicate costs too much of a round."""
 LIKENESS_PART = 0.6
-"""An honest pair is at least so many times as alike as the median one of the job's last ones."""
-USUAL_LEAST = 0.5
-"""Where the median pair is less alike, no pair tells anything: what nodes kept from earlier rounds
+"""An honest pair is at least so many times as alike as the usual one of the job's last ones."""
+USUAL_QUANTILE = 0.75
+"""Which of them is the usual one. Of three liars in ten half of all pairs have one: by the median
+no pair would tell anything.
+"""
+USUAL_LEAST = 0.6
+"""Where the usual pair is less alike, no pair tells anything: what nodes kept from earlier rounds
 outweighs the shard, as with rounds of one step or with sparse codecs. 0: as two updates of
 different shards; 1: equal.
 """
@@ -184,7 +188,7 @@ def _limit(memory: DuplicateMemory) -> float:
     """The least likeness of a match; 0: pairs tell nothing in this job, or not yet."""
     if len(memory.likeness) < PAIRS_LEAST:
         return 0.0
-    usual = median(memory.likeness)
+    usual = sorted(memory.likeness)[round(USUAL_QUANTILE * (len(memory.likeness) - 1))]
     return LIKENESS_PART * usual if usual >= USUAL_LEAST else 0.0
 
 
