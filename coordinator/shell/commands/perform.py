@@ -289,9 +289,9 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
 
 
 async def _tell_restart(services: Services, runtime: JobRuntime) -> None:
-    """Journal a takeover, and any restart in a round in which nodes are timed."""
+    """Journal a takeover, and any restart in a round in which nodes may be timed."""
     runtime.takeover = services.journal.database.takeover
-    is_timed = runtime.job.round is not None and bool(runtime.job.round.duplicates)
+    is_timed = runtime.job.round is not None and runtime.job.spec.strategy == "aware"
     if runtime.takeover or is_timed:
         reason = runtime.takeover or "the coordinator was started again"
         changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=reason)
