@@ -69,6 +69,11 @@ def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
     return told.replace(before, after, 1)
 
 
+def is_lesser(plan: NodePlan) -> bool:
+    """Whether a node was given less than it says it can do."""
+    return plan.forecast_ms < plan.full_forecast_ms
+
+
 def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
     """Whether a node that was given less than it says it can do takes longer than that allows.
 

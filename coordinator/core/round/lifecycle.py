@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.duplicates import (
     RoundWorker,
     draw_duplicates,
+    incomparable_nodes,
     overdue_nodes,
     shared_weights,
 )
@@ -346,18 +347,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
 
 
 def _duplicated_shards(round_: Round) -> DuplicatedShards:
-    incomparable = frozenset(
-        own
-        for own, other in round_.duplicates.items()
-        if _passes(round_, own) != _passes(round_, other)
-    )
-    return DuplicatedShards(round_.duplicates, incomparable, round_.overdue)
-
-
-def _passes(round_: Round, node: NodeId) -> tuple[int, bool]:
-    """How a batch is divided: one that ran out of memory divides it otherwise than it was drawn."""
-    plan = round_.participants[node].plan
-    return plan.micro_batch, plan.checkpoints_activations
+    return DuplicatedShards(round_.duplicates, incomparable_nodes(round_), round_.overdue)
 
 
 def _makers(job: Job) -> Round | None:
