@@ -50,12 +50,15 @@ def test_work_that_is_compared_is_the_lesser_of_both_in_everything() -> None:
 
 
 def test_no_assignment_tells_that_its_node_is_compared() -> None:
-    def told(plan: NodePlan) -> NodePlan:
+    def with_reason(plan: NodePlan) -> NodePlan:
         return replace(plan, reason=node_reason(plan, up_bits_per_s=3e6, deadline_ms=42_000))
 
-    fast, slow = told(FULL), told(replace(SLOW, codec="int4", batch_size=16, micro_batch=0))
+    fast, slow = (
+        with_reason(FULL),
+        with_reason(replace(SLOW, codec="int4", batch_size=16, micro_batch=0)),
+    )
     less = lesser_work(fast, slow, BATCH)
-    assert less.reason == told(replace(less, reason=FULL.reason)).reason
+    assert less.reason == with_reason(replace(less, reason=FULL.reason)).reason
     assert lesser_work(slow, fast, BATCH).reason == slow.reason
 
 

@@ -65,8 +65,8 @@ def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
     """
     told = plan.reason.replace(f"H={plan.inner_steps}", f"H={lesser.inner_steps}", 1)
     told = told.replace(f", {plan.codec}", f", {lesser.codec}", 1)
-    before, after = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
-    return told.replace(before, after, 1)
+    before, now = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
+    return told.replace(before, now, 1)
 
 
 def is_lesser(plan: NodePlan) -> bool:
