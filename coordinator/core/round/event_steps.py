@@ -32,7 +32,6 @@ from coordinator.core.round.assignment import (
     JobStep,
     assignment,
     cancellations,
-    fit_of,
     is_done,
     mark_late,
     reassign_orphans,
@@ -41,8 +40,8 @@ from coordinator.core.round.assignment import (
     return_samples,
     shard_samples,
     vacate_shard,
-    with_memory_use,
 )
+from coordinator.core.round.available import fit_of, with_memory_use
 from coordinator.core.round.figures import round_figures
 from coordinator.core.round.hand_back import refit_work, with_reason
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake

@@ -147,7 +147,7 @@ class CoordinatorFault:
 
 
 class ScaleOutcome(NamedTuple):
-    """What is compared at the end."""
+    """Findings that are compared at the end."""
 
     undisturbed: str
     """Digest of the model that one coordinator made."""
@@ -164,7 +164,7 @@ class ScaleOutcome(NamedTuple):
 
 
 def outcome_faults(outcome: ScaleOutcome) -> list[str]:
-    """What is not as it should be, in words."""
+    """Say what is not as it should be."""
     counts = Counter(outcome.accepted)
     twice = [f"round {each[0] + 1} of {each[1]}" for each, count in counts.items() if count > 1]
     pay = outcome.pay
