@@ -88,8 +88,10 @@ class CoordinatorPair:
 
     def end(self) -> None:
         """Leave nothing behind."""
-        for each in (*self.cluster.nodes, self.first, self.second):
-            each.end()
+        for node in self.cluster.nodes:
+            node.end()
+        for coordinator in (self.first, self.second):
+            coordinator.end()
 
     def let_drive(self, coordinator: CoordinatorProcess) -> None:
         """Wait until a standby serves, and ask it first from now on."""

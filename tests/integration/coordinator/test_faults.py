@@ -177,8 +177,8 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
         pair.let_drive(pair.second)
         os.kill(pair.first.child.pid, signal.SIGCONT)
         pair.first.wait_until_standing_by()
-        for each in pending:
-            assert isinstance(each.exception(), HyperGPUError)
+        for call in pending:
+            assert isinstance(call.exception(), HyperGPUError)
     check_whole(pair.cluster, job_id, digest)
     with pair.cluster.client() as client:
         assert len(client.jobs()) == 2
