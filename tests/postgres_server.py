@@ -27,9 +27,9 @@ class RestartablePostgres:
         if self._owner:
             shutil.chown(self._folder, self._owner)
         (self.port,) = free_ports(1)
-        data_folder = str(self._folder / "data")
-        self._control = (str(self._programs / "pg_ctl"), "--pgdata", data_folder, "--wait")
-        made = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", data_folder)
+        cluster = str(self._folder / "cluster")
+        self._control = (str(self._programs / "pg_ctl"), "--pgdata", cluster, "--wait")
+        made = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", cluster)
         self._run(str(self._programs / "initdb"), *made)
 
     def url(self, port: int = 0) -> str:
@@ -55,7 +55,7 @@ class RestartablePostgres:
         raised: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if (self._folder / "data" / "postmaster.pid").exists():
+        if (self._folder / "cluster" / "postmaster.pid").exists():
             self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 

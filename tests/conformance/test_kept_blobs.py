@@ -118,7 +118,7 @@ def test_blobs_from_before_are_copied_once_they_are_synced(
     BlobStore(tmp_path / "first", Space(tmp_path / "first")).put(CONTENT)
     blobs = kit.open("first")
     assert kit.keys() == []  # Nobody has to wait for it before a coordinator drives.
-    assert blobs.leftovers == {BLOB.digest}
+    assert blobs.unsynced_blobs == {BLOB.digest}
     blobs.sync(BLOB.digest)
     assert kit.keys() == [copy_key(BLOB.digest)]
 

@@ -249,7 +249,7 @@ class BlobStore:
         self._unsynced.discard(digest)
 
     @property
-    def leftovers(self) -> frozenset[Digest]:
+    def unsynced_blobs(self) -> frozenset[Digest]:
         """Blobs that `sync` has something to do for."""
         return frozenset(self._unsynced)
 

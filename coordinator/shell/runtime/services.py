@@ -365,7 +365,7 @@ async def copy_leftovers(services: Services) -> None:
     """Copy to where blobs outlive this machine what an earlier process left only here: first what
     jobs need, later what was not collected meanwhile.
     """
-    leftovers = services.blobs.leftovers
+    leftovers = services.blobs.unsynced_blobs
     needed = services.needed_blobs()
     for digest in sorted(leftovers & needed):
         await _copy_leftover(services, digest)

@@ -63,7 +63,7 @@ def pair(
         yield made
 
 
-def model_of_undisturbed_job(pair: CoordinatorPair) -> str:
+def undisturbed_digest(pair: CoordinatorPair) -> str:
     """Digest of the job's model when nothing happens."""
     model = pair.cluster.wait_until_finished(pair.cluster.submit(SPEC)).model
     assert model is not None
@@ -91,7 +91,7 @@ def wait_for_reason(pair: CoordinatorPair, job_id: str, part: str) -> None:
 def test_a_database_and_an_object_store_that_restart_change_nothing(
     pair: CoordinatorPair, database: RestartablePostgres, bucket: S3Server
 ) -> None:
-    digest = model_of_undisturbed_job(pair)
+    digest = undisturbed_digest(pair)
     job_id = begun_job(pair)
     database.stop()
     database.start()
@@ -108,7 +108,7 @@ def test_a_database_and_an_object_store_that_restart_change_nothing(
 def test_a_job_waits_for_a_database_that_is_away_for_half_a_minute(
     pair: CoordinatorPair, database: RestartablePostgres
 ) -> None:
-    digest = model_of_undisturbed_job(pair)
+    digest = undisturbed_digest(pair)
     job_id = begun_job(pair)
     database.stop()
     let_pass(DATABASE_AWAY_S)
@@ -121,7 +121,7 @@ def test_a_job_waits_for_a_database_that_is_away_for_half_a_minute(
 def test_a_job_waits_for_an_object_store_that_is_away_for_a_minute(
     pair: CoordinatorPair, bucket: S3Server
 ) -> None:
-    digest = model_of_undisturbed_job(pair)
+    digest = undisturbed_digest(pair)
     job_id = begun_job(pair)
     bucket.stop()
     wait_for_reason(pair, job_id, "object store")
@@ -141,7 +141,7 @@ async def test_a_coordinator_that_is_cut_off_from_the_database_is_followed(
         pair = CoordinatorPair(tmp_path, urls, bucket)
         try:
             await asyncio.to_thread(pair.__enter__)
-            digest = await asyncio.to_thread(model_of_undisturbed_job, pair)
+            digest = await asyncio.to_thread(undisturbed_digest, pair)
             job_id = await asyncio.to_thread(begun_job, pair)
             await proxies.obey(SetCondition("first", Condition.CUT))
             await asyncio.to_thread(pair.let_drive, pair.second)
@@ -153,7 +153,7 @@ async def test_a_coordinator_that_is_cut_off_from_the_database_is_followed(
             await asyncio.to_thread(pair.end)
 
 
-def client_of(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordinator:
+def connection_to(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordinator:
     """A connection with this coordinator and no other."""
     assert pair.cluster.token is not None
     return Coordinator(ConnectionTarget(coordinator.address, pair.cluster.token, CALL_S))
@@ -161,11 +161,11 @@ def client_of(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordin
 
 @pytest.mark.full
 def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: CoordinatorPair) -> None:
-    digest = model_of_undisturbed_job(pair)
+    digest = undisturbed_digest(pair)
     job_id = begun_job(pair)
     with (
-        client_of(pair, pair.first) as reader,
-        client_of(pair, pair.first) as writer,
+        connection_to(pair, pair.first) as reader,
+        connection_to(pair, pair.first) as writer,
         ThreadPoolExecutor() as threads,
     ):
         for each in (reader, writer):
@@ -179,8 +179,8 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
         pair.let_drive(pair.second)
         os.kill(pair.first.child.pid, signal.SIGCONT)
         pair.first.wait_until_standing_by()
-        for answer in pending:
-            assert isinstance(answer.exception(), HyperGPUError)
+        for call in pending:
+            assert isinstance(call.exception(), HyperGPUError)
     check_whole(pair.cluster, job_id, digest)
     with pair.cluster.client() as client:
         assert len(client.jobs()) == 2
@@ -202,7 +202,7 @@ def test_clocks_may_differ_by_ten_minutes(
         "DONT_FAKE_MONOTONIC": "1",
     }
     with pair:
-        digest = model_of_undisturbed_job(pair)
+        digest = undisturbed_digest(pair)
         job_id = begun_job(pair)
         pair.first.kill()
         pair.let_drive(pair.second)
@@ -218,7 +218,7 @@ def test_clocks_may_differ_by_ten_minutes(
 
 @pytest.mark.full
 def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPair) -> None:
-    digest = model_of_undisturbed_job(pair)
+    digest = undisturbed_digest(pair)
     standing_by, active = pair.second, pair.first
     for point in (*POINTS, ""):
         # One that stands by dies there once it drives.
