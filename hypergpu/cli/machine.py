@@ -40,6 +40,34 @@ class Metering(StrEnum):
     EACH = "each"
 
 
+LosesCoordinator = Annotated[
+    bool,
+    typer.Option(
+        "--scale",
+        help="With --fixed: PostgreSQL, an object store, two coordinators, two gateways and Ray;"
+        " the coordinator that drives is killed and loses its folder.",
+    ),
+]
+DemoLinks = Annotated[
+    DemoNet | None,
+    typer.Option(
+        "--net",
+        help="Links of the nodes; tunnel and tc carry real packets and need root. Else proxy, none"
+        " with --scale.",
+    ),
+]
+DemoStore = Annotated[
+    DemoBlobs, typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's.")
+]
+DemoMetering = Annotated[
+    Metering,
+    typer.Option(
+        "--metering",
+        envvar="HYPERGPU_COORDINATOR_METERING",
+        help="How work gets onto the chain: batched, or each: a transaction for each contribution,"
+        " 100 and more in an epoch.",
+    ),
+]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The node's key and state.")]
 SyncSteps = Annotated[
     int,
@@ -259,40 +287,15 @@ def demo(  # noqa: PLR0913 - each is an option
     attack: Annotated[
         bool, typer.Option("--attack", help="Train twice, the second time with a liar.")
     ] = False,
-    scale: Annotated[
-        bool,
-        typer.Option(
-            "--scale",
-            help="With --fixed: PostgreSQL, an object store, two coordinators, two gateways and"
-            " Ray; the coordinator that drives is killed and loses its folder.",
-        ),
-    ] = False,
+    scale: LosesCoordinator = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
-    net: Annotated[
-        DemoNet | None,
-        typer.Option(
-            "--net",
-            help="Links of the nodes; tunnel and tc carry real packets and need root. Else proxy,"
-            " none with --scale.",
-        ),
-    ] = None,
-    blobs: Annotated[
-        DemoBlobs,
-        typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's."),
-    ] = DemoBlobs.EMBEDDED,
-    metering: Annotated[
-        Metering,
-        typer.Option(
-            "--metering",
-            envvar="HYPERGPU_COORDINATOR_METERING",
-            help="How work gets onto the chain: batched, or each: a transaction for each"
-            " contribution, 100 and more in an epoch.",
-        ),
-    ] = Metering.BATCHED,
+    net: DemoLinks = None,
+    blobs: DemoStore = DemoBlobs.EMBEDDED,
+    metering: DemoMetering = Metering.BATCHED,
 ) -> None:
     """Train digits on five nodes of this machine; one is killed."""
     from hypergpu.cli.demo.job import plan

@@ -51,7 +51,7 @@ class SharedServices(NamedTuple):
     blobs: str
     """Address of the object store."""
     environment: Mapping[str, str]
-    """Of each coordinator: the database, keys of the object store, the engine, the chain."""
+    """Each coordinator's: the database, keys of the object store, the engine, the chain."""
 
 
 class TakeoverCluster:

@@ -33,7 +33,7 @@ class NodeReturn(NamedTuple):
 
 
 class Fault(Protocol):
-    """What is done to a job in its course."""
+    """Disturbance of a job in its course."""
 
     is_paused: bool
     """Whether it was paused on purpose."""

@@ -135,7 +135,7 @@ class ComposedServices:
 
 
 @pytest.fixture
-def composed(tmp_path: Path) -> Iterator[ComposedServices]:
+def services(tmp_path: Path) -> Iterator[ComposedServices]:
     with postgres_schema() as url:
         made = ComposedServices(tmp_path, url)
         (tmp_path / "passphrase").write_text("two words\n")
@@ -146,17 +146,17 @@ def composed(tmp_path: Path) -> Iterator[ComposedServices]:
             made.end()
 
 
-def start_stores(composed: ComposedServices) -> None:
-    composed.start("redis", "--port", str(composed.ports.redis), "--bind", HOST)
-    composed.start("s3")
+def start_stores(services: ComposedServices) -> None:
+    services.start("redis", "--port", str(services.ports.redis), "--bind", HOST)
+    services.start("s3")
 
 
-def start_gateways(composed: ComposedServices, words: list[str]) -> str:
+def start_gateways(services: ComposedServices, words: list[str]) -> str:
     """Start both with the token that the command makes; returns the address where nodes join."""
-    (composed.folder / "gateways").write_text(composed.run("coordinator-1", words))
+    (services.folder / "gateways").write_text(services.run("coordinator-1", words))
     found = set()
     for name in ("gateway-1", "gateway-2"):
-        found.add(read_line(composed.start(name), GatewayLine, name, WITHIN_S).address)
+        found.add(read_line(services.start(name), GatewayLine, name, WITHIN_S).address)
     (address,) = found
     return address
 
@@ -185,19 +185,19 @@ def kinds_of(redis: Any, job_id: str) -> list[str]:
 
 @pytest.mark.full
 def test_a_job_goes_through_the_gateways_and_its_events_arrive_also_after_a_loss(
-    composed: ComposedServices,
+    services: ComposedServices,
 ) -> None:
-    start_stores(composed)
-    ready = wait_until_ready(composed.start("coordinator-1"), WITHIN_S)
-    standby = composed.start("coordinator-2")
+    start_stores(services)
+    ready = wait_until_ready(services.start("coordinator-1"), WITHIN_S)
+    standby = services.start("coordinator-2")
     for_gateways, for_nodes = told_commands()
-    address = start_gateways(composed, for_gateways)
-    assert all(map(composed.is_healthy, ("coordinator-1", "coordinator-2", "gateway-1")))
+    address = start_gateways(services, for_gateways)
+    assert all(map(services.is_healthy, ("coordinator-1", "coordinator-2", "gateway-1")))
 
     words = [word.replace("gpu.example.org:7700", address) for word in for_nodes]
-    line = composed.run("coordinator-1", words).strip()
-    nodes = [NodeProcess(composed.folder, f"node-{number}") for number in (1, 2)]
-    redis = Redis(host=HOST, port=composed.ports.redis, decode_responses=True)
+    line = services.run("coordinator-1", words).strip()
+    nodes = [NodeProcess(services.folder, f"node-{number}") for number in (1, 2)]
+    redis = Redis(host=HOST, port=services.ports.redis, decode_responses=True)
     try:
         for node in nodes:
             node.join(line.removeprefix(JOIN))
@@ -205,11 +205,11 @@ def test_a_job_goes_through_the_gateways_and_its_events_arrive_also_after_a_loss
             kinds = kinds_of(redis, train(client))
         assert kinds.count("Receipt") == kinds.count("RoundRecorded") * 2 == 8
 
-        kill_group(composed.children["coordinator-1"])
-        shutil.rmtree(composed.folder / "coordinator-1")
+        kill_group(services.children["coordinator-1"])
+        shutil.rmtree(services.folder / "coordinator-1")
         with operator(wait_until_ready(standby, WITHIN_S)) as client:
             assert kinds_of(redis, train(client)) == kinds
-        assert composed.is_healthy("coordinator-1")
+        assert services.is_healthy("coordinator-1")
     finally:
         redis.close()
         for node in nodes:

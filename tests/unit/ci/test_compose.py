@@ -38,7 +38,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     return values
 
 
-def told(name: str) -> dict[str, str]:
+def settings_of(name: str) -> dict[str, str]:
     """Settings that a coordinator is told, by their names."""
     environment = compose_services(VARIABLES)[name]["environment"]
     return {
@@ -61,7 +61,7 @@ def test_a_gateway_is_started_by_a_command_that_parses(name: str) -> None:
     services = compose_services(VARIABLES)
     own = services[name]
     values = parse([*own["entrypoint"], *own["command"]])
-    addresses = [f"{each}:{told(each)['port']}" for each in COORDINATORS]
+    addresses = [f"{each}:{settings_of(each)['port']}" for each in COORDINATORS]
     assert values["coordinator"] == addresses
     assert values["advertise"] == ["gpu.example.org"]
     assert own["network_mode"] == "service:address"
@@ -87,14 +87,14 @@ def test_a_coordinator_is_told_settings_that_it_has(
 
 
 def test_coordinators_differ_in_their_ports_and_folders_alone() -> None:
-    first, second = (told(name) for name in COORDINATORS)
+    first, second = (settings_of(name) for name in COORDINATORS)
     assert {key for key in first if first[key] != second.get(key)} == {"port", "node_port"}
     services = compose_services(VARIABLES)
     assert services[COORDINATORS[0]]["volumes"] != services[COORDINATORS[1]]["volumes"]
 
 
 def test_every_setting_of_a_coordinator_stands_in_its_parser() -> None:
-    assert set(told("coordinator-1")) <= set(Settings.model_fields)
+    assert set(settings_of("coordinator-1")) <= set(Settings.model_fields)
 
 
 def test_what_the_services_name_is_there() -> None:
@@ -111,5 +111,5 @@ def test_what_the_services_name_is_there() -> None:
             context, dockerfile = (service["build"][key] for key in ("context", "dockerfile"))
             assert (FILE.parent / context / dockerfile).is_file()
     for service in COORDINATORS:
-        secret = told(service)["passphrase_file"].rpartition("/")[2]
+        secret = settings_of(service)["passphrase_file"].rpartition("/")[2]
         assert secret in services[service]["secrets"]
