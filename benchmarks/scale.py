@@ -2,8 +2,10 @@
 
 from functools import partial
 
+from benchmarks.ours.scale.control_bytes import ControlLoad, control_bytes
 from benchmarks.ours.scale.fold import fold_figures
 from benchmarks.ours.scale.gateways import GatewayLoad, gateways
+from benchmarks.ours.scale.million import million_figures
 from benchmarks.ours.scale.takeover import takeover_figures
 from benchmarks.ours.scale.world import world_figures
 from benchmarks.ours.table import BenchmarkParts
@@ -11,15 +13,18 @@ from benchmarks.ours.table import BenchmarkParts
 
 def parts(is_quick: bool) -> BenchmarkParts:
     """Return the parts. Quick: one takeover, 200 sessions, 16M parameters, 2,000 virtual nodes."""
+    control = ControlLoad(4, 10, 10.0) if is_quick else ControlLoad(6, 100, 60.0)
     world = (2_000, 500, 5) if is_quick else (10_000, 1_000, 20)
-    load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(10_000, 400.0, 40.0)
+    load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(1_000, 60.0, 40.0)
     return BenchmarkParts(
         title="Past one machine",
         columns=("", "measured", "longest"),
         parts={
             "takeover": partial(takeover_figures, 1 if is_quick else 3),
             "gateways": partial(gateways, load),
+            "bytes": partial(control_bytes, control),
             "world": partial(world_figures, *world),
             "fold": partial(fold_figures, 1 << 24 if is_quick else 1_000_000_000),
+            "million": million_figures,
         },
     )

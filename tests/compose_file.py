@@ -25,11 +25,11 @@ def compose_services(
     for before, after in (places or {}).items():
         assert before in text, f"{before} is not in {FILE.name}"
         text = text.replace(before, after)
-    services: dict[str, Any] = _with_variables(yaml.safe_load(text)["services"], variables)
+    services: dict[str, Any] = _fill(yaml.safe_load(text)["services"], variables)
     return services
 
 
-def _with_variables(found: Any, variables: Mapping[str, str]) -> Any:
+def _fill(found: Any, variables: Mapping[str, str]) -> Any:
     """Each text of a tree with its variables filled in, after the tree was parsed."""
 
     def value_of(variable: re.Match[str]) -> str:
@@ -39,9 +39,9 @@ def _with_variables(found: Any, variables: Mapping[str, str]) -> Any:
     if isinstance(found, str):
         return _VARIABLE.sub(value_of, found)
     if isinstance(found, list):
-        return [_with_variables(each, variables) for each in found]
+        return [_fill(each, variables) for each in found]
     if isinstance(found, dict):
-        return {key: _with_variables(each, variables) for key, each in found.items()}
+        return {key: _fill(each, variables) for key, each in found.items()}
     return found
 
 

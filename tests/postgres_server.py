@@ -11,7 +11,7 @@ from typing import Self
 from hypergpu.wire.network import free_ports
 
 
-class PostgresServer:
+class RestartablePostgres:
     """The server, on loopback. Started again it keeps its port and its data."""
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class PostgresServer:
         if self._owner:
             shutil.chown(self._folder, self._owner)
         (self.port,) = free_ports(1)
-        data = str(self._folder / "data")
-        self._control = (str(self._programs / "pg_ctl"), "--pgdata", data, "--wait")
-        made = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", data)
+        data_folder = str(self._folder / "data")
+        self._control = (str(self._programs / "pg_ctl"), "--pgdata", data_folder, "--wait")
+        made = ("--auth=trust", "--username=postgres", "--no-sync", "--pgdata", data_folder)
         self._run(str(self._programs / "initdb"), *made)
 
     def url(self, port: int = 0) -> str:

@@ -43,9 +43,11 @@ class Running(NamedTuple):
         with self.client() as client:
             return client.create_token(Role.NODE, ttl_s=3600, uses=0, label="benchmark").token
 
-    def add_nodes(self, count: int, worker: str) -> "list[subprocess.Popen[str]]":
-        """Let daemons join, a process each."""
-        token = self.node_token()
+    def add_nodes(
+        self, count: int, worker: str, *, token: str = ""
+    ) -> "list[subprocess.Popen[str]]":
+        """Let daemons join, a process each, with a token that names other addresses if need be."""
+        token = token or self.node_token()
         return [self._node(f"node-{number}", worker, token) for number in range(count)]
 
     def _node(self, name: str, worker: str, token: str) -> "subprocess.Popen[str]":

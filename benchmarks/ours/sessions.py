@@ -9,6 +9,7 @@ import asyncio
 import logging
 import sys
 from contextlib import ExitStack
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from hypergpu.wire.credentials import parse_token
 
 BARE = "/bare/echo"
 INTERVAL_S = 5.0
+_STEP_MS = 500
+"""An inner step of those that train: rounds in quick succession would be measured with them."""
 CAPABLE = WorkerCapabilities(
     device="cpu",
     device_name="none",
@@ -35,6 +38,10 @@ CAPABLE = WorkerCapabilities(
     kind="null",
     workloads={"null": 1},
 )
+
+
+SESSION: ContextVar[int] = ContextVar("SESSION", default=-1)
+"""Number of the session that a log line of this process is of."""
 
 
 class SessionSpread(msgspec.Struct, frozen=True):
@@ -88,8 +95,13 @@ async def daemons(
         folder = Path(spread.folder) / f"node-{number}"
         paths = owner.enter_context(StatePaths(folder))
         daemon = Daemon(
-            NodeSettings(state_dir=folder, worker="null", sandbox="off"), paths, token=token
+            NodeSettings(
+                state_dir=folder, worker="null", sandbox="off", worker_step_floor_ms=_STEP_MS
+            ),
+            paths,
+            token=token,
         )
+        SESSION.set(number)
         tasks.append(asyncio.create_task(daemon.run(CAPABLE)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks

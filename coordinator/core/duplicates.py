@@ -11,6 +11,9 @@ Two honest updates of one shard are far more alike than two of different shards;
 from job to job, so that they are held against the job's pairs of before. A mismatch does not tell
 who lied: it speaks against a stranger more than against a node that earlier pairs speak for.
 Doubts lower a node's vote, and pairs that match take them away again.
+
+Who is given fewer steps than usual may guess why, and leave. So whoever did less and was not
+compared after all is checked in its next round, until it is.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -21,8 +24,8 @@ from typing import NamedTuple
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.state import DuplicateMemory, Round, Weighing
-from coordinator.core.plan.common_work import is_overdue, is_work_equal
+from coordinator.core.job.state import DuplicateMemory, Round, Weighing, WorkState
+from coordinator.core.plan.common_work import is_lesser, is_overdue, is_work_equal
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
@@ -35,9 +38,13 @@ TRUSTED_FROM = 2
 PARTICIPANTS_LEAST = 4
 """With fewer participants each duplicate costs too much of a round."""
 LIKENESS_PART = 0.6
-"""An honest pair is at least so many times as alike as the median one of the job's last ones."""
-USUAL_LEAST = 0.5
-"""Where the median pair is less alike, no pair tells anything: what nodes kept from earlier rounds
+"""An honest pair is at least so many times as alike as the usual one of the job's last ones."""
+USUAL_QUANTILE = 0.75
+"""Which of them is the usual one. Of three liars in ten half of all pairs have one: by the median
+no pair would tell anything.
+"""
+USUAL_LEAST = 0.6
+"""Where the usual pair is less alike, no pair tells anything: what nodes kept from earlier rounds
 outweighs the shard, as with rounds of one step or with sparse codecs. 0: as two updates of
 different shards; 1: equal.
 """
@@ -85,6 +92,8 @@ def check_rate(memory: DuplicateMemory, node: NodeId, claim: float = 1.0) -> flo
         node: Whose rate it is.
         claim: Its inner steps over the median node's, at least 1: who is paid more is checked more.
     """
+    if node in memory.due:
+        return 1.0
     if memory.doubts.get(node, 0):
         return RATE_DOUBTED
     rate = RATE_TRUSTED if is_trusted(memory, node) else RATE_STRANGER
@@ -103,6 +112,7 @@ def draw_duplicates(
         stated_batch: The job's.
     """
     free = [each for each in workers if not each.has_begun]
+    free.sort(key=lambda each: each.node not in memory.due)
     most = len(workers) // PARTICIPANTS_LEAST if draw else 0
     usual = median(each.plan.inner_steps for each in workers) if workers else 0
     chosen: dict[NodeId, NodeId] = {}
@@ -178,7 +188,7 @@ def _limit(memory: DuplicateMemory) -> float:
     """The least likeness of a match; 0: pairs tell nothing in this job, or not yet."""
     if len(memory.likeness) < PAIRS_LEAST:
         return 0.0
-    usual = median(memory.likeness)
+    usual = sorted(memory.likeness)[round(USUAL_QUANTILE * (len(memory.likeness) - 1))]
     return LIKENESS_PART * usual if usual >= USUAL_LEAST else 0.0
 
 
@@ -212,13 +222,42 @@ def without_doubts(memory: DuplicateMemory, node: NodeId) -> DuplicateMemory:
         memory,
         matches={each: count for each, count in memory.matches.items() if each != node},
         doubts={each: doubt for each, doubt in memory.doubts.items() if each != node},
+        due=memory.due - {node},
+    )
+
+
+def with_due(memory: DuplicateMemory, closed: Round) -> DuplicateMemory:
+    """The memory with the nodes that are to be checked in their next round, once one is closed."""
+    unequal = incomparable_nodes(closed)
+    pairs = () if closed.is_interrupted else closed.duplicates.items()
+    checked = closed.overdue.union(
+        *(pair for pair in pairs if pair[0] not in unequal and _are_both_in(closed, pair))
+    )
+    lesser = {node for node, part in closed.participants.items() if is_lesser(part.plan)}
+    return replace(memory, due=(memory.due | lesser) - checked)
+
+
+def _are_both_in(round_: Round, pair: tuple[NodeId, NodeId]) -> bool:
+    return all(round_.participants[node].work is WorkState.RECEIVED for node in pair)
+
+
+def incomparable_nodes(round_: Round) -> frozenset[NodeId]:
+    """Nodes with the shard of another that divide its batches otherwise than that one: who ran out
+    of memory divides them otherwise than it was told at first.
+    """
+    plans = {node: part.plan for node, part in round_.participants.items()}
+    passes = {node: (it.micro_batch, it.checkpoints_activations) for node, it in plans.items()}
+    return frozenset(
+        own for own, other in round_.duplicates.items() if passes[own] != passes[other]
     )
 
 
 def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     """Nodes that were slower than they say where they did less than they can. Where both of a pair
-    were it is no fault of theirs.
+    were it is no fault of theirs, nor after a pause or a restart.
     """
+    if round_.is_interrupted:
+        return frozenset()
     found = set()
     for node in (*round_.duplicates, *round_.duplicates.values()):
         part = round_.participants[node]

@@ -38,7 +38,8 @@ class PersistentMap(Mapping[K, V]):
         return key in self._changes or key in self._base
 
     def __len__(self) -> int:
-        return len(self._base) + len(self._changes.keys() - self._base.keys())
+        base = self._base
+        return len(base) + sum(key not in base for key in self._changes)
 
     def __iter__(self) -> Iterator[K]:
         return iter(self.to_dict())

@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from coordinator.core.job.commands import CancelShard
+from coordinator.core.job.events import AggregateReady
 from coordinator.core.job.state import Job, ModelScore, Participant, WorkState
 from coordinator.core.measure.line import is_loss_inferred, loss_share
 from coordinator.core.measure.reading import (
@@ -201,12 +202,14 @@ def progress_value(message: node_pb2.Progress) -> NodeProgress:
 
 
 def event_message(entry: Entry) -> job_pb2.JobEvent:
-    """A journal row as the public sees it."""
+    """A journal row as the public sees it: without the draw, by which an owner of nodes would
+    know when they are compared.
+    """
+    body = entry.body_json
+    if entry.kind == AggregateReady.__name__:
+        body = msgspec.json.encode(msgspec.json.decode(body) | {"draw": ""})
     return job_pb2.JobEvent(
-        sequence=entry.sequence,
-        at_ms=entry.at_ms,
-        kind=entry.kind,
-        body_json=entry.body_json.decode(),
+        sequence=entry.sequence, at_ms=entry.at_ms, kind=entry.kind, body_json=body.decode()
     )
 
 

@@ -45,6 +45,9 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Bulk bytes go elsewhere: nothing here needs a window that follows the line, and the pings that
+    # measure it were most of what an idle node sends.
+    ("grpc.http2.bdp_probe", 0),
     # Many sessions of one process have a connection each.
     ("grpc.use_local_subchannel_pool", 1),
     # The session's own backoff decides when to dial again.

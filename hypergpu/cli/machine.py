@@ -40,34 +40,6 @@ class Metering(StrEnum):
     EACH = "each"
 
 
-LosesCoordinator = Annotated[
-    bool,
-    typer.Option(
-        "--scale",
-        help="With --fixed: PostgreSQL, an object store, two coordinators, two gateways and Ray;"
-        " the coordinator that drives is killed and loses its folder.",
-    ),
-]
-DemoLinks = Annotated[
-    DemoNet | None,
-    typer.Option(
-        "--net",
-        help="Links of the nodes; tunnel and tc carry real packets and need root. Else proxy, none"
-        " with --scale.",
-    ),
-]
-DemoStore = Annotated[
-    DemoBlobs, typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's.")
-]
-DemoMetering = Annotated[
-    Metering,
-    typer.Option(
-        "--metering",
-        envvar="HYPERGPU_COORDINATOR_METERING",
-        help="How work gets onto the chain: batched, or each: a transaction for each contribution,"
-        " 100 and more in an epoch.",
-    ),
-]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="The node's key and state.")]
 SyncSteps = Annotated[
     int,
@@ -273,29 +245,60 @@ def _settled_state_dir() -> Path:
     return Path(resolve_settings()["state_dir"].value)
 
 
+FixedOption = Annotated[
+    bool,
+    typer.Option(
+        "--fixed",
+        help="Nothing depends on time and nobody is killed: ends with the same model every"
+        " time, whose digest is printed last.",
+    ),
+]
+ScaleOption = Annotated[
+    bool,
+    typer.Option(
+        "--scale",
+        help="With --fixed: PostgreSQL, an object store, two coordinators, two gateways and"
+        " Ray; the coordinator that drives is killed and loses its folder.",
+    ),
+]
+NetOption = Annotated[
+    DemoNet | None,
+    typer.Option(
+        "--net",
+        help="Links of the nodes; tunnel and tc carry real packets and need root. Else proxy,"
+        " none with --scale.",
+    ),
+]
+MeteringOption = Annotated[
+    Metering,
+    typer.Option(
+        "--metering",
+        envvar="HYPERGPU_COORDINATOR_METERING",
+        help="How work gets onto the chain: batched, or each: a transaction for each"
+        " contribution, 100 and more in an epoch.",
+    ),
+]
+
+
 def demo(  # noqa: PLR0913 - each is an option
     *,
     short: Annotated[bool, typer.Option("--short", help="Fewer rounds.")] = False,
-    fixed: Annotated[
-        bool,
-        typer.Option(
-            "--fixed",
-            help="Nothing depends on time and nobody is killed: ends with the same model every"
-            " time, whose digest is printed last.",
-        ),
-    ] = False,
+    fixed: FixedOption = False,
     attack: Annotated[
         bool, typer.Option("--attack", help="Train twice, the second time with a liar.")
     ] = False,
-    scale: LosesCoordinator = False,
+    scale: ScaleOption = False,
     out: Annotated[Path, typer.Option("--out", help="Summary, logs, model.")] = Path("demo-out"),
     nodes: Annotated[int, typer.Option("--nodes", min=2, max=32, help="Number of nodes.")] = 5,
     worker: Annotated[
         str, typer.Option("--worker", help="torch or numpy; else what is installed.")
     ] = "",
-    net: DemoLinks = None,
-    blobs: DemoStore = DemoBlobs.EMBEDDED,
-    metering: DemoMetering = Metering.BATCHED,
+    net: NetOption = None,
+    blobs: Annotated[
+        DemoBlobs,
+        typer.Option("--blobs", help="s3: bulk bytes go through an S3 server, rclone's."),
+    ] = DemoBlobs.EMBEDDED,
+    metering: MeteringOption = Metering.BATCHED,
 ) -> None:
     """Train digits on five nodes of this machine; one is killed."""
     from hypergpu.cli.demo.job import plan

@@ -87,7 +87,7 @@ def check_installed() -> None:
     _owner_prefix()
 
 
-class LocalPostgres:
+class PostgresServer:
     """The server, on loopback and a free port, with a password; its database ends with it."""
 
     def __init__(self, folder: Path, log: Path) -> None:

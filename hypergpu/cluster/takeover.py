@@ -51,7 +51,7 @@ class SharedServices(NamedTuple):
     blobs: str
     """Address of the object store."""
     environment: Mapping[str, str]
-    """Each coordinator's: the database, keys of the object store, the engine, the chain."""
+    """Variables of each coordinator: database, keys of the object store, engine, chain."""
 
 
 class TakeoverCluster:

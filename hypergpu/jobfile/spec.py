@@ -50,8 +50,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The weights that a job begins with."""
 
     init: str = ""
-    """A safetensors file on the user's machine, or the id of a job whose newest model is taken;
-    empty: the workload draws them.
+    """A safetensors file on the user's machine, or the id of a job of their own whose newest model
+    is taken; empty: the workload draws them.
     """
 
 

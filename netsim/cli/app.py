@@ -3,6 +3,7 @@
 The commands' modules are imported when a command runs: help needs none of them.
 """
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,6 +196,44 @@ def run(  # noqa: PLR0913 - each is an option
         raise typer.Exit(world_run.run_in_virtual_time(order, fallback))
     start = world_run.describe_run if dry_run else world_run.run_over_links
     raise typer.Exit(start(order, Backend(backend), fallback))
+
+
+@app.command()
+def sweep(  # noqa: PLR0913 - each is an option
+    worlds: Annotated[
+        list[Path], typer.Argument(metavar="WORLD.toml...", help="See docs/netsim/README.md.")
+    ],
+    *,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Each world runs with seeds 0 to this, less one.")
+    ] = 10,
+    strategy: StrategyOption = "",
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Replaces the jobs'.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=0, help="Worlds at a time; 0: one a core.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", help="Keeps reports; a sweep goes on from those there.")
+    ] = Path("netsim-sweep"),
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate worlds by seeds in virtual time, several at a time; it resumes where it ended."""
+    from netsim.cli.sweep import SweepOrder
+    from netsim.cli.sweep import sweep as simulate
+    from netsim.run.choices import Choices
+
+    order = SweepOrder(
+        choices=tuple(
+            Choices(world=str(world), strategy=strategy, rounds=rounds) for world in worlds
+        ),
+        seeds=tuple(range(seeds)),
+        folder=out,
+        processes=processes or os.cpu_count() or 1,
+        is_json=as_json,
+    )
+    raise typer.Exit(simulate(order))
 
 
 @app.command()

@@ -13,7 +13,7 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.measure.reading import Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.round.assignment import nodes_needed
+from coordinator.core.round.available import nodes_needed
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events

@@ -50,12 +50,15 @@ def test_work_that_is_compared_is_the_lesser_of_both_in_everything() -> None:
 
 
 def test_no_assignment_tells_that_its_node_is_compared() -> None:
-    def told(plan: NodePlan) -> NodePlan:
+    def with_reason(plan: NodePlan) -> NodePlan:
         return replace(plan, reason=node_reason(plan, up_bits_per_s=3e6, deadline_ms=42_000))
 
-    fast, slow = told(FULL), told(replace(SLOW, codec="int4", batch_size=16, micro_batch=0))
+    fast, slow = (
+        with_reason(FULL),
+        with_reason(replace(SLOW, codec="int4", batch_size=16, micro_batch=0)),
+    )
     less = lesser_work(fast, slow, BATCH)
-    assert less.reason == told(replace(less, reason=FULL.reason)).reason
+    assert less.reason == with_reason(replace(less, reason=FULL.reason)).reason
     assert lesser_work(slow, fast, BATCH).reason == slow.reason
 
 
@@ -79,13 +82,14 @@ class Liar(NamedTuple):
 
 
 class ClaimedRounds:
-    """Nodes of 1/4 to 4 times the usual speed, with the noise of homes; the first one lies."""
+    """Nodes of 1/4 to 4 times the usual speed, with the noise of homes; the first ones lie."""
 
-    def __init__(self, seed: int, liar: Liar | None) -> None:
+    def __init__(self, seed: int, liar: Liar | None, liars: int = 1) -> None:
         self.liar, self.seed = liar, seed
+        self.liars = frozenset(NODES[:liars] if liar is not None else ())
         self.dice = random.Random(seed)
         self.speeds = {node: self.dice.choice((0.25, 0.5, 1, 1, 1, 2, 4)) for node in NODES}
-        self.speeds[NODES[0]] = 1.0
+        self.speeds |= dict.fromkeys(NODES[:liars], 1.0)
         self.memory = TrustMemory()
         self.paid_steps = 0.0
         self.undone = self.planned = 0
@@ -108,13 +112,13 @@ class ClaimedRounds:
         weighing = judge_pairs(whole, compared, overdue)
         self.memory = weighing.memory
         self.paid_steps += plans[NODES[0]].inner_steps * weighing.votes.get(NODES[0], WHOLE) / WHOLE
-        self.overdue_honest += len(overdue - ({NODES[0]} if self.liar else set()))
+        self.overdue_honest += len(overdue - self.liars)
         self.planned += sum(plan.inner_steps for plan in planned.values())
         self.undone += sum(planned[it].inner_steps - plans[it].inner_steps for it in NODES)
         self.undone += sum(plans[node].inner_steps for node in pairs)
 
     def _plan(self, node: NodeId) -> NodePlan:
-        claim = self.liar.claim if self.liar is not None and node == NODES[0] else 1.0
+        claim = self.liar.claim if self.liar is not None and node in self.liars else 1.0
         steps = int(STEPS * self.speeds[node] * claim)
         return NodePlan(
             steps,
@@ -126,7 +130,7 @@ class ClaimedRounds:
         )
 
     def _cheats(self, node: NodeId, plan: NodePlan) -> bool:
-        if self.liar is None or node != NODES[0]:
+        if self.liar is None or node not in self.liars:
             return False
         return not (plan.full_forecast_ms and self.liar.takes_steps_when_compared)
 
@@ -144,8 +148,8 @@ class ClaimedRounds:
         return self.dice.gauss(0.05 if is_cheated else 0.75, 0.05)
 
 
-def play(seed: int, liar: Liar | None) -> ClaimedRounds:
-    rounds = ClaimedRounds(seed, liar)
+def play(seed: int, liar: Liar | None, liars: int = 1) -> ClaimedRounds:
+    rounds = ClaimedRounds(seed, liar, liars)
     for number in range(ROUNDS):
         rounds.play_round(number)
     return rounds
@@ -168,6 +172,13 @@ def test_who_overstates_its_speed_is_paid_little_more_than_its_share_and_ever_le
     assert sum(shares) / len(shares) < min(2.0, liar.claim / 2)
     doubts = [one.memory.duplicates.doubts.get(NODES[0], 0) for one in played]
     assert sum(doubts) / len(doubts) > 16
+
+
+def test_two_liars_in_five_do_not_hide_behind_each_other() -> None:
+    liar = Liar(8.0, takes_steps_when_compared=False)
+    played = [play(seed, liar, liars=8) for seed in range(4)]
+    shares = [one.paid_steps / (ROUNDS * STEPS) for one in played]
+    assert sum(shares) / len(shares) < 3
 
 
 def test_honest_unequal_nodes_lose_little_work_and_hardly_ever_a_part_of_their_votes() -> None:

@@ -12,7 +12,7 @@ from coordinator.core.duplicates import (
 )
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
-from coordinator.core.job.state import DuplicateMemory, Job, TrustMemory, Weighing
+from coordinator.core.job.state import DuplicateMemory, Job, Phase, TrustMemory, Weighing
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.trust import WHOLE
@@ -200,6 +200,71 @@ def test_of_two_unequal_nodes_that_are_compared_the_faster_one_does_less_and_is_
             replace(job, at_ms=at(100 + elapsed_ms)), sent_update_at(job, fast, elapsed_ms)
         )
         assert only(outstanding(done), Aggregate).duplicates.overdue == overdue
+
+
+def faster_and_slower(job: Job) -> tuple[NodeId, NodeId]:
+    """The two that are compared."""
+    ((own, other),) = job.open_round.duplicates.items()
+    slow, fast = sorted((own, other), key=lambda node: UNEQUAL[node].inner_steps)
+    return fast, slow
+
+
+def after_round(job: Job, *absent: NodeId) -> Job:
+    """The job in its next round, which has no draw that would compare anybody by chance."""
+    number = job.open_round.number
+    for node in UNEQUAL:
+        if node not in absent:
+            job = after(job, sent_update(job, node))
+    if job.phase is Phase.TRAINING:
+        timer = events.DeadlineReached(at_ms=at(job.open_round.timer_at_ms), round=number)
+        job = after(job, timer)
+    fold = events.AggregateReady(
+        at_ms=job.at_ms, round=number, model=model(number + 1), draw=NOBODY
+    )
+    return after(job, fold, plan_event(number + 1, UNEQUAL, at_ms=job.at_ms))
+
+
+def unlucky_draw() -> str:
+    workers = [RoundWorker(node, plan, has_begun=False) for node, plan in UNEQUAL.items()]
+    draws = (f"nobody-{number}" for number in range(1000))
+    return next(it for it in draws if not draw_duplicates(it, DuplicateMemory(), workers, 4))
+
+
+NOBODY = unlucky_draw()
+
+
+def test_who_leaves_a_comparison_is_compared_in_its_next_rounds_until_it_stays() -> None:
+    job = with_compared_speeds()
+    fast, _ = faster_and_slower(job)
+    for _ in range(2):
+        lease = job.open_round.participants[fast].lease
+        number = job.open_round.number
+        left = events.ShardHandedBack(
+            at_ms=job.at_ms, node=fast, round=number, lease=lease, reason="busy"
+        )
+        job = after_round(after(job, left), fast)
+        assert job.open_round.partner(fast) is not None
+    job = after_round(job)
+    assert not job.trust.duplicates.due
+    assert not job.open_round.duplicates
+
+
+def test_no_pause_and_no_restart_makes_a_node_seem_slow_and_it_is_timed_again() -> None:
+    begun = with_compared_speeds()
+    fast, slow = faster_and_slower(begun)
+    paused = after(begun, events.JobPaused(at_ms=at(150)), events.JobResumed(at_ms=at(150)))
+    restarted = after(begun, events.CoordinatorChanged(at_ms=at(150), reason="started again"))
+    for job in (paused, restarted):
+        for node in UNEQUAL:
+            if node != fast:
+                job = after(job, sent_update(job, node))  # noqa: PLW2901
+        late = replace(job, at_ms=at(5000))
+        done = after(late, replace(sent_update(late, fast), at_ms=at(5000)))
+        assert not only(outstanding(done), Aggregate).duplicates.overdue
+        fold = events.AggregateReady(at_ms=at(5000), round=1, model=model(2), draw=NOBODY)
+        done = after(done, fold, plan_event(2, UNEQUAL, at_ms=5000))
+        assert done.open_round.partner(fast) is not None
+        assert slow not in done.trust.duplicates.due
 
 
 def sent_update_at(job: Job, node: NodeId, elapsed_ms: int) -> events.UpdateReceived:

@@ -14,16 +14,18 @@ from typing import Any
 import msgspec
 import structlog
 
-from benchmarks.ours.sessions import RoundTrips, SessionSpread, daemons
+from benchmarks.ours.sessions import SESSION, RoundTrips, SessionSpread, daemons
 from gpu_node.shell.control import ROUND_TRIP
 from hypergpu.process import raise_descriptor_limit
 
 
 class LinkCount(msgspec.Struct):
-    """Links of a process since its start."""
+    """Links of a process."""
 
     connected: int = 0
+    """How many are there now."""
     lost: int = 0
+    """How many were there and broke, since its start."""
     connected_s: float = 0.0
     """When the newest was connected, by the clock that all processes of a machine share."""
 
@@ -34,6 +36,7 @@ class LinkedTrips(RoundTrips):
     def __init__(self, sessions: int) -> None:
         super().__init__(sessions)
         self.links = LinkCount()
+        self._connected: set[int] = set()
 
     def hear_logs(self) -> None:
         """Take both from the daemons' log lines and drop every other line."""
@@ -43,12 +46,15 @@ class LinkedTrips(RoundTrips):
                 case event if event == ROUND_TRIP:
                     self.note(line["sequence"], line["taken_us"])
                 case "Connected":
-                    self.links.connected += 1
+                    self._connected.add(SESSION.get())
                     self.links.connected_s = time.monotonic()
                 case "LinkLost" | "LinkRejected":
-                    self.links.lost += 1
+                    # A dial that nobody took loses nothing.
+                    self.links.lost += SESSION.get() in self._connected
+                    self._connected.discard(SESSION.get())
                 case _:
                     pass
+            self.links.connected = len(self._connected)
             raise structlog.DropEvent
 
         debug = structlog.make_filtering_bound_logger(logging.DEBUG)

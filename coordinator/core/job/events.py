@@ -210,9 +210,7 @@ class MemoryFitted(StampedEvent, frozen=True, tag=True):
 
 
 class CoordinatorChanged(StampedEvent, frozen=True, tag=True):
-    """Another coordinator goes on with the job, or the same one after a while. The machine never
-    reads it.
-    """
+    """Another coordinator goes on with the job, or the same one after a while or a restart."""
 
     reason: str
     """Which one, and why."""

@@ -153,8 +153,8 @@ class DuplicateMemory(msgspec.Struct, frozen=True):
     """Pairs that matched."""
     doubts: dict[NodeId, int] = {}
     """Doubts of each node that has some; 24 take the whole vote."""
-    likeness: tuple[float, ...] = ()
-    """Likeness of the newest pairs."""
+    likeness: tuple[float, ...] = ()  # of the newest pairs
+    due: frozenset[NodeId] = frozenset()  # checked in their next round
 
 
 class NoiseEvidence(msgspec.Struct, frozen=True):
@@ -233,8 +233,7 @@ class Round(msgspec.Struct, frozen=True):
     """Agreement of its updates, once they are folded; see `PlanRequest.agreement`."""
     weighing: Weighing | None = None
     """How much its updates counted, once they are folded."""
-    deadline_at_ms: Milliseconds = Milliseconds(0)
-    """0: none."""
+    deadline_at_ms: Milliseconds = Milliseconds(0)  # 0: none
     is_overdue: bool = False
     """The deadline has passed: the round closes as soon as its quorum is there."""
     timer_at_ms: Milliseconds = Milliseconds(0)
@@ -246,6 +245,7 @@ class Round(msgspec.Struct, frozen=True):
     duplicates: dict[NodeId, NodeId] = {}
     """Who has the shard of whom, of the pairs that are both at work or in."""
     overdue: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
+    is_interrupted: bool = False  # by a pause or a restart: elapsed times say nothing of nodes
     dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""

@@ -65,8 +65,13 @@ def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
     """
     told = plan.reason.replace(f"H={plan.inner_steps}", f"H={lesser.inner_steps}", 1)
     told = told.replace(f", {plan.codec}", f", {lesser.codec}", 1)
-    before, after = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
-    return told.replace(before, after, 1)
+    before, now = (f"forecast {seconds(each.forecast_ms)}" for each in (plan, lesser))
+    return told.replace(before, now, 1)
+
+
+def is_lesser(plan: NodePlan) -> bool:
+    """Whether a node was given less than it says it can do."""
+    return plan.forecast_ms < plan.full_forecast_ms
 
 
 def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:

@@ -3,11 +3,9 @@
 Whether an event is legal was asked before (`transition`).
 """
 
-from collections import Counter
-
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import without_doubts
+from coordinator.core.duplicates import with_due, without_doubts
 from coordinator.core.job import events
 from coordinator.core.job.commands import (
     CancelShard,
@@ -26,6 +24,7 @@ from coordinator.core.job.state import (
     Participant,
     Phase,
     Round,
+    TrustMemory,
     WorkState,
 )
 from coordinator.core.persistent_map import replace_items
@@ -33,7 +32,6 @@ from coordinator.core.round.assignment import (
     JobStep,
     assignment,
     cancellations,
-    fit_of,
     is_done,
     mark_late,
     reassign_orphans,
@@ -42,8 +40,9 @@ from coordinator.core.round.assignment import (
     return_samples,
     shard_samples,
     vacate_shard,
-    with_memory_use,
 )
+from coordinator.core.round.available import fit_of, with_memory_use
+from coordinator.core.round.figures import round_figures
 from coordinator.core.round.hand_back import refit_work, with_reason
 from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
 from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
@@ -222,6 +221,13 @@ def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
     return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
 
 
+def note_restart(job: Job, _event: events.CoordinatorChanged) -> JobStep:
+    """Hold no time of the open round against its nodes: they may have been without coordinator."""
+    if job.round is None:
+        return JobStep(job)
+    return JobStep(replace(job, round=replace(job.round, is_interrupted=True)))
+
+
 def stop_job(job: Job, _event: events.JobStopped) -> JobStep:
     """End the job with the model it has."""
     return end_job(job, Phase.STOPPED, "the job was stopped", final_reason="stopped by its user")
@@ -263,6 +269,7 @@ def _renew_leases(job: Job, round_: Round) -> Job:
     round_ = replace(
         round_,
         orphans=tuple(orphans),
+        is_interrupted=True,
         deadline_at_ms=deadline_at_ms,
         trial_until_ms=trial_until_ms,
         timer_at_ms=Milliseconds(0),
@@ -311,12 +318,12 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
         round=None,
         spec=job.next_spec or job.spec,
         next_spec=None,
-        trust=event.weighing.memory if event.weighing is not None else job.trust,
+        trust=_trust_after(job, round_),
         draw=event.draw,
         members=_members_after(job, round_),
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
-    record = WriteRecord(_figures(job, round_, event))
+    record = WriteRecord(round_figures(job, round_, event))
     evaluation = _evaluation(job, event.model)
     job = evaluation.job
     if is_done(job):
@@ -327,6 +334,11 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
     else:
         after = open_round(job)
     return JobStep(after.job, (record, *evaluation.commands, *after.commands))
+
+
+def _trust_after(job: Job, round_: Round) -> TrustMemory:
+    trust = round_.weighing.memory if round_.weighing is not None else job.trust
+    return replace(trust, duplicates=with_due(trust.duplicates, round_))
 
 
 def _members_after(job: Job, round_: Round) -> dict[NodeId, Member]:
@@ -449,53 +461,3 @@ def _is_twice(round_: Round, node: NodeId) -> bool:
     partner = round_.duplicates.get(node)
     is_lost_too = partner is not None and round_.participants[partner].work is WorkState.UNREADABLE
     return is_lost_too or round_.is_covered(node)
-
-
-def _figures(job: Job, round_: Round, event: events.AggregateReady) -> events.RoundRecorded:
-    updates = [update for _, _, update in round_.accepted_updates]
-    samples = sum(
-        update.samples
-        for node, _, update in round_.accepted_updates
-        if not (node in round_.duplicates and round_.is_covered(node))
-    )
-    duration_ms = max(1, job.at_ms - round_.opened_at_ms)
-    losses = [
-        (update.loss_last, update.samples) for update in updates if update.loss_last is not None
-    ]
-    weight = sum(count for _, count in losses)
-    return events.RoundRecorded(
-        at_ms=job.at_ms,
-        round=round_.number,
-        participants=len(round_.participants),
-        updates=len(updates),
-        samples=Samples(samples),
-        bytes_up=Bytes(sum(update.blob.size_bytes for update in updates)),
-        bytes_down=event.bytes_down,
-        duration_ms=Milliseconds(duration_ms),
-        loss=sum(loss * count for loss, count in losses) / weight if weight else None,
-        samples_per_s=samples * 1000 / duration_ms,
-        reason=job.reason,
-        inner_steps=round_.inner_steps,
-        codecs=dict(Counter(part.codec for part in round_.participants.values())),
-        resting=len(round_.resting),
-        forecast_error=_forecast_error(round_),
-    )
-
-
-def _forecast_error(round_: Round) -> float | None:
-    errors = [
-        abs(part.plan.forecast_ms - took_ms) / took_ms
-        for part in round_.participants.values()
-        if part.plan.forecast_ms and (took_ms := _least_ms(round_, part))
-    ]
-    return sum(errors) / len(errors) if errors else None
-
-
-def _least_ms(round_: Round, part: Participant) -> int:
-    """Time that a participant took, or for one that was cut the least that it would have taken, if
-    that is beyond its forecast; 0: not known.
-    """
-    if part.work is not WorkState.CUT:
-        return part.took_ms
-    least_ms = round_.deadline_at_ms - part.assigned_at_ms
-    return least_ms if least_ms > part.plan.forecast_ms else 0

@@ -11,13 +11,8 @@ from coordinator.core.job.events import MemoryFitted
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import fit_plan, tighter_fit
-from coordinator.core.round.assignment import (
-    JobStep,
-    assignment,
-    available_nodes,
-    left_out,
-    replace_participants,
-)
+from coordinator.core.round.assignment import JobStep, assignment, replace_participants
+from coordinator.core.round.available import available_nodes, left_out
 from hypergpu.ids import NodeId
 from hypergpu.units import several
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.duplicates import (
     RoundWorker,
     draw_duplicates,
+    incomparable_nodes,
     overdue_nodes,
     shared_weights,
 )
@@ -38,18 +39,20 @@ from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
-    available_count,
-    available_nodes,
     cancellations,
     deadline,
     deal_shards,
     due_prefetch,
-    fit_of,
-    left_out,
-    nodes_needed,
     plan_request,
     replace_participants,
     return_samples,
+)
+from coordinator.core.round.available import (
+    available_count,
+    available_nodes,
+    fit_of,
+    left_out,
+    nodes_needed,
 )
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.outer_step import outer_step
@@ -346,18 +349,7 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
 
 
 def _duplicated_shards(round_: Round) -> DuplicatedShards:
-    incomparable = frozenset(
-        own
-        for own, other in round_.duplicates.items()
-        if _passes(round_, own) != _passes(round_, other)
-    )
-    return DuplicatedShards(round_.duplicates, incomparable, round_.overdue)
-
-
-def _passes(round_: Round, node: NodeId) -> tuple[int, bool]:
-    """How a batch is divided: one that ran out of memory divides it otherwise than it was drawn."""
-    plan = round_.participants[node].plan
-    return plan.micro_batch, plan.checkpoints_activations
+    return DuplicatedShards(round_.duplicates, incomparable_nodes(round_), round_.overdue)
 
 
 def _makers(job: Job) -> Round | None:

@@ -237,6 +237,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.JobStopped: event_steps.stop_job,
     events.ParametersChanged: event_steps.change_parameters,
     events.FundingChanged: event_steps.change_funding,
+    events.CoordinatorChanged: event_steps.note_restart,
     events.ModelInitialised: event_steps.take_first_model,
     events.PreparationFailed: event_steps.fail_preparation,
     events.AggregateReady: event_steps.take_next_model,

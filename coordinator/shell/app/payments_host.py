@@ -82,7 +82,8 @@ class PaymentsHost:
             message = receipt_pb2.Receipts(
                 job_id=job_id, receipts=[receipt_message(signed) for signed in piece]
             )
-            if runtime is not None:
+            if runtime is not None and job_id not in session.informed_of_terms:
+                session.informed_of_terms.add(job_id)
                 message.terms.CopyFrom(terms_message(runtime.job.terms, epoch=0))
             session.send(node_pb2.ControlResponse(receipts=message))
         return True

@@ -26,6 +26,7 @@ OPTIONS = (
     # Whoever says nothing is let go of: a port must not fill up with connections that do nothing.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.http2.bdp_probe", 0),
     # Two coordinators on one port would each get half of the calls.
     ("grpc.so_reuseport", 0),
 )

@@ -55,6 +55,7 @@ from coordinator.shell.runtime.services import (
     Pins,
     Services,
     UpdateOffers,
+    copy_leftovers,
     keep_node_counts,
     keep_others_known,
     store_node_counts,
@@ -168,6 +169,7 @@ class CoordinatorApp:
                 tasks.create_task(self._collector.run()),
                 tasks.create_task(keep_node_counts(self._services)),
                 tasks.create_task(keep_others_known(self._services)),
+                tasks.create_task(copy_leftovers(self._services)),
                 tasks.create_task(self._services.bulk.run()),
             ]
             forever += [

@@ -248,6 +248,11 @@ class BlobStore:
             self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
         self._unsynced.discard(digest)
 
+    @property
+    def leftovers(self) -> frozenset[Digest]:
+        """Blobs that `sync` has something to do for."""
+        return frozenset(self._unsynced)
+
     def bring(self, digests: Iterable[Digest]) -> None:
         """Fetch those of the blobs that only the copies have.
 
@@ -462,12 +467,10 @@ class BlobStore:
         self._absent.pop(digest, None)
 
     def _compare(self, copies: BlobCopies) -> None:
-        """Find what only the copies have, and let them have what is only here."""
+        """Find what only the copies have, and what is only here, which is not durable yet."""
         there = copies.copies()
         self._absent = {digest: there[digest] for digest in there.keys() - self._names}
-        for digest in sorted(self._names - there.keys()):
-            path = self._path(digest)
-            copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
+        self._unsynced |= self._names - there.keys()
 
     def _path(self, digest: Digest) -> Path:
         if not is_digest(digest):

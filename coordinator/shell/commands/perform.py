@@ -266,7 +266,7 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
     if is_open:
         present = [node for node, member in runtime.job.members.items() if member.is_present]
         services.nodes.expect(present, Milliseconds(services.settings.reconnect_grace_ms))
-        await _tell_takeover(services, runtime)
+        await _tell_restart(services, runtime)
     try:
         damage = await _check_files(services, runtime)
     except Exception as broken:
@@ -288,10 +288,13 @@ async def take_up(services: Services, runtime: JobRuntime) -> None:
         services.allocator.review()
 
 
-async def _tell_takeover(services: Services, runtime: JobRuntime) -> None:
+async def _tell_restart(services: Services, runtime: JobRuntime) -> None:
+    """Journal a takeover, and any restart in a round in which nodes may be timed."""
     runtime.takeover = services.journal.database.takeover
-    if runtime.takeover:
-        changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=runtime.takeover)
+    is_timed = runtime.job.round is not None and runtime.job.spec.strategy == "aware"
+    if runtime.takeover or is_timed:
+        reason = runtime.takeover or "the coordinator was started again"
+        changed = CoordinatorChanged(at_ms=Milliseconds(0), reason=reason)
         await services.driver.insist(runtime.job.job_id, changed)
 
 

@@ -17,7 +17,7 @@ from coordinator.core.allocation import (
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.node_fit import operator_reason, unmet_reason
-from coordinator.core.round.assignment import nodes_needed
+from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream

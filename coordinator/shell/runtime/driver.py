@@ -1,5 +1,5 @@
 """Decide, persist, act: one inbox for all jobs, one journal transaction a drain, replay at a start.
-No state is shown, no call answered and no command performed before its event is durable.
+Nothing is shown, answered or performed before its event is durable.
 """
 
 import asyncio
@@ -57,8 +57,7 @@ _OBSTACLES = frozenset({Reason.DISK_FULL, Reason.STORE_UNREACHABLE})
 class JobRuntime:
     """One job in this process."""
 
-    obstacle = ""
-    """Numbered reason for which the job waits, such as a full disk; empty: it goes on."""
+    obstacle = ""  # a numbered reason for which the job waits, such as a full disk
     takeover = ""
     """Sentence on how this coordinator came to drive it; empty: nobody else did."""
     progress_version = 0

@@ -116,6 +116,8 @@ class ControlStream:
         """What jobs may require of the node."""
         self.recalled_from: set[JobId] = set()
         """Jobs that gave it up for others; one that has no work for it is not lent it again."""
+        self.informed_of_terms: set[JobId] = set()
+        """Jobs whose terms it has been told with a receipt."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
@@ -460,9 +462,10 @@ class Readings:
             return
         known.newest_update = (update.job_id, update.lease)
         now_ms = monotonic_ms()
-        if update.inner_steps > 0 and update.compute_ms > 0:
+        if update.inner_steps > 0:
             steps = min(update.inner_steps, _STEPS_MAX)
-            took_ms = Milliseconds(min(update.compute_ms, _COMPUTE_MS_MAX))
+            # Who states no time would never be measured, and so never compared with a slower node.
+            took_ms = Milliseconds(min(max(1, update.compute_ms), _COMPUTE_MS_MAX))
             self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
         if update.forecast_ms > 0 and update.took_ms > 0:
             self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))

@@ -361,6 +361,32 @@ async def collect(services: Services) -> Bytes:
     return collected.freed_bytes
 
 
+async def copy_leftovers(services: Services) -> None:
+    """Copy to where blobs outlive this machine what an earlier process left only here: first what
+    jobs need, later what was not collected meanwhile.
+    """
+    leftovers = services.blobs.leftovers
+    needed = services.needed_blobs()
+    for digest in sorted(leftovers & needed):
+        await _copy_leftover(services, digest)
+    await asyncio.sleep(_COLLECT_EVERY_S)
+    for digest in sorted(leftovers - needed):
+        await _copy_leftover(services, digest)
+
+
+async def _copy_leftover(services: Services, digest: Digest) -> None:
+    while True:
+        try:
+            return await asyncio.to_thread(services.blobs.sync, digest)
+        except HyperGPUError as refused:
+            if refused.reason is Reason.BLOB_UNKNOWN:
+                return None  # It was collected.
+            log.warning("a blob is only here", blob=digest, reason=str(refused))
+        except OSError as failed:
+            log.warning("a blob is only here", blob=digest, reason=str(failed))
+        await asyncio.sleep(_STORE_S)
+
+
 async def keep_others_known(services: Services) -> None:
     """Read every few seconds which other coordinators there are, for ever."""
     while True:

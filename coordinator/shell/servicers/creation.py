@@ -21,6 +21,7 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job_view import require_owner
+from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
@@ -54,6 +55,8 @@ class _WantedJob(NamedTuple):
     packed: bytes
     """The manifest's canonical bytes; none where there is no manifest."""
     weights: InitialWeights | None
+    foreign: frozenset[Digest]
+    """Files that it names and that its caller has not shown to have."""
     source: str
     """Where the weights are from: a job's id or a file's digest. A job's newest model may be
     another one when its request is sent again.
@@ -70,8 +73,9 @@ class _WantedJob(NamedTuple):
 class JobCreation:
     """Creates jobs one after the other."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, own_files: OwnFiles) -> None:
         self._services = services
+        self._own_files = own_files
         self._creating = asyncio.Lock()
         self._packages = PackageWatch()
 
@@ -105,6 +109,7 @@ class JobCreation:
             manifest=manifest,
             packed=packed_manifest(manifest) if manifest is not None else b"",
             weights=weights,
+            foreign=self._own_files.foreign(caller, _named_files(request)),
             source=request.weights_job or (weights.blob.digest if weights else ""),
         )
         # A caller who goes away does not leave a job behind that is half created.
@@ -134,6 +139,7 @@ class JobCreation:
 
     async def _create(self, wanted: _WantedJob) -> JobId:
         self._refuse_too_many(wanted.owner)
+        _refuse_foreign(wanted.foreign)
         driver = self._services.driver
         spec = covering(wanted.spec, self._services.allocator.fitting_nodes(wanted.spec))
         job_id = JobId(f"job-{secrets.token_hex(6)}")
@@ -200,6 +206,21 @@ class JobCreation:
         blob = await asyncio.to_thread(blobs.put, wanted.packed, keep_s=_KEEP_MANIFEST_S)
         failpoint("create.stored")
         return blob
+
+
+def _named_files(request: job_pb2.CreateJobRequest) -> frozenset[Digest]:
+    """The files that a request names by their digests; an empty one is everybody's."""
+    named = [entry.blob for entry in request.manifest.entries if entry.blob.size_bytes]
+    if request.HasField("weights_file"):
+        named.append(request.weights_file)
+    return frozenset(digest_value(blob.digest) for blob in named)
+
+
+def _refuse_foreign(foreign: frozenset[Digest]) -> None:
+    if foreign:
+        detail = f"{several(len(foreign), 'file')} {are(len(foreign))} not this token's"
+        fix = "submit it again: whoever names a file has to have sent it since the last restart"
+        raise HyperGPUError(Reason.BLOB_UNKNOWN, detail, fix=fix)
 
 
 def _weights(request: job_pb2.CreateJobRequest, source: JobRuntime | None) -> InitialWeights | None:

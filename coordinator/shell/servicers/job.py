@@ -36,6 +36,7 @@ from coordinator.shell.servicers.job_view import (
     require_owner,
     require_visible,
 )
+from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
@@ -154,12 +155,13 @@ class JobServicer:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._creation = JobCreation(services)
+        self._own_files = OwnFiles(services)
+        self._creation = JobCreation(services, self._own_files)
 
     async def create_job(
         self, request: job_pb2.CreateJobRequest, caller: Caller
     ) -> job_pb2.CreateJobResponse:
-        source = self._visible(caller, request.weights_job) if request.weights_job else None
+        source = self._changeable(caller, request.weights_job) if request.weights_job else None
         job_id = await self._creation.create(request, caller, source)
         return job_pb2.CreateJobResponse(job_id=job_id)
 
@@ -285,12 +287,16 @@ class JobServicer:
     async def offer_data(
         self, request: job_pb2.OfferDataRequest, caller: Caller
     ) -> job_pb2.OfferDataResponse:
-        return await transfer.offer_data(self._services, blob_value(request.blob))
+        return await transfer.offer_data(
+            self._services, self._own_files, caller, blob_value(request.blob)
+        )
 
     async def commit_data(
         self, request: job_pb2.CommitDataRequest, caller: Caller
     ) -> job_pb2.CommitDataResponse:
-        return await transfer.commit_data(self._services, blob_value(request.blob))
+        return await transfer.commit_data(
+            self._services, self._own_files, caller, blob_value(request.blob)
+        )
 
     async def resolve_model(
         self, request: job_pb2.ResolveModelRequest, caller: Caller

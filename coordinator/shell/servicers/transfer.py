@@ -7,6 +7,8 @@ from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
+from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
@@ -19,40 +21,52 @@ _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
 
 
-async def offer_data(services: Services, blob: BlobRef) -> job_pb2.OfferDataResponse:
-    """Give a user a ticket for what is missing of a file.
+async def offer_data(
+    services: Services, own: OwnFiles, caller: Caller, blob: BlobRef
+) -> job_pb2.OfferDataResponse:
+    """Give a user a ticket for what is missing of a file; one that only others sent is missing.
 
     Raises:
         HyperGPUError: DISK_FULL, it does not fit.
     """
-    name = _data_name(blob)
+    name = _data_name(caller, blob)
     await services.commits.wait(name)
-    if await asyncio.to_thread(_is_stored, services, blob):
+    if await _is_there(services, own, caller, blob):
         return job_pb2.OfferDataResponse(is_stored=True)
     upload = await asyncio.to_thread(services.uploads.open, name, blob)
-    if await asyncio.to_thread(_is_stored, services, blob):
-        # Another caller was quicker.
+    if await _is_there(services, own, caller, blob):
+        # Another call was quicker.
         await asyncio.to_thread(services.uploads.discard, name)
         return job_pb2.OfferDataResponse(is_stored=True)
     return job_pb2.OfferDataResponse(ticket=await services.bulk.upload_ticket(None, upload))
 
 
-async def commit_data(services: Services, blob: BlobRef) -> job_pb2.CommitDataResponse:
+async def commit_data(
+    services: Services, own: OwnFiles, caller: Caller, blob: BlobRef
+) -> job_pb2.CommitDataResponse:
     """Check a user's file and keep it for the job that names it.
 
     Raises:
         HyperGPUError: OFFSET_MISMATCH, bytes are missing; DIGEST_MISMATCH; DISK_FULL.
     """
-    name = _data_name(blob)
+    name = _data_name(caller, blob)
 
     async def commit() -> None:
         sealed = await services.bulk.receive_upload(name, blob)
         finish = services.uploads.finish
         await services.heavy.run(partial(finish, sealed, blob, keep_s=_KEEP_DATA_S))
+        own.note(caller, blob.digest)
 
-    if not await asyncio.to_thread(_is_stored, services, blob):
+    if not await _is_there(services, own, caller, blob):
         await services.commits.run(name, commit)
     return job_pb2.CommitDataResponse()
+
+
+async def _is_there(services: Services, own: OwnFiles, caller: Caller, blob: BlobRef) -> bool:
+    """Whether a file is here and the caller has shown to have it."""
+    if blob.size_bytes and own.foreign(caller, {blob.digest}):
+        return False
+    return await asyncio.to_thread(_is_stored, services, blob)
 
 
 def _is_stored(services: Services, blob: BlobRef) -> bool:
@@ -62,8 +76,9 @@ def _is_stored(services: Services, blob: BlobRef) -> bool:
     return services.blobs.size(blob.digest) == blob.size_bytes
 
 
-def _data_name(blob: BlobRef) -> str:
-    return upload_name(f"data/{blob.digest}/{blob.size_bytes}")
+def _data_name(caller: Caller, blob: BlobRef) -> str:
+    user = caller.token.token_id if caller.token is not None else ""
+    return upload_name(f"data/{user}/{blob.digest}/{blob.size_bytes}")
 
 
 async def resolve_blob(

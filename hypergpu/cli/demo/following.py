@@ -33,7 +33,7 @@ class NodeReturn(NamedTuple):
 
 
 class Fault(Protocol):
-    """Disturbance of a job in its course."""
+    """A fault that a job meets in its course."""
 
     is_paused: bool
     """Whether it was paused on purpose."""

@@ -35,7 +35,7 @@ from hypergpu.client.history import History
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line
 from hypergpu.cluster.folder import run_folder
-from hypergpu.cluster.postgresql import LocalPostgres, check_installed
+from hypergpu.cluster.postgresql import PostgresServer, check_installed
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server, server_program
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
@@ -147,7 +147,7 @@ class CoordinatorFault:
 
 
 class ScaleOutcome(NamedTuple):
-    """Both models and the pay of the second job, to be compared."""
+    """Findings that are compared at the end."""
 
     undisturbed: str
     """Digest of the model that one coordinator made."""
@@ -164,7 +164,7 @@ class ScaleOutcome(NamedTuple):
 
 
 def outcome_faults(outcome: ScaleOutcome) -> list[str]:
-    """Each difference from an undisturbed and paid job, in words."""
+    """Say what is not as it should be."""
     counts = Counter(outcome.accepted)
     twice = [f"round {each[0] + 1} of {each[1]}" for each, count in counts.items() if count > 1]
     pay = outcome.pay
@@ -244,7 +244,7 @@ def _start_services(
     say(f"now with the loss of a coordinator; logs: {logs}")
     beside = OwnedProcesses(logs)
     owner.callback(beside.end)
-    database = owner.enter_context(LocalPostgres(folder / DATABASE_NAME, logs / "postgresql.log"))
+    database = owner.enter_context(PostgresServer(folder / DATABASE_NAME, logs / "postgresql.log"))
     say(f"postgresql on {database.address}")
     bucket = owner.enter_context(S3Server(folder / BUCKETS_NAME))
     say(f"s3 server, rclone's, on {bucket.url.removeprefix('http://')}")

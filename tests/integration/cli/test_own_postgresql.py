@@ -5,12 +5,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from hypergpu.cluster.postgresql import LocalPostgres
+from hypergpu.cluster.postgresql import PostgresServer
 
 
 def test_it_takes_its_own_password_only_and_ends_with_its_data(tmp_path: Path) -> None:
     folder, log = tmp_path / "postgresql", tmp_path / "postgresql.log"
-    with LocalPostgres(folder, log) as server:
+    with PostgresServer(folder, log) as server:
         with psycopg.connect(server.url) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         guessed = server.url.replace(server.url.split(":")[2].partition("@")[0], "guess")

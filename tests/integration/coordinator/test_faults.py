@@ -7,27 +7,29 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from hypergpu.client import Coordinator
-from hypergpu.client.connection import ConnectionTarget
+from hypergpu.client.connection import RESTARTING, ConnectionTarget
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.errors import HyperGPUError
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.link import UNLIMITED, Shape
 from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess
 from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import RestartablePostgres
 from tests.processes import CoordinatorProcess
 
 HALF = ROUNDS // 2
 DATABASE_AWAY_S, STORE_AWAY_S = 30.0, 60.0
 SKEW = "+10m"
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+FAKETIME = "*/faketime/libfaketimeMT.so.1"
 CALL_S = 20.0
 POINTS = (
     *("initialise.made", "initialise.stored", "decide.begin:9", "decide.done:12"),
@@ -38,11 +40,12 @@ POINTS = (
     *("recover.replayed", "recover.done"),
 )
 """Where a coordinator dies, with how often it passes there before."""
+Result = TypeVar("Result")
 
 
 @pytest.fixture
-def database() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
+def database() -> Iterator[RestartablePostgres]:
+    with RestartablePostgres() as server:
         yield server
 
 
@@ -53,12 +56,14 @@ def bucket(tmp_path: Path) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, database: PostgresServer, bucket: S3Server) -> Iterator[CoordinatorPair]:
+def pair(
+    tmp_path: Path, database: RestartablePostgres, bucket: S3Server
+) -> Iterator[CoordinatorPair]:
     with CoordinatorPair(tmp_path, (database.url(), database.url()), bucket) as made:
         yield made
 
 
-def undisturbed(pair: CoordinatorPair) -> str:
+def model_of_undisturbed_job(pair: CoordinatorPair) -> str:
     """Digest of the job's model when nothing happens."""
     model = pair.cluster.wait_until_finished(pair.cluster.submit(SPEC)).model
     assert model is not None
@@ -84,9 +89,9 @@ def wait_for_reason(pair: CoordinatorPair, job_id: str, part: str) -> None:
 
 
 def test_a_database_and_an_object_store_that_restart_change_nothing(
-    pair: CoordinatorPair, database: PostgresServer, bucket: S3Server
+    pair: CoordinatorPair, database: RestartablePostgres, bucket: S3Server
 ) -> None:
-    digest = undisturbed(pair)
+    digest = model_of_undisturbed_job(pair)
     job_id = begun_job(pair)
     database.stop()
     database.start()
@@ -101,9 +106,9 @@ def test_a_database_and_an_object_store_that_restart_change_nothing(
 
 @pytest.mark.full
 def test_a_job_waits_for_a_database_that_is_away_for_half_a_minute(
-    pair: CoordinatorPair, database: PostgresServer
+    pair: CoordinatorPair, database: RestartablePostgres
 ) -> None:
-    digest = undisturbed(pair)
+    digest = model_of_undisturbed_job(pair)
     job_id = begun_job(pair)
     database.stop()
     let_pass(DATABASE_AWAY_S)
@@ -116,7 +121,7 @@ def test_a_job_waits_for_a_database_that_is_away_for_half_a_minute(
 def test_a_job_waits_for_an_object_store_that_is_away_for_a_minute(
     pair: CoordinatorPair, bucket: S3Server
 ) -> None:
-    digest = undisturbed(pair)
+    digest = model_of_undisturbed_job(pair)
     job_id = begun_job(pair)
     bucket.stop()
     wait_for_reason(pair, job_id, "object store")
@@ -127,7 +132,7 @@ def test_a_job_waits_for_an_object_store_that_is_away_for_a_minute(
 
 @pytest.mark.full
 async def test_a_coordinator_that_is_cut_off_from_the_database_is_followed(
-    tmp_path: Path, database: PostgresServer, bucket: S3Server
+    tmp_path: Path, database: RestartablePostgres, bucket: S3Server
 ) -> None:
     forward = Forward(target_port=database.port)
     node = ProxiedNode(name="first", shape=Shape(link=UNLIMITED), forwards=(forward,))
@@ -136,7 +141,7 @@ async def test_a_coordinator_that_is_cut_off_from_the_database_is_followed(
         pair = CoordinatorPair(tmp_path, urls, bucket)
         try:
             await asyncio.to_thread(pair.__enter__)
-            digest = await asyncio.to_thread(undisturbed, pair)
+            digest = await asyncio.to_thread(model_of_undisturbed_job, pair)
             job_id = await asyncio.to_thread(begun_job, pair)
             await proxies.obey(SetCondition("first", Condition.CUT))
             await asyncio.to_thread(pair.let_drive, pair.second)
@@ -148,7 +153,7 @@ async def test_a_coordinator_that_is_cut_off_from_the_database_is_followed(
             await asyncio.to_thread(pair.end)
 
 
-def asked(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordinator:
+def client_of(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordinator:
     """A connection with this coordinator and no other."""
     assert pair.cluster.token is not None
     return Coordinator(ConnectionTarget(coordinator.address, pair.cluster.token, CALL_S))
@@ -156,11 +161,11 @@ def asked(pair: CoordinatorPair, coordinator: CoordinatorProcess) -> Coordinator
 
 @pytest.mark.full
 def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: CoordinatorPair) -> None:
-    digest = undisturbed(pair)
+    digest = model_of_undisturbed_job(pair)
     job_id = begun_job(pair)
     with (
-        asked(pair, pair.first) as reader,
-        asked(pair, pair.first) as writer,
+        client_of(pair, pair.first) as reader,
+        client_of(pair, pair.first) as writer,
         ThreadPoolExecutor() as threads,
     ):
         for each in (reader, writer):
@@ -185,18 +190,19 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
 
 @pytest.mark.full
 def test_clocks_may_differ_by_ten_minutes(
-    tmp_path: Path, database: PostgresServer, bucket: S3Server
+    tmp_path: Path, database: RestartablePostgres, bucket: S3Server
 ) -> None:
-    assert FAKETIME.exists(), "apt-get install libfaketime"
+    library = next(Path("/usr/lib").glob(FAKETIME), None)
+    assert library is not None, "apt-get install libfaketime"
     pair = CoordinatorPair(tmp_path, (database.url(), database.url()), bucket)
     pair.second.environment |= {
-        "LD_PRELOAD": str(FAKETIME),
+        "LD_PRELOAD": str(library),
         "FAKETIME": SKEW,
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
     with pair:
-        digest = undisturbed(pair)
+        digest = model_of_undisturbed_job(pair)
         job_id = begun_job(pair)
         pair.first.kill()
         pair.let_drive(pair.second)
@@ -212,7 +218,7 @@ def test_clocks_may_differ_by_ten_minutes(
 
 @pytest.mark.full
 def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPair) -> None:
-    digest = undisturbed(pair)
+    digest = model_of_undisturbed_job(pair)
     standing_by, active = pair.second, pair.first
     for point in (*POINTS, ""):
         # One that stands by dies there once it drives.
@@ -235,7 +241,17 @@ def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPa
 def work_until_dead(pair: CoordinatorPair, active: CoordinatorProcess, digest: str) -> None:
     """One job after the other, until the coordinator has died in one; that one ends whole, too."""
     while True:
-        job_id = pair.cluster.submit(SPEC)
-        check_whole(pair.cluster, job_id, digest)
+        job_id = answer(lambda: pair.cluster.submit(SPEC))
+        answer(partial(check_whole, pair.cluster, job_id, digest))
         if active.child.poll() is not None:
             return
+
+
+def answer(call: Callable[[], Result]) -> Result:
+    """What a user gets who asks again while nobody serves."""
+    while True:
+        try:
+            return call()
+        except HyperGPUError as away:
+            if away.reason not in RESTARTING:
+                raise

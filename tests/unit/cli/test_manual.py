@@ -21,6 +21,7 @@ from hypergpu.client.settings import known_settings
 from hypergpu.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
 from hypergpu.errors import Reason
 from hypergpu.node_report import NodeReport
+from netsim.cli.sweep import SweepReport
 from payments.cli.acts import SignedVerdict
 from payments.cli.deploying import Deployed
 from payments.cli.service import Reclaimed, Verified
@@ -38,6 +39,7 @@ ANSWERS = (
     Tokens,
     values.TokenMade,
     Comparison,
+    SweepReport,
     Diagnosis,
     Environment,
     EffectiveSettings,

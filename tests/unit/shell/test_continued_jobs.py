@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
+from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
@@ -18,6 +19,7 @@ from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, tensor_pb2
+from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import blob_message
 from tests.unit.shell.test_job_services import Context
 from tests.unit.shell.whole_shell import driving, services_in
@@ -76,14 +78,48 @@ async def test_a_request_that_is_sent_again_is_one_job_also_where_the_source_wen
     assert runtime.entries_of_manifest == frozenset([file.digest])
 
 
-async def test_data_are_taken_over_by_their_owner_alone(tmp_path: Path) -> None:
+async def test_data_and_models_are_taken_over_by_their_owner_alone(tmp_path: Path) -> None:
     services, caller = services_in(tmp_path), OtherCaller(Context(), "CreateJob")
     async with driving(services):
         await begin_source(services)
-        with pytest.raises(HyperGPUError, match="belongs to token owner") as refused:
-            await JobServicer(services).create_job(request(), caller)
-        assert refused.value.reason is Reason.ROLE_FORBIDDEN
-        # The model alone may be exported by whoever sees the job, and so begin another one.
-        plain = JobSpec("digits-softmax")
-        made = await JobServicer(services).create_job(request(plain), caller)
-        assert services.driver.runtimes[JobId(made.job_id)].job.manifest is None
+        for spec in (SPEC, JobSpec("digits-softmax")):
+            with pytest.raises(HyperGPUError, match="belongs to token owner") as refused:
+                await JobServicer(services).create_job(request(spec), caller)
+            assert refused.value.reason is Reason.ROLE_FORBIDDEN
+
+
+def user(token: str) -> Caller:
+    caller = Caller(Context(), "CreateJob")
+    caller.token = TokenRecord(TokenId(token), Role.USER, "", b"", 0, 0, None)
+    return caller
+
+
+async def test_nobody_names_a_file_that_only_others_have_sent(tmp_path: Path) -> None:
+    services, owner, other = services_in(tmp_path), user(OWNER), user("other")
+    async with driving(services):
+        source, file = await begin_source(services)
+        source.entries_of_manifest = frozenset([file.digest])
+        servicer = JobServicer(services)
+        assert source.job.manifest is not None
+        assert source.job.model is not None
+        seen = (file, source.job.manifest, source.job.model.blob)
+        for number, blob in enumerate(seen):
+            entry = tensor_pb2.ManifestEntry(path="a", blob=blob_message(blob))
+            named = job_pb2.CreateJobRequest(
+                request_id=f"data-{number}",
+                spec_json=spec_json(SPEC),
+                manifest=tensor_pb2.Manifest(entries=[entry]),
+            )
+            weights = job_pb2.CreateJobRequest(
+                request_id=f"weights-{number}",
+                spec_json=spec_json(SPEC),
+                weights_file=blob_message(blob),
+            )
+            for stolen in (named, weights):
+                with pytest.raises(HyperGPUError, match="not this token's") as refused:
+                    await servicer.create_job(stolen, other)
+                assert refused.value.reason is Reason.BLOB_UNKNOWN
+            offer = job_pb2.OfferDataRequest(blob=blob_message(blob))
+            assert not (await servicer.offer_data(offer, other)).is_stored
+        offer = job_pb2.OfferDataRequest(blob=blob_message(file))
+        assert (await servicer.offer_data(offer, owner)).is_stored

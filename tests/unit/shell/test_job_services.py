@@ -4,10 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from coordinator.core.job.events import (
+    AggregateReady,
     JobStopped,
     MeasuredUpdate,
     NodeJoined,
@@ -24,7 +26,7 @@ from coordinator.shell.runtime.services import Services, collect
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer, watch_job
 from coordinator.shell.servicers.job_view import own_entries, participants
-from coordinator.shell.translate import Capabilities
+from coordinator.shell.translate import Capabilities, event_message
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
@@ -42,6 +44,7 @@ from tests.unit.job_states import (
     after,
     all_events,
     at,
+    model,
     node_plan,
     planning,
     round_plan,
@@ -368,6 +371,12 @@ def test_an_owner_is_told_nothing_of_others_nodes_whatever_the_event() -> None:
     assert {row.kind for row in told} == {row.kind for row in rows}
     assert text.count(OWN.encode()) == b"".join(r.body_json for r in rows).count(OWN.encode())
     assert own_entries(rows, None) is rows
+
+
+def test_nobody_who_watches_a_job_reads_by_which_draw_it_compares_nodes() -> None:
+    ready = AggregateReady(at_ms=at(60), round=0, model=model(1), draw="5ec2e7")
+    told = event_message(event_entry(JOB, 3, ready))
+    assert msgspec.json.decode(told.body_json, type=AggregateReady) == replace(ready, draw="")
 
 
 async def test_a_token_has_a_hundred_jobs_under_way_at_most(tmp_path: Path) -> None:

@@ -187,6 +187,12 @@ def test_an_update_says_how_long_its_steps_took_and_is_counted_once() -> None:
     assert readings.reading(NODE).step_us.count == 2
 
 
+def test_a_node_that_states_no_computing_time_is_measured_all_the_same() -> None:
+    readings = Readings()
+    readings.record_accepted(NODE, finished_update(1, 0))
+    assert readings.reading(NODE).step_us.mean == 100
+
+
 def test_a_node_that_went_is_remembered_and_one_that_is_forgotten_is_not() -> None:
     readings = Readings()
     readings.mark_present(NODE)

@@ -1,0 +1,58 @@
+"""The figures of a closed round, for people."""
+
+from collections import Counter
+
+from coordinator.core.job.events import AggregateReady, RoundRecorded
+from coordinator.core.job.state import Job, Participant, Round, WorkState
+from hypergpu.units import Bytes, Milliseconds, Samples
+
+
+def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecorded:
+    """The record of a round whose updates are folded."""
+    updates = [update for _, _, update in round_.accepted_updates]
+    samples = sum(
+        update.samples
+        for node, _, update in round_.accepted_updates
+        if not (node in round_.duplicates and round_.is_covered(node))
+    )
+    duration_ms = max(1, job.at_ms - round_.opened_at_ms)
+    losses = [
+        (update.loss_last, update.samples) for update in updates if update.loss_last is not None
+    ]
+    weight = sum(count for _, count in losses)
+    return RoundRecorded(
+        at_ms=job.at_ms,
+        round=round_.number,
+        participants=len(round_.participants),
+        updates=len(updates),
+        samples=Samples(samples),
+        bytes_up=Bytes(sum(update.blob.size_bytes for update in updates)),
+        bytes_down=event.bytes_down,
+        duration_ms=Milliseconds(duration_ms),
+        loss=sum(loss * count for loss, count in losses) / weight if weight else None,
+        samples_per_s=samples * 1000 / duration_ms,
+        reason=job.reason,
+        inner_steps=round_.inner_steps,
+        codecs=dict(Counter(part.codec for part in round_.participants.values())),
+        resting=len(round_.resting),
+        forecast_error=_forecast_error(round_),
+    )
+
+
+def _forecast_error(round_: Round) -> float | None:
+    errors = [
+        abs(part.plan.forecast_ms - took_ms) / took_ms
+        for part in round_.participants.values()
+        if part.plan.forecast_ms and (took_ms := _least_ms(round_, part))
+    ]
+    return sum(errors) / len(errors) if errors else None
+
+
+def _least_ms(round_: Round, part: Participant) -> int:
+    """Time that a participant took, or for one that was cut the least that it would have taken, if
+    that is beyond its forecast; 0: not known.
+    """
+    if part.work is not WorkState.CUT:
+        return part.took_ms
+    least_ms = round_.deadline_at_ms - part.assigned_at_ms
+    return least_ms if least_ms > part.plan.forecast_ms else 0
