@@ -27,7 +27,7 @@ _reports = msgspec.json.Decoder(RunReport)
 
 
 class SweepOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be simulated."""
+    """A sweep, as the command line asks for it."""
 
     choices: tuple[Choices, ...]
     """A world file each, without a seed."""

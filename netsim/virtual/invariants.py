@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState, live_blobs
-from coordinator.core.round.assignment import available_nodes
+from coordinator.core.round.availability import available_nodes
 from coordinator.core.round.waiting import waits_for_all
 
 _WITH_ROUND = frozenset({Phase.TRAINING, Phase.AGGREGATING})

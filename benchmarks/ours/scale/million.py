@@ -18,7 +18,7 @@ https://developers.cloudflare.com/r2/pricing/, read in November 2026.
 """
 
 
-class Fleet(NamedTuple):
+class NodeFleet(NamedTuple):
     """Nodes that all take part in each round."""
 
     nodes: int
@@ -33,10 +33,10 @@ class UnitCosts(NamedTuple):
     """What one of something costs, as measured."""
 
     sessions_per_core: float
-    """Of gateways."""
+    """Sessions that one core of gateways holds."""
     bytes_per_update: float
     idle_bytes_per_s: float
-    """Of a node."""
+    """Bytes that an idle node and its coordinator exchange in a second."""
     folded_per_core_s: float
     """Parameters of updates that one process folds in a second."""
 
@@ -52,7 +52,7 @@ class FleetNeeds(NamedTuple):
     """Requests to the bucket."""
 
 
-def fleet_needs(fleet: Fleet, costs: UnitCosts) -> FleetNeeds:
+def fleet_needs(fleet: NodeFleet, costs: UnitCosts) -> FleetNeeds:
     """Compute what a fleet needs. Each node writes its update, and two read for it: itself a delta,
     the fold its update; one more write is the model.
     """
@@ -87,7 +87,7 @@ def million_figures() -> PartFigures:
     costs = unit_costs({row.key: row.value for row in read_rows(RESULTS)})
     rows = []
     for nodes in (10_000, 1_000_000):
-        fleet = Fleet(nodes, 25_000_000, 600.0, 60.0)
+        fleet = NodeFleet(nodes, 25_000_000, 600.0, 60.0)
         needs = fleet_needs(fleet, costs)
         rows += [
             [f"{nodes:,} nodes: cores of gateways", f"{needs.gateway_cores:,.1f}"],

@@ -26,7 +26,7 @@ from coordinator.core.job.state import (
     WorkState,
     initial_of,
 )
-from coordinator.core.persistent_map import count_where, replace_items
+from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.decision import (
     Band,
     MemoryFit,
@@ -37,6 +37,7 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.plan.memory_fit import estimated_fit, fit_plan, fitted_rule, least_use
 from coordinator.core.plan.node_work import most_samples
+from coordinator.core.round.availability import available_nodes
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
@@ -171,21 +172,6 @@ def _is_of_use(prefetch: Prefetch, number: int, part: NodePlan | None, stated: i
     return shard_samples(prefetch.ranges) == prefetch.inner_steps * part.batch(stated)
 
 
-def available_nodes(job: Job) -> list[NodeId]:
-    """Nodes that can take work, in slot order."""
-    able = [(member.slot, node) for node, member in job.members.items() if member.can_work]
-    return [node for _, node in sorted(able)]
-
-
-def available_count(job: Job) -> int:
-    """How many nodes can take work. Cheap to ask whenever one comes."""
-    return count_where(job.members, _can_work)
-
-
-def _can_work(member: Member) -> bool:
-    return member.can_work
-
-
 def fit_of(job: Job, node: NodeId) -> MemoryFit:
     """How a member's steps are made to fit: by its own, else by what others measured."""
     member = job.members[node]
@@ -204,15 +190,6 @@ def with_memory_use(job: Job, node: NodeId, update: AcceptedUpdate) -> Job:
         return job
     plan, spec = job.open_round.participants[node].plan, job.open_round.spec
     return replace(job, memory_use=least_use(job.memory_use, measured, plan, spec))
-
-
-def left_out(job: Job) -> int:
-    """How many nodes are there and get no work, since not even one sample fits into memory."""
-    return count_where(job.members, _lacks_memory)
-
-
-def _lacks_memory(member: Member) -> bool:
-    return member.is_present and bool(member.fit.shortage)
 
 
 def nodes_needed(job: Job) -> int:

@@ -14,10 +14,9 @@ from coordinator.core.plan.memory_fit import fit_plan, tighter_fit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
-    available_nodes,
-    left_out,
     replace_participants,
 )
+from coordinator.core.round.availability import available_nodes, left_out
 from hypergpu.ids import NodeId
 from hypergpu.units import several
 

@@ -31,19 +31,17 @@ from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
-    available_count,
-    available_nodes,
     cancellations,
     deadline,
     deal_shards,
     due_prefetch,
     fit_of,
-    left_out,
     nodes_needed,
     plan_request,
     replace_participants,
     return_samples,
 )
+from coordinator.core.round.availability import available_count, available_nodes, left_out
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.outer_step import outer_step
 from coordinator.core.round.own_data import own_weighing

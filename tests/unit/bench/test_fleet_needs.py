@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.ours.cluster import BenchmarkError
-from benchmarks.ours.scale.million import Fleet, UnitCosts, fleet_needs, unit_costs
+from benchmarks.ours.scale.million import NodeFleet, UnitCosts, fleet_needs, unit_costs
 
 COSTS = UnitCosts(
     sessions_per_core=8_000.0,
@@ -14,7 +14,7 @@ COSTS = UnitCosts(
 
 
 def test_needs_are_sums_over_nodes() -> None:
-    needs = fleet_needs(Fleet(1_000_000, 25_000_000, 600.0, 60.0), COSTS)
+    needs = fleet_needs(NodeFleet(1_000_000, 25_000_000, 600.0, 60.0), COSTS)
     assert needs.gateway_cores == pytest.approx(125)
     assert needs.fold_cores == pytest.approx(1e6 * 25e6 / 250e6 / 60)
     assert needs.control_bits_per_s == pytest.approx(8e6 * (125 + 5))

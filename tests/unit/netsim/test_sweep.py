@@ -34,7 +34,7 @@ ROW = SweepRow(
 )
 
 
-def swept(folder: Path, *words: str) -> int:
+def run_sweep(folder: Path, *words: str) -> int:
     with pytest.raises(SystemExit) as ended:
         app(
             args=["sweep", *words, f"--out={folder / 'out'}", "--processes=2"],
@@ -49,7 +49,7 @@ def test_a_sweep_goes_on_from_reports_of_the_same_inputs(
     (tmp_path / "home.toml").write_text(WORLD, "utf-8")
     found = []
     for seeds in (1, 2):
-        assert swept(tmp_path, str(tmp_path / "home.toml"), f"--seeds={seeds}", "--json") == 0
+        assert run_sweep(tmp_path, str(tmp_path / "home.toml"), f"--seeds={seeds}", "--json") == 0
         found.append(msgspec.json.decode(capsys.readouterr().out, type=SweepReport))
     first, again = found
     assert [(row.world, row.seed, row.rounds) for row in again.rows] == [
@@ -65,7 +65,7 @@ def test_a_world_without_a_job_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "none.toml").write_text(WORLD.partition("[job]")[0], "utf-8")
-    assert swept(tmp_path, str(tmp_path / "none.toml")) != 0
+    assert run_sweep(tmp_path, str(tmp_path / "none.toml")) != 0
     assert "the world home has no job" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
