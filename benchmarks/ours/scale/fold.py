@@ -59,8 +59,8 @@ def fold_figures(parameters: int) -> PartFigures:
             ["the same with a Ray on this machine, GB", f"{ray_peak[0] / 1e9:.2f}"],
         ],
         metrics={
-            "digest_mismatches": mismatches,
-            "fold_parameters": parameters // BLOCK * BLOCK,
+            "digest_mismatches": float(mismatches),
+            "fold_parameters": float(parameters // BLOCK * BLOCK),
             "fold_threads_s": alone_s,
             "fold_speedup_2": one_s / two_s,
             "fold_parameters_per_core_s": _UPDATES * (parameters // BLOCK * BLOCK) / one_s,

@@ -33,10 +33,10 @@ class UnitCosts(NamedTuple):
     """What one of something costs, as measured."""
 
     sessions_per_core: float
-    """Sessions that a core of a gateway carries."""
+    """Sessions that one core of gateways holds."""
     bytes_per_update: float
     idle_bytes_per_s: float
-    """What a node without work sends and gets."""
+    """Bytes that an idle node and its coordinator exchange in a second."""
     folded_per_core_s: float
     """Parameters of updates that one process folds in a second."""
 

@@ -215,8 +215,7 @@ def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
     if phase is not Phase.TRAINING:
         return JobStep(job)
     job = _renew_leases(job, job.open_round)
-    again = (assignment(job, node) for node in job.open_round.pending)
-    renewed: tuple[Command, ...] = tuple(again)
+    renewed: tuple[Command, ...] = tuple(assignment(job, node) for node in job.open_round.pending)
     step = reassign_orphans(job)
     return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
 

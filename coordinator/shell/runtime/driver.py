@@ -180,8 +180,7 @@ _jobs = msgspec.json.Decoder(Job)
 
 def event_entry(job_id: JobId, sequence: int, event: Event) -> Entry:
     """An event as a row."""
-    kind = type(event).__name__
-    return Entry(job_id, sequence, event.at_ms, kind, _encoder.encode(event))
+    return Entry(job_id, sequence, event.at_ms, type(event).__name__, _encoder.encode(event))
 
 
 def state_json(job: Job) -> bytes:
