@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.ours.workloads.planned import PlannedTraining
 from hypergpu.dataset import stream_indices
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.optimizer import schedule_share
 from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
 from hypergpu.workloads.finetuning.causal import CausalLmWorkload
@@ -43,6 +44,8 @@ class SeedOrder(msgspec.Struct, frozen=True):
     learning_rate: float
     samples: int = 0
     """To train on; the plan decides for itself."""
+    schedule: str = "constant"
+    """Of one machine's learning rate; the job file has that of the plan."""
 
 
 class SeedOutcome(msgspec.Struct, frozen=True):
@@ -110,11 +113,11 @@ class PlainJob(NamedTuple):
     def _step(
         self, model: PlainAdapter, samples: Any, batches: Sequence[NDArray[np.int64]]
     ) -> None:
-        inner = self.spec.inner
-        optimizer = torch.optim.AdamW(
-            model.factors(), self.order.learning_rate, weight_decay=inner.weight_decay
-        )
-        for batch in batches:
+        inner, peak = self.spec.inner, self.order.learning_rate
+        optimizer = torch.optim.AdamW(model.factors(), peak, weight_decay=inner.weight_decay)
+        for number, batch in enumerate(batches, 1):
+            share = schedule_share(self.order.schedule, number / len(batches))
+            optimizer.param_groups[0]["lr"] = peak * share
             optimizer.zero_grad(set_to_none=True)
             fields = [torch.from_numpy(each) for each in samples.batch(batch)]
             self.workload.loss(model, *fields).backward()  # type: ignore[no-untyped-call]
