@@ -48,15 +48,20 @@ class InitialModels:
         self._attempts = count()
         self._unreachable: set[Digest] = set()
 
-    async def compute(self, assignment: Assignment) -> Path | None:
-        """The job's first model in the cache; None where it has to be fetched."""
+    async def compute(self, assignment: Assignment, dataset: Path | None = None) -> Path | None:
+        """The job's first model in the cache; None where it has to be fetched.
+
+        Args:
+            assignment: Work of the job.
+            dataset: The job's data, on which its model may depend; None: it has none.
+        """
         initial = assignment.initial
         if initial is None or initial.digest in self._unreachable:
             return None
         suffix = f".computed{next(self._attempts)}"
         made = self._cache.path(initial.digest).with_suffix(suffix)
         try:
-            await self._write(assignment, initial.seed)
+            await self._write(assignment, initial.seed, dataset)
             await asyncio.to_thread(take_file, self._stage.first_model, made)
             found = await asyncio.to_thread(digest_of_file, made)
             if found != initial.digest:
@@ -73,14 +78,15 @@ class InitialModels:
         finally:
             made.unlink(missing_ok=True)
 
-    async def _write(self, assignment: Assignment, seed: int) -> None:
+    async def _write(self, assignment: Assignment, seed: int, dataset: Path | None) -> None:
         job_id = assignment.lease.job_id
         await self._worker.begin_job(job_id)
         await asyncio.to_thread(self._stage.open_job, job_id)
         path = self._stage.first_model
+        seen = await asyncio.to_thread(self._stage.dataset, dataset)
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._worker.write_initial_model(assignment.task, seed, path)
+                await self._worker.write_initial_model(assignment.task, seed, path, seen)
         except TimeoutError:
             detail = f"the worker computed no model within {self._limit_s:g} s"
             self._worker.end_worker(detail)
@@ -108,21 +114,25 @@ class Models:
         self._layouts: dict[Digest, Layout] = {}
         self._attempts = count()
 
-    async def get(self, source: BlobSource, assignment: Assignment) -> Path:
-        """The assigned model's file, whole and checked."""
+    async def get(
+        self, source: BlobSource, assignment: Assignment, dataset: Path | None = None
+    ) -> Path:
+        """The assigned model's file, whole and checked; the job's data are here already."""
         model = assignment.task.model
-        path = await self._local_model(model, assignment)
+        path = await self._local_model(model, assignment, dataset)
         if path is None and assignment.deltas:
-            path = await self._advance_model(source, assignment)
+            path = await self._advance_model(source, assignment, dataset)
         if path is None:
             path = await self._download.fetch(source, model)
         self._cache.use_model(assignment.lease.job_id, model.digest)
         return path
 
-    async def _advance_model(self, source: BlobSource, assignment: Assignment) -> Path | None:
+    async def _advance_model(
+        self, source: BlobSource, assignment: Assignment, dataset: Path | None
+    ) -> Path | None:
         """The model made of the newest one here; None when the whole model has to be fetched."""
         model = assignment.task.model
-        base, missing = await self._newest_base(assignment)
+        base, missing = await self._newest_base(assignment, dataset)
         if base is None or sum(delta.blob.size_bytes for delta in missing) >= model.size_bytes:
             return None
         try:
@@ -139,22 +149,26 @@ class Models:
         log.warning("the deltas are of no use: fetching the whole model", reason=reason)
         return None
 
-    async def _newest_base(self, assignment: Assignment) -> tuple[Path | None, tuple[Delta, ...]]:
+    async def _newest_base(
+        self, assignment: Assignment, dataset: Path | None
+    ) -> tuple[Path | None, tuple[Delta, ...]]:
         """The newest model here that deltas lead on from, and those deltas."""
         deltas = assignment.deltas
         for place in reversed(range(len(deltas))):
             base = BlobRef(deltas[place].base, assignment.task.model.size_bytes)
-            if (path := await self._local_model(base, assignment)) is not None:
+            if (path := await self._local_model(base, assignment, dataset)) is not None:
                 return path, deltas[place:]
         return None, ()
 
-    async def _local_model(self, model: BlobRef, assignment: Assignment) -> Path | None:
+    async def _local_model(
+        self, model: BlobRef, assignment: Assignment, dataset: Path | None
+    ) -> Path | None:
         """A model that needs no fetching: cached, or computed if it is the job's first."""
         path, initial = await self._cache.find(model), assignment.initial
         is_first = initial is not None and model.digest == initial.digest
         if path is not None or not is_first or self._initial_models is None:
             return path
-        path = await self._initial_models.compute(assignment)
+        path = await self._initial_models.compute(assignment, dataset)
         if path is not None:
             self._cache.use_model(assignment.lease.job_id, model.digest)
         return path

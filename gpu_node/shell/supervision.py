@@ -324,8 +324,16 @@ class WorkerSupervisor:
         self._abort_timers[lease] = timer
         self._process.send(protocol.AbortShard(lease))
 
-    async def write_initial_model(self, task: Task, seed: int, path: Path) -> None:
+    async def write_initial_model(
+        self, task: Task, seed: int, path: Path, dataset: Path | None = None
+    ) -> None:
         """Have the worker write a job's first model, once its work at hand is done.
+
+        Args:
+            task: The job's.
+            seed: The job's.
+            path: Gets the model.
+            dataset: The job's data as the worker sees them; None: it has none.
 
         Raises:
             HyperGPUError: WORKER_UNUSABLE, it cannot or died first.
@@ -338,6 +346,7 @@ class WorkerSupervisor:
             options=task.options,
             seed=seed,
             model_path=str(path),
+            data_dir="" if dataset is None else str(dataset),
         )
         answer: asyncio.Future[protocol.InitialModelReply] = (
             asyncio.get_running_loop().create_future()

@@ -355,7 +355,7 @@ class TransferTasks:
             source = BlobSource(calls, assignment.connections, tickets)
             if task.manifest is not None:
                 dataset = await self._datasets.fetch(source, task.manifest)
-            model = await self._models.get(source, assignment)
+            model = await self._models.get(source, assignment, dataset)
             if self._download.received_bytes > before:
                 await asyncio.to_thread(self._cache.trim)
         except (

@@ -153,9 +153,10 @@ class WorkerLoop:
 def _places_of(request: protocol.TrainShard | protocol.WriteInitialModel) -> list[Path]:
     """Folders of this machine that errors may name."""
     files, folders = [request.model_path], [os.environ.get("HYPERGPU_DATASETS", "")]
+    folders.append(request.data_dir)
     if isinstance(request, protocol.TrainShard):
         files.append(request.update_path)
-        folders += [request.data_dir, request.node_dir, request.state_dir]
+        folders += [request.node_dir, request.state_dir]
     return [
         *(Path(each).parent for each in files if each),
         *(Path(each) for each in folders if each),

@@ -61,6 +61,8 @@ class WriteInitialModel(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The job's seed."""
     model_path: str
     """Path to write the model to, as nodes hold it."""
+    data_dir: str = ""
+    """The job's folder of data, on which its model may depend; empty: it has none."""
 
 
 class AbortShard(msgspec.Struct, frozen=True, tag=True):

@@ -157,5 +157,5 @@ class TorchEngine:
 
     def initial_model(self, entry: WorkloadEntry, request: WriteInitialModel) -> Flat:
         """The first model of a job with a torch workload."""
-        workload: TorchWorkload = build_for_job(entry, request.options, "")
+        workload: TorchWorkload = build_for_job(entry, request.options, request.data_dir)
         return module_initial(workload.model, request.seed)

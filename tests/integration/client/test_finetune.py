@@ -71,6 +71,7 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     run = hypergpu.Run(coordinator, coordinator.submit(spec, beside=chats.parent))
     job = run.result().job
     assert (job.phase, job.metric_name) == ("finished", "perplexity")
+    assert run.history().rounds[0].bytes_down == 0  # The node made the first model of the base.
     names = load_file(run.save(tmp_path).model)
     assert all("lora_B" in name or name.startswith("base_") for name in names)
     folders = write_folders(tmp_path, str(chats))

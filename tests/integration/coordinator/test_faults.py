@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -219,32 +221,39 @@ def test_clocks_may_differ_by_ten_minutes(
 @pytest.mark.full
 def test_the_machine_of_the_active_one_may_go_at_any_instant(pair: CoordinatorPair) -> None:
     digest = undisturbed_digest(pair)
-    standing_by, active = pair.second, pair.first
-    for point in (*POINTS, ""):
-        # One that stands by dies there once it drives.
-        standing_by.end()
-        standing_by.launch(failpoints=point)
-        standing_by.wait_until_standing_by()
-        with ThreadPoolExecutor(1) as threads:
-            working = threads.submit(work_until_dead, pair, active, digest)
-            if standing_by is pair.second and point == POINTS[0]:
-                active.kill()
-            else:
-                active.child.wait()
-            shutil.rmtree(active.data_dir)
-            pair.let_drive(standing_by)
-            working.result()
-        standing_by, active = active, standing_by
-    check_whole(pair.cluster, pair.cluster.submit(SPEC), digest)
+    standing_by, active, is_enough = pair.second, pair.first, threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        working = threads.submit(work_until, is_enough, pair, digest)
+        try:
+            for number, point in enumerate((*POINTS, "")):
+                # One that stands by dies there once it drives.
+                standing_by.end()
+                standing_by.launch(failpoints=point)
+                if not number:
+                    active.kill()
+                wait_until_dead(active, working)
+                shutil.rmtree(active.data_dir)
+                pair.let_drive(standing_by)
+                standing_by, active = active, standing_by
+        finally:
+            is_enough.set()
+        working.result()
 
 
-def work_until_dead(pair: CoordinatorPair, active: CoordinatorProcess, digest: str) -> None:
-    """One job after the other, until the coordinator has died in one; that one ends whole, too."""
-    while True:
+def work_until(is_enough: threading.Event, pair: CoordinatorPair, digest: str) -> None:
+    """One job after the other, each of which ends whole."""
+    while not is_enough.is_set():
         job_id = answer(lambda: pair.cluster.submit(SPEC))
         answer(partial(check_whole, pair.cluster, job_id, digest))
-        if active.child.poll() is not None:
-            return
+
+
+def wait_until_dead(coordinator: CoordinatorProcess, working: Future[None]) -> None:
+    """Wait for its end while jobs go on."""
+    while coordinator.child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            coordinator.child.wait(timeout=1)
+        if working.done():
+            working.result()
 
 
 def answer(call: Callable[[], Result]) -> Result:
