@@ -39,7 +39,6 @@ POINTS = (
     *("upload.admitted:5", "upload.complete:5", "upload.stored:5", "upload.accepted:5"),
     *("aggregate.begin:3", "aggregate.folded:3", "aggregate.model_stored:3", "aggregate.stored:3"),
     *("snapshot.begin", "snapshot.written", "evaluate.done", "collect.begin:3", "collect.done:3"),
-    *("recover.replayed", "recover.done"),
 )
 """Where a coordinator dies, with how often it passes there before."""
 Result = TypeVar("Result")
