@@ -45,7 +45,7 @@ class SeedOrder(msgspec.Struct, frozen=True):
     samples: int = 0
     """To train on; the plan decides for itself."""
     schedule: str = "constant"
-    """Applies to one machine; the job file has that of the plan."""
+    """Course of one machine's learning rate; the job file has that of the plan."""
 
 
 class SeedOutcome(msgspec.Struct, frozen=True):
