@@ -17,7 +17,7 @@ compared after all is checked in its next round, until it is.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from math import log1p
+from math import log1p, sqrt
 from statistics import median
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.job.state import DuplicateMemory, Round, Weighing, WorkState
-from coordinator.core.plan.common_work import is_lesser, is_overdue, is_work_equal
+from coordinator.core.plan.common_work import is_lesser, is_overdue, is_timed, is_work_equal
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
@@ -35,6 +35,8 @@ RATE_TRUSTED, RATE_STRANGER, RATE_DOUBTED = 0.015, 0.08, 0.25
 """Checks of a node a round."""
 TRUSTED_FROM = 2
 """Pairs that matched, with no doubt left."""
+TRUSTED_RATIO = 2
+"""A trusted partner is preferred where one of both does at most so many times the other's work."""
 PARTICIPANTS_LEAST = 4
 """With fewer participants each duplicate costs too much of a round."""
 LIKENESS_PART = 0.6
@@ -90,14 +92,15 @@ def check_rate(memory: DuplicateMemory, node: NodeId, claim: float = 1.0) -> flo
     Args:
         memory: What earlier pairs taught.
         node: Whose rate it is.
-        claim: Its inner steps over the median node's, at least 1: who is paid more is checked more.
+        claim: Its inner steps over the median node's, at least 1: who is paid more is checked more;
+            of strangers by the root of it, as each check costs as much work as it claims.
     """
     if node in memory.due:
         return 1.0
     if memory.doubts.get(node, 0):
         return RATE_DOUBTED
-    rate = RATE_TRUSTED if is_trusted(memory, node) else RATE_STRANGER
-    return min(RATE_DOUBTED, rate * claim)
+    trusted, stranger = RATE_TRUSTED * claim, RATE_STRANGER * sqrt(claim)
+    return min(RATE_DOUBTED, trusted if is_trusted(memory, node) else stranger)
 
 
 def draw_duplicates(
@@ -125,7 +128,11 @@ def draw_duplicates(
         others = [
             each for each in free if each != own and _can_pair(own.plan, each.plan, stated_batch)
         ]
-        known = [each for each in others if is_trusted(memory, each.node)]
+        known = [
+            each
+            for each in others
+            if is_trusted(memory, each.node) and _work_ratio(own, each) <= TRUSTED_RATIO
+        ]
         if others:
             partner = min(known or others, key=lambda it: _distance(draw, own, it))
             chosen[own.node] = partner.node
@@ -141,8 +148,12 @@ def _can_pair(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
 
 def _distance(draw: str, own: RoundWorker, other: RoundWorker) -> float:
     """The nearest partner is drawn: the less work is left undone, the likelier."""
+    return -log1p(-_chance(draw, own.node, other.node)) * _work_ratio(own, other) ** 2
+
+
+def _work_ratio(own: RoundWorker, other: RoundWorker) -> float:
     less, more = sorted((own.plan.inner_steps, other.plan.inner_steps))
-    return -log1p(-_chance(draw, own.node, other.node)) * more / less
+    return more / less
 
 
 def _chance(draw: str, *names: str) -> float:
@@ -151,7 +162,10 @@ def _chance(draw: str, *names: str) -> float:
 
 
 def judge_pairs(
-    weighing: Weighing, pairs: Sequence[ComparedPair], overdue: Set[NodeId] = frozenset()
+    weighing: Weighing,
+    pairs: Sequence[ComparedPair],
+    overdue: Set[NodeId] = frozenset(),
+    timed: Set[NodeId] = frozenset(),
 ) -> Weighing:
     """Hold pairs against those of before; then lower the votes of nodes that are in doubt.
 
@@ -159,6 +173,7 @@ def judge_pairs(
         weighing: By everything else.
         pairs: Of the round, as far as both updates are in.
         overdue: Nodes that were slower than they say. Their pairs speak for neither.
+        timed: Nodes that had to be in sooner than usual. A match of theirs counts twice.
     """
     memory = weighing.memory.duplicates
     found = dict.fromkeys(overdue, "compared with a slower node, it was not as fast as it says")
@@ -167,7 +182,7 @@ def judge_pairs(
     for pair in pairs:
         limit = 0.0 if any(node in overdue for node in pair.nodes) else _limit(memory)
         if limit and pair.likeness >= limit:
-            memory = _after_match(memory, pair)
+            memory = _after_match(memory, pair, timed)
         elif limit:
             told = f"a duplicate of its shard gave another update: {pair.likeness:.2f} alike"
             found |= dict.fromkeys(pair.nodes, f"{told}, at least {limit:.2f} is usual")
@@ -192,8 +207,11 @@ def _limit(memory: DuplicateMemory) -> float:
     return LIKENESS_PART * usual if usual >= USUAL_LEAST else 0.0
 
 
-def _after_match(memory: DuplicateMemory, pair: ComparedPair) -> DuplicateMemory:
-    matches = {node: memory.matches.get(node, 0) + 1 for node in pair.nodes}
+def _after_match(
+    memory: DuplicateMemory, pair: ComparedPair, timed: Set[NodeId]
+) -> DuplicateMemory:
+    counts = {node: 2 if node in timed else 1 for node in pair.nodes}
+    matches = {node: memory.matches.get(node, 0) + count for node, count in counts.items()}
     doubts = {node: max(0, memory.doubts.get(node, 0) - RELIEF) for node in pair.nodes}
     return replace(
         memory,
@@ -250,6 +268,14 @@ def incomparable_nodes(round_: Round) -> frozenset[NodeId]:
     return frozenset(
         own for own, other in round_.duplicates.items() if passes[own] != passes[other]
     )
+
+
+def timed_nodes(round_: Round) -> frozenset[NodeId]:
+    """Nodes of the round's pairs that had to be in sooner than usual; none after a pause or a
+    restart.
+    """
+    nodes = () if round_.is_interrupted else (*round_.duplicates, *round_.duplicates.values())
+    return frozenset(node for node in nodes if is_timed(round_.participants[node].plan))
 
 
 def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:

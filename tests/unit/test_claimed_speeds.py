@@ -13,7 +13,7 @@ from coordinator.core.duplicates import (
     judge_pairs,
 )
 from coordinator.core.job.state import TrustMemory, Weighing
-from coordinator.core.plan.common_work import is_overdue, is_work_equal, lesser_work
+from coordinator.core.plan.common_work import is_overdue, is_timed, is_work_equal, lesser_work
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.plan.median_node import node_reason
 from coordinator.core.trust import WHOLE
@@ -109,7 +109,8 @@ class ClaimedRounds:
         overdue = {node for node in late if both[node] not in late}
         compared = [ComparedPair(pair, self._likeness(pair, plans)) for pair in pairs.items()]
         whole = Weighing(clips={}, votes={}, reasons={}, memory=self.memory)
-        weighing = judge_pairs(whole, compared, overdue)
+        timed = {node for node in both if is_timed(plans[node])}
+        weighing = judge_pairs(whole, compared, overdue, timed)
         self.memory = weighing.memory
         self.paid_steps += plans[NODES[0]].inner_steps * weighing.votes.get(NODES[0], WHOLE) / WHOLE
         self.overdue_honest += len(overdue - self.liars)

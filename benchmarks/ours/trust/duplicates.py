@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from coordinator.core.duplicates import ComparedPair, RoundWorker, draw_duplicates, judge_pairs
 from coordinator.core.job.state import DuplicateMemory, TrustMemory, Weighing
-from coordinator.core.plan.common_work import lesser_work
+from coordinator.core.plan.common_work import is_timed, lesser_work
 from coordinator.core.plan.decision import NodePlan
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
@@ -46,13 +46,16 @@ def _lost_share(seed: int, steps: Sequence[int], memory: TrustMemory) -> float:
         for node, count in zip(_names(steps), steps, strict=True)
     }
     workers = [RoundWorker(node, plan, has_begun=False) for node, plan in plans.items()]
-    lost = 0
+    lost = 0.0
     for number in range(ROUNDS):
         pairs = draw_duplicates(f"{seed}/{number}", memory.duplicates, workers, BATCH)
-        for node, other in pairs.items():
-            done = lesser_work(plans[node], plans[other], BATCH).inner_steps
-            lost += plans[node].inner_steps + plans[other].inner_steps - done
+        timed: set[NodeId] = set()
+        for pair in pairs.items():
+            for node, other in (pair, pair[::-1]):
+                done = lesser_work(plans[node], plans[other], BATCH)
+                lost += plans[node].inner_steps - done.inner_steps / 2
+                timed |= {node} if is_timed(done) else set()
         whole = Weighing(clips={}, votes={}, reasons={}, memory=memory)
         compared = [ComparedPair(pair, LIKENESS) for pair in pairs.items()]
-        memory = judge_pairs(whole, compared).memory
+        memory = judge_pairs(whole, compared, timed=timed).memory
     return lost / (ROUNDS * sum(steps))

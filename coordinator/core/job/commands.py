@@ -89,6 +89,8 @@ class DuplicatedShards(msgspec.Struct, frozen=True):
     """Those of them that trained it in other passes than that one."""
     overdue: frozenset[NodeId] = frozenset()
     """Nodes of the pairs that were slower than they say, whether their updates are in or not."""
+    timed: frozenset[NodeId] = frozenset()
+    """Nodes of the pairs that had to be in sooner than usual."""
 
 
 class Aggregate(msgspec.Struct, frozen=True):

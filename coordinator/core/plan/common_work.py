@@ -19,6 +19,8 @@ _COMPUTING_MORE, _FORECAST_MORE = 0.75, 0.1
 _SPREADS_MORE, _SPREADS_MOST = 3, 0.5
 """Nor so many of its deviations, as far as they are within this part of its whole round."""
 _MORE_MS = 300
+_TIMED_SHARE = 0.75
+"""Part of its whole round that a node's lesser work takes at most, to say much of its speed."""
 
 
 def is_work_equal(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
@@ -72,6 +74,11 @@ def _usual_reason(plan: NodePlan, lesser: NodePlan) -> str:
 def is_lesser(plan: NodePlan) -> bool:
     """Whether a node was given less than it says it can do."""
     return plan.forecast_ms < plan.full_forecast_ms
+
+
+def is_timed(plan: NodePlan) -> bool:
+    """Whether being in time with the lesser work says much of a node's speed."""
+    return plan.forecast_ms <= _TIMED_SHARE * plan.full_forecast_ms
 
 
 def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:

@@ -13,6 +13,7 @@ from coordinator.core.duplicates import (
     incomparable_nodes,
     overdue_nodes,
     shared_weights,
+    timed_nodes,
 )
 from coordinator.core.job.commands import (
     Aggregate,
@@ -349,7 +350,12 @@ def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
 
 
 def _duplicated_shards(round_: Round) -> DuplicatedShards:
-    return DuplicatedShards(round_.duplicates, incomparable_nodes(round_), round_.overdue)
+    return DuplicatedShards(
+        pairs=round_.duplicates,
+        incomparable=incomparable_nodes(round_),
+        overdue=round_.overdue,
+        timed=timed_nodes(round_),
+    )
 
 
 def _makers(job: Job) -> Round | None:
