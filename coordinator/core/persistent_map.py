@@ -1,7 +1,8 @@
 """An immutable mapping of which a changed copy costs the square root of its size.
 
 A job of ten thousand nodes replaces one member and one participant for each update that comes in;
-copies of whole dictionaries were two thirds of what an update cost there.
+copies of whole dictionaries were two thirds of what an update cost there. The maps of libraries
+(immutables, pyrsistent) do not keep a dictionary's order, which a replay must.
 """
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
