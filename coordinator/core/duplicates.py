@@ -280,12 +280,13 @@ def timed_nodes(round_: Round) -> frozenset[NodeId]:
 
 def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     """Nodes that were slower than they say where they did less than they can. Where both of a pair
-    were it is no fault of theirs, nor after a pause or a restart.
+    were it is no fault of theirs, nor after a pause or a restart, or where one ran out of memory.
     """
     if round_.is_interrupted:
         return frozenset()
-    found = set()
-    for node in (*round_.duplicates, *round_.duplicates.values()):
+    found, unequal = set(), incomparable_nodes(round_)
+    pairs = [pair for pair in round_.duplicates.items() if pair[0] not in unequal]
+    for node in (node for pair in pairs for node in pair):
         part = round_.participants[node]
         elapsed_ms = part.took_ms or Milliseconds(now_ms - part.assigned_at_ms)
         if is_overdue(part.plan, elapsed_ms):

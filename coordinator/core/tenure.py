@@ -86,6 +86,8 @@ def takeover_text(stored: Tenure, claimant: Claimant, now_ms: Milliseconds) -> s
         is_late = 0 < stored.until_ms <= now_ms or waited_ms >= _TOLD_MS
         if claimant.is_alone or not is_late:
             return ""
+        if not stored.until_ms:
+            silence = f"while the database did not answer for {waited_ms / 1000:.0f} s"
         return f"the coordinator at {claimant.address} goes on: nothing was heard of it {silence}"
     if not stored.until_ms:
         why = f"the one at {stored.address} ended"

@@ -80,13 +80,16 @@ def test_a_second_coordinator_is_told_who_drives(url: str) -> None:
 
 def test_a_tenure_that_was_given_back_is_taken_at_once(url: str, server: Engine) -> None:
     Journal(url, claim("first")).close()
-    Journal(url, claim("second")).close()
+    second = Journal(url, claim("second"))
+    assert second.database.follows_another
+    second.close()
     assert number(server) == 2
 
 
 def test_a_coordinator_takes_its_own_tenure_again(url: str) -> None:
     killed = Journal(url, claim("first"))
     again = Journal(url, claim("first"))
+    assert not again.database.follows_another
     again.append([row(0)])
     again.close()
     killed.close()

@@ -134,3 +134,5 @@ def test_a_coordinator_that_follows_on_itself_tells_of_a_gap_only() -> None:
     assert takeover_text(given_back, same, Milliseconds(35_000)) == ""
     waited = replace(same, waited_ms=Milliseconds(3_000))
     assert "did not answer for 3 s" in takeover_text(held, waited, Milliseconds(9_000))
+    told = "nothing was heard of it while the database did not answer for 3 s"
+    assert takeover_text(given_back, waited, Milliseconds(35_000)).endswith(told)

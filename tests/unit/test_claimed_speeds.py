@@ -13,7 +13,13 @@ from coordinator.core.duplicates import (
     judge_pairs,
 )
 from coordinator.core.job.state import TrustMemory, Weighing
-from coordinator.core.plan.common_work import is_overdue, is_timed, is_work_equal, lesser_work
+from coordinator.core.plan.common_work import (
+    is_lesser,
+    is_overdue,
+    is_timed,
+    is_work_equal,
+    lesser_work,
+)
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.plan.median_node import node_reason
 from coordinator.core.trust import WHOLE
@@ -44,9 +50,17 @@ def test_work_that_is_compared_is_the_lesser_of_both_in_everything() -> None:
     assert (first.inner_steps, first.batch(BATCH), first.micro_batch) == (40, 16, 8)
     assert first.codec == "topk64"
     assert first.forecast_ms < FULL.forecast_ms == first.full_forecast_ms
-    # Half a batch takes half the time, and the same work is left as it is.
-    assert second.step_us == SLOW.step_us // 2
+    # The same work is left as it is.
     assert lesser_work(first, second, BATCH) == first
+
+
+def test_nobody_is_timed_by_passes_over_a_batch_that_another_node_needs() -> None:
+    first, second = lesser_work(FULL, SLOW, BATCH), lesser_work(SLOW, FULL, BATCH)
+    assert first.micro_batch != FULL.micro_batch
+    assert is_lesser(first)
+    assert not is_timed(first)
+    assert not is_overdue(first, Milliseconds(10 * SPAN_MS))
+    assert second.step_us == SLOW.step_us
 
 
 def test_no_assignment_tells_that_its_node_is_compared() -> None:

@@ -9,6 +9,7 @@ from coordinator.core.duplicates import (
     draw_duplicates,
     is_trusted,
     judge_pairs,
+    overdue_nodes,
 )
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
@@ -195,11 +196,22 @@ def test_of_two_unequal_nodes_that_are_compared_the_faster_one_does_less_and_is_
         if node != fast:
             job = after(job, sent_update(job, node))
     in_time = parts[fast].plan.forecast_ms
-    for elapsed_ms, overdue in ((in_time, frozenset()), (1000 + in_time, {fast})):
+    for elapsed_ms, overdue in ((in_time, frozenset()), (2000 + in_time, {fast})):
         done = after(
             replace(job, at_ms=at(100 + elapsed_ms)), sent_update_at(job, fast, elapsed_ms)
         )
         assert only(outstanding(done), Aggregate).duplicates.overdue == overdue
+
+
+def test_nobody_is_late_in_a_pair_of_which_one_ran_out_of_memory() -> None:
+    job = with_compared_speeds()
+    fast, _ = faster_and_slower(job)
+    round_ = job.open_round
+    assert overdue_nodes(round_, at(2500)) == {fast}
+    part = round_.participants[fast]
+    refitted = replace(part, plan=replace(part.plan, micro_batch=1))
+    parts = {**round_.participants, fast: refitted}
+    assert not overdue_nodes(replace(round_, participants=parts), at(2500))
 
 
 def faster_and_slower(job: Job) -> tuple[NodeId, NodeId]:

@@ -18,7 +18,8 @@ _COMPUTING_MORE, _FORECAST_MORE = 0.75, 0.1
 """So much of its computing, or of its whole round, on top of the forecast is no sign of a lie."""
 _SPREADS_MORE, _SPREADS_MOST = 3, 0.5
 """Nor so many of its deviations, as far as they are within this part of its whole round."""
-_MORE_MS = 300
+_MORE_MS = 1_500
+"""Nor what it takes to store an update at a busy moment."""
 _TIMED_SHARE = 0.75
 """Part of its whole round that a node's lesser work takes at most, to say much of its speed."""
 
@@ -44,17 +45,22 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
         return plan
     steps = min(plan.inner_steps, other.inner_steps)
     batch = min(plan.batch(stated_batch), other.batch(stated_batch))
-    passes = [each.micro_batch for each in (plan, other) if each.micro_batch]
-    step_us = plan.step_us * batch / plan.batch(stated_batch)
-    saved_ms = int(plan.inner_steps * plan.step_us - steps * step_us) // 1000
+    micro_batches = [each.micro_batch for each in (plan, other) if each.micro_batch]
+    passes = (
+        min(micro_batches, default=0),
+        plan.checkpoints_activations or other.checkpoints_activations,
+    )
+    has_own_passes = passes == (plan.micro_batch, plan.checkpoints_activations)
+    saved_ms = (plan.inner_steps - steps) * plan.step_us // 1000
     lesser = replace(
         plan,
         inner_steps=steps,
         batch_size=batch if batch != stated_batch else 0,
-        micro_batch=min(passes, default=0),
-        checkpoints_activations=plan.checkpoints_activations or other.checkpoints_activations,
+        micro_batch=passes[0],
+        checkpoints_activations=passes[1],
         codec=max(plan.codec, other.codec, key=CODECS.index),
-        step_us=round(step_us),
+        # Part of a step takes as long for a smaller batch, and nobody knows what other passes take.
+        step_us=plan.step_us if has_own_passes else 0,
         forecast_ms=Milliseconds(max(1, plan.forecast_ms - saved_ms)),
         full_forecast_ms=plan.forecast_ms,
     )
@@ -78,7 +84,7 @@ def is_lesser(plan: NodePlan) -> bool:
 
 def is_timed(plan: NodePlan) -> bool:
     """Whether being in time with the lesser work says much of a node's speed."""
-    return plan.forecast_ms <= _TIMED_SHARE * plan.full_forecast_ms
+    return plan.step_us > 0 and plan.forecast_ms <= _TIMED_SHARE * plan.full_forecast_ms
 
 
 def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
@@ -89,7 +95,7 @@ def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
         elapsed_ms: From its assignment until its update was in, or until now.
     """
     full_ms = plan.full_forecast_ms
-    if not full_ms:
+    if not full_ms or not plan.step_us:
         return False
     slack_ms = max(
         _MORE_MS,

@@ -50,7 +50,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Inner steps of the next round that it may take while this one's updates are on their way."""
     band: Band = Band.NORMAL
     step_us: int = 0
-    """What its forecast takes each of its steps for; 0: nothing is forecast."""
+    """What its forecast takes each of its steps for; 0: not known."""
     full_forecast_ms: Milliseconds = Milliseconds(0)
     """Forecast of all that it was planned to do, where it does less to be compared with another;
     0: it does all.

@@ -267,7 +267,7 @@ def _restore(journal: Journal, shared: SharedSecrets, folder: Path) -> None:
     """Get them once nobody else can make any."""
     with journal.database.reader() as connection:
         shared.restore(connection)
-    has_own = (folder / "identity").exists() and not journal.database.takeover
+    has_own = (folder / "identity").exists() and not journal.database.follows_another
     if not shared.are_kept and not has_own and (journal.jobs() or journal.tokens()):
         journal.close()
         raise JournalError(

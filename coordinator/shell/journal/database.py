@@ -439,6 +439,11 @@ class Database:
         """Sentence on who drove before this coordinator; empty: nobody else."""
         return "" if self.tenure is None else self.tenure.takeover
 
+    @property
+    def follows_another(self) -> bool:
+        """Whether another coordinator drove before this one."""
+        return self.tenure is not None and self.tenure.follows_another
+
     def check_driving(self) -> None:
         """Refuse once another coordinator may drive, by this machine's clock alone.
 

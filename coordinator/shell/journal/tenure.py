@@ -88,7 +88,9 @@ class TakenTenure(NamedTuple):
 
     tenure: Tenure
     takeover: str
-    """Sentence on who drove before; empty: nobody else."""
+    """Sentence on who drove before; empty: there is nothing to tell."""
+    follows_another: bool
+    """Whether another coordinator drove before."""
 
 
 def take_tenure(connection: Connection, claimant: Claimant) -> TakenTenure | Tenure:
@@ -115,7 +117,8 @@ def _lock_and_take(connection: Connection, claimant: Claimant) -> TakenTenure | 
     if taken is None:
         return stored
     connection.execute(update(TENURE).values(**_values(taken)))
-    return TakenTenure(taken, takeover_text(stored, claimant, now_ms))
+    follows_another = bool(stored.number) and stored.holder != claimant.name
+    return TakenTenure(taken, takeover_text(stored, claimant, now_ms), follows_another)
 
 
 def _values(tenure: Tenure) -> dict[str, object]:
@@ -163,7 +166,7 @@ class HeldTenure:
             asked_ms: `boot_ms` from before it was asked for.
             is_alone: See `Claimant`.
         """
-        tenure, self.takeover = taken
+        tenure, self.takeover, self.follows_another = taken
         self.number = tenure.number
         self._tenure = tenure
         self._engine = engine
