@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hypergpu.cluster.postgresql import OWNER, server_programs
 from hypergpu.wire.network import free_ports
 
 
@@ -16,12 +17,8 @@ class RestartablePostgres:
 
     def __init__(self) -> None:
         """Make an empty database; nothing runs yet."""
-        found = sorted(
-            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name)
-        )
-        assert found, "apt-get install postgresql"
-        self._programs = found[-1]
-        self._owner = "postgres" if os.geteuid() == 0 else ""
+        self._programs = server_programs()
+        self._owner = OWNER if os.geteuid() == 0 else ""
         # Not below the test's folder: only the test's user may look into that.
         self._folder = Path(tempfile.mkdtemp(prefix="hypergpu-postgres-"))
         if self._owner:
