@@ -25,7 +25,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.job.state import DuplicateMemory, Round, Weighing, WorkState
-from coordinator.core.plan.common_work import is_lesser, is_overdue, is_timed, is_work_equal
+from coordinator.core.plan.common_work import is_lesser, is_timed, is_too_slow, is_work_equal
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
@@ -86,20 +86,20 @@ def is_trusted(memory: DuplicateMemory, node: NodeId) -> bool:
     return memory.matches.get(node, 0) >= TRUSTED_FROM and not memory.doubts.get(node, 0)
 
 
-def check_rate(memory: DuplicateMemory, node: NodeId, claim: float = 1.0) -> float:
+def check_rate(memory: DuplicateMemory, node: NodeId, work_share: float) -> float:
     """How often the node is checked, a part of its rounds; never 0.
 
     Args:
         memory: What earlier pairs taught.
         node: Whose rate it is.
-        claim: Its inner steps over the median node's, at least 1: who is paid more is checked more;
-            of strangers by the root of it, as each check costs as much work as it claims.
+        work_share: Its inner steps over the median node's, at least 1: who is paid more is checked
+            more; of strangers by the root of it, as each check costs as much work.
     """
     if node in memory.due:
         return 1.0
     if memory.doubts.get(node, 0):
         return RATE_DOUBTED
-    trusted, stranger = RATE_TRUSTED * claim, RATE_STRANGER * sqrt(claim)
+    trusted, stranger = RATE_TRUSTED * work_share, RATE_STRANGER * sqrt(work_share)
     return min(RATE_DOUBTED, trusted if is_trusted(memory, node) else stranger)
 
 
@@ -122,8 +122,8 @@ def draw_duplicates(
     for own in tuple(free):
         if len(chosen) == most or own not in free:
             continue
-        claim = max(1.0, own.plan.inner_steps / usual)
-        if _chance(draw, "check", own.node) >= check_rate(memory, own.node, claim):
+        work_share = max(1.0, own.plan.inner_steps / usual)
+        if _chance(draw, "check", own.node) >= check_rate(memory, own.node, work_share):
             continue
         others = [
             each for each in free if each != own and _can_pair(own.plan, each.plan, stated_batch)
@@ -158,13 +158,13 @@ def _work_ratio(own: RoundWorker, other: RoundWorker) -> float:
 
 def _chance(draw: str, *names: str) -> float:
     octets = blake3("/".join((draw, *names)).encode()).digest(7)
-    return int.from_bytes(octets, "big") / (1 << 56)
+    return (int.from_bytes(octets, "big") >> 3) / (1 << 53)
 
 
 def judge_pairs(
     weighing: Weighing,
     pairs: Sequence[ComparedPair],
-    overdue: Set[NodeId] = frozenset(),
+    slow: Set[NodeId] = frozenset(),
     timed: Set[NodeId] = frozenset(),
 ) -> Weighing:
     """Hold pairs against those of before; then lower the votes of nodes that are in doubt.
@@ -172,15 +172,15 @@ def judge_pairs(
     Args:
         weighing: By everything else.
         pairs: Of the round, as far as both updates are in.
-        overdue: Nodes that were slower than they say. Their pairs speak for neither.
+        slow: Nodes that were slower than they say. Their pairs speak for neither.
         timed: Nodes that had to be in sooner than usual. A match of theirs counts twice.
     """
     memory = weighing.memory.duplicates
-    found = dict.fromkeys(overdue, "compared with a slower node, it was not as fast as it says")
-    for node in sorted(overdue):
+    found = dict.fromkeys(slow, "compared with a slower node, it was not as fast as it says")
+    for node in sorted(slow):
         memory = _with_doubts(memory, node, AGAINST_SLOW)
     for pair in pairs:
-        limit = 0.0 if any(node in overdue for node in pair.nodes) else _limit(memory)
+        limit = 0.0 if any(node in slow for node in pair.nodes) else _limit(memory)
         if limit and pair.likeness >= limit:
             memory = _after_match(memory, pair, timed)
         elif limit:
@@ -248,7 +248,7 @@ def with_due(memory: DuplicateMemory, closed: Round) -> DuplicateMemory:
     """The memory with the nodes that are to be checked in their next round, once one is closed."""
     unequal = incomparable_nodes(closed)
     pairs = () if closed.is_interrupted else closed.duplicates.items()
-    checked = closed.overdue.union(
+    checked = closed.slow.union(
         *(pair for pair in pairs if pair[0] not in unequal and _are_both_in(closed, pair))
     )
     lesser = {node for node, part in closed.participants.items() if is_lesser(part.plan)}
@@ -278,7 +278,7 @@ def timed_nodes(round_: Round) -> frozenset[NodeId]:
     return frozenset(node for node in nodes if is_timed(round_.participants[node].plan))
 
 
-def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
+def slow_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     """Nodes that were slower than they say where they did less than they can. Where both of a pair
     were it is no fault of theirs, nor after a pause or a restart, or where one ran out of memory.
     """
@@ -289,7 +289,7 @@ def overdue_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     for node in (node for pair in pairs for node in pair):
         part = round_.participants[node]
         elapsed_ms = part.took_ms or Milliseconds(now_ms - part.assigned_at_ms)
-        if is_overdue(part.plan, elapsed_ms):
+        if is_too_slow(part.plan, elapsed_ms):
             found.add(node)
     return frozenset(node for node in found if round_.partner(node) not in found)
 

@@ -15,8 +15,8 @@ from coordinator.core.duplicates import (
 from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.plan.common_work import (
     is_lesser,
-    is_overdue,
     is_timed,
+    is_too_slow,
     is_work_equal,
     lesser_work,
 )
@@ -59,7 +59,7 @@ def test_nobody_is_timed_by_passes_over_a_batch_that_another_node_needs() -> Non
     assert first.micro_batch != FULL.micro_batch
     assert is_lesser(first)
     assert not is_timed(first)
-    assert not is_overdue(first, Milliseconds(10 * SPAN_MS))
+    assert not is_too_slow(first, Milliseconds(10 * SPAN_MS))
     assert second.step_us == SLOW.step_us
 
 
@@ -79,12 +79,12 @@ def test_no_assignment_tells_that_its_node_is_compared() -> None:
 def test_only_less_work_than_planned_is_timed() -> None:
     plan = NodePlan(320, "int4", "", forecast_ms=Milliseconds(SPAN_MS), step_us=65_625)
     slow = NodePlan(40, "int4", "", forecast_ms=Milliseconds(SPAN_MS), step_us=525_000)
-    assert not is_overdue(plan, Milliseconds(10 * SPAN_MS))
+    assert not is_too_slow(plan, Milliseconds(10 * SPAN_MS))
     less = lesser_work(plan, slow, BATCH)
     assert less.forecast_ms == SPAN_MS - 280 * 65_625 // 1000
-    assert not is_overdue(less, Milliseconds(less.forecast_ms + 2_900))
-    assert is_overdue(less, Milliseconds(less.forecast_ms + 3_100))
-    assert is_overdue(less, Milliseconds(SPAN_MS))
+    assert not is_too_slow(less, Milliseconds(less.forecast_ms + 2_900))
+    assert is_too_slow(less, Milliseconds(less.forecast_ms + 3_100))
+    assert is_too_slow(less, Milliseconds(SPAN_MS))
 
 
 class Liar(NamedTuple):
@@ -107,7 +107,7 @@ class ClaimedRounds:
         self.memory = TrustMemory()
         self.paid_steps = 0.0
         self.undone = self.planned = 0
-        self.overdue_honest = 0
+        self.slow_honest = 0
 
     def play_round(self, number: int) -> None:
         planned = {node: self._plan(node) for node in NODES}
@@ -119,15 +119,15 @@ class ClaimedRounds:
             node: lesser_work(plan, planned[both[node]], BATCH) if node in both else plan
             for node, plan in planned.items()
         }
-        late = {node for node in both if is_overdue(plans[node], self._elapsed_ms(plans, node))}
-        overdue = {node for node in late if both[node] not in late}
+        late = {node for node in both if is_too_slow(plans[node], self._elapsed_ms(plans, node))}
+        slow = {node for node in late if both[node] not in late}
         compared = [ComparedPair(pair, self._likeness(pair, plans)) for pair in pairs.items()]
         whole = Weighing(clips={}, votes={}, reasons={}, memory=self.memory)
         timed = {node for node in both if is_timed(plans[node])}
-        weighing = judge_pairs(whole, compared, overdue, timed)
+        weighing = judge_pairs(whole, compared, slow, timed)
         self.memory = weighing.memory
         self.paid_steps += plans[NODES[0]].inner_steps * weighing.votes.get(NODES[0], WHOLE) / WHOLE
-        self.overdue_honest += len(overdue - self.liars)
+        self.slow_honest += len(slow - self.liars)
         self.planned += sum(plan.inner_steps for plan in planned.values())
         self.undone += sum(planned[it].inner_steps - plans[it].inner_steps for it in NODES)
         self.undone += sum(plans[node].inner_steps for node in pairs)
@@ -199,5 +199,5 @@ def test_two_liars_in_five_do_not_hide_behind_each_other() -> None:
 def test_honest_unequal_nodes_lose_little_work_and_hardly_ever_a_part_of_their_votes() -> None:
     played = [play(seed, None) for seed in range(8)]
     assert sum(one.undone for one in played) / sum(one.planned for one in played) < 0.1
-    assert sum(one.overdue_honest for one in played) / len(played) < 1.5
+    assert sum(one.slow_honest for one in played) / len(played) < 1.5
     assert sum(len(one.memory.duplicates.doubts) for one in played) / len(played) < 1

@@ -9,7 +9,7 @@ from coordinator.core.duplicates import (
     draw_duplicates,
     is_trusted,
     judge_pairs,
-    overdue_nodes,
+    slow_nodes,
 )
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
@@ -196,22 +196,22 @@ def test_of_two_unequal_nodes_that_are_compared_the_faster_one_does_less_and_is_
         if node != fast:
             job = after(job, sent_update(job, node))
     in_time = parts[fast].plan.forecast_ms
-    for elapsed_ms, overdue in ((in_time, frozenset()), (2000 + in_time, {fast})):
+    for elapsed_ms, slow_now in ((in_time, frozenset()), (2000 + in_time, {fast})):
         done = after(
             replace(job, at_ms=at(100 + elapsed_ms)), sent_update_at(job, fast, elapsed_ms)
         )
-        assert only(outstanding(done), Aggregate).duplicates.overdue == overdue
+        assert only(outstanding(done), Aggregate).duplicates.slow == slow_now
 
 
 def test_nobody_is_late_in_a_pair_of_which_one_ran_out_of_memory() -> None:
     job = with_compared_speeds()
     fast, _ = faster_and_slower(job)
     round_ = job.open_round
-    assert overdue_nodes(round_, at(2500)) == {fast}
+    assert slow_nodes(round_, at(2500)) == {fast}
     part = round_.participants[fast]
     refitted = replace(part, plan=replace(part.plan, micro_batch=1))
     parts = {**round_.participants, fast: refitted}
-    assert not overdue_nodes(replace(round_, participants=parts), at(2500))
+    assert not slow_nodes(replace(round_, participants=parts), at(2500))
 
 
 def faster_and_slower(job: Job) -> tuple[NodeId, NodeId]:
@@ -272,7 +272,7 @@ def test_no_pause_and_no_restart_makes_a_node_seem_slow_and_it_is_timed_again() 
                 job = after(job, sent_update(job, node))  # noqa: PLW2901
         late = replace(job, at_ms=at(5000))
         done = after(late, replace(sent_update(late, fast), at_ms=at(5000)))
-        assert not only(outstanding(done), Aggregate).duplicates.overdue
+        assert not only(outstanding(done), Aggregate).duplicates.slow
         fold = events.AggregateReady(at_ms=at(5000), round=1, model=model(2), draw=NOBODY)
         done = after(done, fold, plan_event(2, UNEQUAL, at_ms=5000))
         assert done.open_round.partner(fast) is not None

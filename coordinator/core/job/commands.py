@@ -87,7 +87,7 @@ class DuplicatedShards(msgspec.Struct, frozen=True):
     """Nodes that had the shard of another, with that one."""
     incomparable: frozenset[NodeId] = frozenset()
     """Those of them that trained it in other passes than that one."""
-    overdue: frozenset[NodeId] = frozenset()
+    slow: frozenset[NodeId] = frozenset()
     """Nodes of the pairs that were slower than they say, whether their updates are in or not."""
     timed: frozenset[NodeId] = frozenset()
     """Nodes of the pairs that had to be in sooner than usual."""

@@ -244,7 +244,7 @@ class Round(msgspec.Struct, frozen=True):
     """The longest time that one of its updates took; 0: none is in."""
     duplicates: dict[NodeId, NodeId] = {}
     """Who has the shard of whom, of the pairs that are both at work or in."""
-    overdue: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
+    slow: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
     is_interrupted: bool = False  # by a pause or a restart: elapsed times say nothing of nodes
     dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()

@@ -87,7 +87,7 @@ def is_timed(plan: NodePlan) -> bool:
     return plan.step_us > 0 and plan.forecast_ms <= _TIMED_SHARE * plan.full_forecast_ms
 
 
-def is_overdue(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
+def is_too_slow(plan: NodePlan, elapsed_ms: Milliseconds) -> bool:
     """Whether a node that was given less than it says it can do takes longer than that allows.
 
     Args:

@@ -11,8 +11,8 @@ from coordinator.core.duplicates import (
     RoundWorker,
     draw_duplicates,
     incomparable_nodes,
-    overdue_nodes,
     shared_weights,
+    slow_nodes,
     timed_nodes,
 )
 from coordinator.core.job.commands import (
@@ -353,7 +353,7 @@ def _duplicated_shards(round_: Round) -> DuplicatedShards:
     return DuplicatedShards(
         pairs=round_.duplicates,
         incomparable=incomparable_nodes(round_),
-        overdue=round_.overdue,
+        slow=round_.slow,
         timed=timed_nodes(round_),
     )
 
@@ -408,8 +408,8 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     ]
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
-    overdue = overdue_nodes(round_, job.at_ms)
-    closed = replace_participants(replace(round_, orphans=(), overdue=overdue), cut)
+    slow = slow_nodes(round_, job.at_ms)
+    closed = replace_participants(replace(round_, orphans=(), slow=slow), cut)
     job = replace(
         job,
         phase=Phase.AGGREGATING,

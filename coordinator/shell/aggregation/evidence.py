@@ -64,7 +64,7 @@ def weigh_sketched(
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
     pairs = compare_pairs(sound, duplicates.pairs)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
-    return judge_pairs(weighing, comparable, duplicates.overdue, duplicates.timed)
+    return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
 
 
 def weigh_rollback(
