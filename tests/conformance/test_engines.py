@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import DivergedError, FoldResult, StoredUpdate
-from coordinator.shell.engine.engine import Engine, LocalEngine
-from coordinator.shell.engine.ray_engine import RayEngine
 from coordinator.shell.engine.sharded_fold import fold_in_shards
-from coordinator.shell.engine.tasks import DigestFile, FileDigested, TaskFailed
+from coordinator.shell.engine.tasks import DigestFile, FileDigested, TaskFailed, run_fold_tasks
+from hypergpu.engine.engine import Engine, LocalEngine
+from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.quantisation import RECORD
@@ -66,7 +66,7 @@ def test_results_come_in_the_order_of_tasks(engine: Engine, tmp_path: Path) -> N
     paths = [tmp_path / str(number) for number in range(9)]
     for path in paths:
         path.write_bytes(path.name.encode() * 1000)
-    results = engine.run([DigestFile(path) for path in paths])
+    results = run_fold_tasks(engine, [DigestFile(path) for path in paths])
     assert results == [
         FileDigested(Digest(blake3(path.read_bytes()).hexdigest())) for path in paths
     ]
@@ -74,7 +74,9 @@ def test_results_come_in_the_order_of_tasks(engine: Engine, tmp_path: Path) -> N
 
 def test_task_without_its_file_fails_and_no_other_does(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"x")
-    missing, there = engine.run([DigestFile(tmp_path / "none"), DigestFile(tmp_path / "there")])
+    missing, there = run_fold_tasks(
+        engine, [DigestFile(tmp_path / "none"), DigestFile(tmp_path / "there")]
+    )
     assert isinstance(missing, TaskFailed)
     assert isinstance(there, FileDigested)
 

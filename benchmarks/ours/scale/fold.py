@@ -19,10 +19,10 @@ from coordinator.shell.aggregation.fold_files import (
     StoredBlob,
     StoredUpdate,
 )
-from coordinator.shell.engine.engine import Engine, LocalEngine
-from coordinator.shell.engine.ray_engine import RayEngine
 from coordinator.shell.engine.sharded_fold import BLOCK, fold_in_shards
 from hypergpu.crypto import digest_of_file
+from hypergpu.engine.engine import Engine, LocalEngine
+from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import codec_named

@@ -33,7 +33,6 @@ from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certific
 from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
-from coordinator.shell.engine.opening import open_engine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority, AuthorityError
@@ -66,6 +65,7 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
+from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest

@@ -1,1 +1,1 @@
-"""Computes tasks in other processes of the operator: a pool on this machine, or Ray."""
+"""Tasks of the coordinator that an engine computes, and folds that are cut into them."""

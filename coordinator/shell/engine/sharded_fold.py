@@ -21,14 +21,15 @@ from coordinator.shell.aggregation.fold_files import (
     output_sizes,
     work_path,
 )
-from coordinator.shell.engine.engine import Engine
 from coordinator.shell.engine.tasks import (
     DigestFile,
     FileDigested,
     FoldShard,
+    FoldTask,
     ShardFolded,
-    Task,
+    run_fold_tasks,
 )
+from hypergpu.engine.engine import Engine
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import sections_of
 from hypergpu.units import Bytes
@@ -112,9 +113,9 @@ def _fold(engine: Engine, request: FoldRequest, shards: Sequence[ShardRequest]) 
     bases = [request.base_model, *([request.outer_state] if request.outer_state else [])]
     wanted = [(each.path, each.digest) for each in bases]
     wanted += [(each.path, each.digest) for each in request.updates]
-    checks: list[Task] = [DigestFile(path) for path, _ in wanted]
-    folds: list[Task] = [FoldShard(shard) for shard in shards]
-    results = engine.run([*folds, *checks])
+    checks: list[FoldTask] = [DigestFile(path) for path, _ in wanted]
+    folds: list[FoldTask] = [FoldShard(shard) for shard in shards]
+    results = run_fold_tasks(engine, [*folds, *checks])
     for result in results[: len(folds)]:
         if result != ShardFolded(is_finite=True):
             return f"a shard: {result}"
@@ -125,7 +126,7 @@ def _fold(engine: Engine, request: FoldRequest, shards: Sequence[ShardRequest]) 
 
 
 def _result(engine: Engine, paths: dict[str, Path]) -> FoldResult:
-    results = engine.run([DigestFile(path) for path in paths.values()])
+    results = run_fold_tasks(engine, [DigestFile(path) for path in paths.values()])
     files = {
         name: FoldedFile(path, _digest(result), Bytes(path.stat().st_size))
         for (name, path), result in zip(paths.items(), results, strict=True)

@@ -1,18 +1,18 @@
-"""What an engine computes. A task is names of files and ranges, its result a digest or a verdict.
+"""What an engine computes of a fold: digests of files, and shards."""
 
-A task may be computed any number of times, by anybody who has the files: no tensor and no object
-goes through an engine.
-"""
-
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from coordinator.shell.aggregation.fold import ShardRequest, fold_shard
 from coordinator.shell.aggregation.fold_files import InputError
 from hypergpu.crypto import digest_of_file
+from hypergpu.engine.engine import Engine, run_all
+from hypergpu.engine.tasks import Task, decode_path, encode_path
 from hypergpu.ids import Digest
+
+KIND = "fold"
 
 
 class DigestFile(msgspec.Struct, frozen=True, tag=True):
@@ -45,40 +45,26 @@ class TaskFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Task = DigestFile | FoldShard
-TaskResult = FileDigested | ShardFolded | TaskFailed
+FoldTask = DigestFile | FoldShard
+FoldTaskResult = FileDigested | ShardFolded | TaskFailed
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_path)
+_tasks = msgspec.msgpack.Decoder(FoldTask, dec_hook=decode_path)
+_results = msgspec.msgpack.Decoder(FoldTaskResult)
 
 
-def _encode_path(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError
+def run_fold_tasks(engine: Engine, tasks: Sequence[FoldTask]) -> list[FoldTaskResult]:
+    """Results in the order of the tasks. Blocks."""
+    found = run_all(engine, [Task(KIND, _encoder.encode(each)) for each in tasks])
+    return [_results.decode(each) for each in found]
 
 
-def _decode_path(kind: type, value: Any) -> Any:
-    if issubclass(kind, Path):
-        return kind(value)
-    raise NotImplementedError
+def compute(arguments: bytes) -> bytes:
+    """Compute a task of a fold: the function of its kind."""
+    return _encoder.encode(_compute(_tasks.decode(arguments)))
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_path)
-_tasks = msgspec.msgpack.Decoder(Task, dec_hook=_decode_path)
-_results = msgspec.msgpack.Decoder(TaskResult)
-
-
-def encode(value: Task | TaskResult) -> bytes:
-    """The bytes in which it travels."""
-    return _encoder.encode(value)
-
-
-def decode_result(payload: bytes) -> TaskResult:
-    """Read a result; raises `msgspec.MsgspecError` where it is none."""
-    result: TaskResult = _results.decode(payload)
-    return result
-
-
-def compute(task: Task) -> TaskResult:
-    """Do a task here. Blocks."""
+def _compute(task: FoldTask) -> FoldTaskResult:
     try:
         match task:
             case DigestFile(path=path):
@@ -87,8 +73,3 @@ def compute(task: Task) -> TaskResult:
                 return ShardFolded(fold_shard(request))
     except (InputError, OSError) as broken:
         return TaskFailed(str(broken))
-
-
-def compute_encoded(payload: bytes) -> bytes:
-    """The same for a task and a result as bytes: what other processes call."""
-    return encode(compute(_tasks.decode(payload)))

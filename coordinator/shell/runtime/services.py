@@ -21,7 +21,6 @@ from coordinator.core.job.state import ENDED, Funding, live_blobs
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
-from coordinator.shell.engine.engine import Engine
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.coordinators import OtherCoordinators
@@ -32,6 +31,7 @@ from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
+from hypergpu.engine.engine import Engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, Digest, JobId, NodeId

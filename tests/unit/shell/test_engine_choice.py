@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.shell.engine.engine import LocalEngine
-from coordinator.shell.engine.opening import open_engine
-from coordinator.shell.engine.ray_engine import RayEngine
 from coordinator.shell.engine.sharded_fold import BLOCK, shard_requests
 from coordinator.shell.runtime.services import HeavyWork
+from hypergpu.engine.engine import LocalEngine
+from hypergpu.engine.opening import open_engine
+from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from tests.unit.aggregation.fold_files import FoldSetting, first_request

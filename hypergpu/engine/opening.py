@@ -2,8 +2,8 @@
 
 import re
 
-from coordinator.shell.engine.engine import Engine, LocalEngine
-from coordinator.shell.engine.ray_engine import RayEngine
+from hypergpu.engine.engine import Engine, LocalEngine
+from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.errors import HyperGPUError, Reason
 
 _RAY = re.compile(r"ray(://[^\s/]+)?")

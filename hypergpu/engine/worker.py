@@ -1,10 +1,10 @@
-"""`python -m coordinator.shell.engine.worker` computes one task after the other, from stdin."""
+"""`python -m hypergpu.engine.worker` computes one task after the other, from stdin."""
 
 import os
 import signal
 import sys
 
-from coordinator.shell.engine.tasks import compute_encoded
+from hypergpu.engine.tasks import compute_encoded
 from hypergpu.process import keep_bulk_memory, make_way
 from hypergpu.streams import frame, read_frame
 

@@ -9,20 +9,20 @@ from importlib.util import find_spec
 import msgspec
 import structlog
 
-from coordinator.shell.engine.child import (
+from hypergpu.engine.child import (
     BatchResults,
     ChildLostError,
     FramedChild,
     Opened,
     TaskBatch,
 )
-from coordinator.shell.engine.engine import LocalEngine
-from coordinator.shell.engine.tasks import Task, TaskResult, decode_result, encode
+from hypergpu.engine.engine import LocalEngine
+from hypergpu.engine.tasks import Task, encode_task
 from hypergpu.errors import HyperGPUError, Reason
 
 log = structlog.get_logger()
 
-_DRIVER = (sys.executable, "-P", "-m", "coordinator.shell.engine.ray_driver")
+_DRIVER = (sys.executable, "-P", "-m", "hypergpu.engine.ray_driver")
 _AGAIN_S = 30.0
 """A Ray that does not answer is asked again after so long; meanwhile this machine computes."""
 
@@ -54,16 +54,15 @@ class RayEngine:
         self.lost_count = 0
         """Tasks that were computed here, since Ray lost them or was away."""
 
-    def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
+    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
         """See `Engine`."""
         with self._turn:
-            found = self._ask([encode(task) for task in tasks])
+            found = self._ask([encode_task(task) for task in tasks])
         lost = [index for index, payload in enumerate(found) if payload is None]
         self.lost_count += len(lost)
         computed = dict(zip(lost, self._local.run([tasks[each] for each in lost]), strict=True))
         return [
-            computed[index] if payload is None else decode_result(payload)
-            for index, payload in enumerate(found)
+            computed[index] if payload is None else payload for index, payload in enumerate(found)
         ]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`python -m coordinator.shell.engine.ray_driver ADDRESS` has Ray compute batches of tasks.
+"""`python -m hypergpu.engine.ray_driver ADDRESS` has Ray compute batches of tasks.
 
 A process of its own: Ray pickles, trusts its network, and ends a driver whose cluster is gone. What
 goes through it are bytes. ADDRESS is ``ray``, which starts one on this machine, or ``ray://...``.
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from coordinator.shell.engine.child import BatchResults, Opened, TaskBatch
-from coordinator.shell.engine.tasks import compute_encoded
+from hypergpu.engine.child import BatchResults, Opened, TaskBatch
+from hypergpu.engine.tasks import compute_encoded
 from hypergpu.streams import frame, read_frame
 
 _TRIES = 2

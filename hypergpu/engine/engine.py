@@ -9,25 +9,28 @@ from typing import Protocol
 
 import structlog
 
-from coordinator.shell.engine.child import ChildLostError, FramedChild
-from coordinator.shell.engine.tasks import Task, TaskResult, compute, decode_result, encode
+from hypergpu.engine.child import ChildLostError, FramedChild
+from hypergpu.engine.tasks import Task, compute, encode_task
 
 log = structlog.get_logger()
 
 _TRIES = 2
-_WORKER = (sys.executable, "-P", "-m", "coordinator.shell.engine.worker")
+_WORKER = (sys.executable, "-P", "-m", "hypergpu.engine.worker")
 
 
 class Engine(Protocol):
-    """Computes tasks somewhere. Every task gets a result: a lost worker costs its task's time."""
+    """Computes tasks somewhere; a lost worker costs its task alone."""
 
     @property
     def workers(self) -> int:
         """How many tasks are computed at a time."""
         ...
 
-    def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
-        """Results in the order of the tasks. Blocks; any thread may call."""
+    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
+        """Results in the order of the tasks; None: the engine lost it, again and again.
+
+        Blocks; any threads may call at the same time.
+        """
         ...
 
     def close(self) -> None:
@@ -51,7 +54,7 @@ class LocalEngine:
         for child in self.children:
             self._free.put(child)
 
-    def run(self, tasks: Sequence[Task]) -> list[TaskResult]:
+    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
         """See `Engine`."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="engine") as threads:
             return list(threads.map(self._run_one, tasks))
@@ -61,13 +64,19 @@ class LocalEngine:
         for child in self.children:
             child.end()
 
-    def _run_one(self, task: Task) -> TaskResult:
+    def _run_one(self, task: Task) -> bytes | None:
         for _ in range(_TRIES):
             child = self._free.get()
             try:
-                return decode_result(child.ask(encode(task)))
+                return child.ask(encode_task(task))
             except ChildLostError as lost:
                 log.warning("a worker of the engine was lost", reason=str(lost))
             finally:
                 self._free.put(child)
-        return compute(task)
+        return None
+
+
+def run_all(engine: Engine, tasks: Sequence[Task]) -> list[bytes]:
+    """Results in the order of the tasks: this process computes those that the engine loses."""
+    found = zip(tasks, engine.run(tasks), strict=True)
+    return [compute(task) if result is None else result for task, result in found]
