@@ -10,6 +10,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
+from hypergpu.engine.tasks import Task
 from hypergpu.privacy import public_environment
 from hypergpu.streams import FrameError, frame, read_frame
 
@@ -19,7 +20,7 @@ class ChildLostError(Exception):
 
 
 class FramedChild:
-    """One process; it is started by the first question, and by the next one after it was lost.
+    """One process; it is started by the first frame, and by the next one after it was lost.
 
     It ends when its stdin does, so also with whoever started it.
     """
@@ -28,6 +29,7 @@ class FramedChild:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
+        self._is_over = False
 
     @property
     def process_id(self) -> int | None:
@@ -41,22 +43,46 @@ class FramedChild:
             ChildLostError: It ended, or wrote something else.
         """
         with self._turn:
-            process = self._process = self._process or self._start()
-            assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
-            try:
-                process.stdin.write(frame(payload))
-                process.stdin.flush()
-                answer = read_frame(cast(BinaryIO, process.stdout))
-            except (FrameError, OSError, ValueError) as broken:
-                self._kill()
-                raise ChildLostError(str(broken)) from broken
-            if answer is None:
-                self._kill()
-                raise ChildLostError("it ended")
-            return answer
+            self.send(payload)
+            return self.receive()
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame. One thread at a time.
+
+        Raises:
+            ChildLostError: It ended, or `end` was called.
+        """
+        if self._is_over:
+            raise ChildLostError("it was ended")
+        process = self._process = self._process or self._start()
+        try:
+            stdin = cast(BinaryIO, process.stdin)
+            stdin.write(frame(payload))
+            stdin.flush()
+        except (FrameError, OSError, ValueError) as broken:
+            self._kill()
+            raise ChildLostError(str(broken)) from broken
+
+    def receive(self) -> bytes:
+        """Wait for its next frame. One thread at a time.
+
+        Raises:
+            ChildLostError: It ended, or wrote something else.
+        """
+        process = self._process
+        try:
+            answer = None if process is None else read_frame(cast(BinaryIO, process.stdout))
+        except (FrameError, OSError, ValueError) as broken:
+            self._kill()
+            raise ChildLostError(str(broken)) from broken
+        if answer is None:
+            self._kill()
+            raise ChildLostError("it ended")
+        return answer
 
     def end(self) -> None:
-        """Kill it: whatever it does can be done again."""
+        """Kill it for good: whatever it does can be done again."""
+        self._is_over = True
         self._kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -85,12 +111,14 @@ class FramedChild:
 class TaskBatch(msgspec.Struct, frozen=True):
     """Tasks that are asked together."""
 
-    tasks: list[bytes]
+    number: int
+    tasks: list[Task]
 
 
 class BatchResults(msgspec.Struct, frozen=True):
-    """Their results in the same order."""
+    """Their results in the same order. Batches are answered in any order."""
 
+    number: int
     results: list[bytes | None]
     """None: its worker was lost."""
 

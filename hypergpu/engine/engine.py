@@ -50,7 +50,8 @@ class LocalEngine:
         """
         self.workers = workers or os.cpu_count() or 1
         self.children = [FramedChild(command) for _ in range(self.workers)]
-        self._free: queue.SimpleQueue[FramedChild] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[FramedChild] = queue.LifoQueue()
+        # The one that was used last has most in its memory.
         for child in self.children:
             self._free.put(child)
 

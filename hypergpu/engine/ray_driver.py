@@ -7,21 +7,24 @@ goes through it are bytes. ADDRESS is ``ray``, which starts one on this machine,
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import msgspec
 
 from hypergpu.engine.child import BatchResults, Opened, TaskBatch
-from hypergpu.engine.tasks import compute_encoded
+from hypergpu.engine.tasks import Task, compute_encoded, encode_task
 from hypergpu.streams import frame, read_frame
 
 _TRIES = 2
-_BATCH_S = 600
-"""Seconds for a batch. This machine computes the rest, as where no worker is free."""
 _STORE_BYTES = 100 << 20
 """Shared memory of a Ray of our own: results are digests."""
+
+Submit = Callable[[Task], Any]
+"""Begins a task; the result is Ray's reference."""
 
 
 def main() -> int:
@@ -29,22 +32,27 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    turn = threading.Lock()
+
+    def answer(message: Opened | BatchResults) -> None:
+        with turn:
+            answers.write(frame(msgspec.msgpack.encode(message)))
+            answers.flush()
+
+    if read_frame(sys.stdin.buffer) is None:
+        return 0
+    submit, opened = _open(sys.argv[1])
+    answer(opened)
+    if submit is None:
+        return 1
     batches = msgspec.msgpack.Decoder(TaskBatch)
-    remote: Any = None
     while (payload := read_frame(sys.stdin.buffer)) is not None:
-        answer: Opened | BatchResults
-        if remote is None:
-            remote, answer = _open(sys.argv[1])
-        else:
-            answer = BatchResults(_results(remote, batches.decode(payload).tasks))
-        answers.write(frame(msgspec.msgpack.encode(answer)))
-        answers.flush()
-        if remote is None:
-            return 1
+        arguments = submit, batches.decode(payload), answer
+        threading.Thread(target=_answer_batch, args=arguments, daemon=True).start()
     return 0
 
 
-def _open(address: str) -> tuple[Any, Opened]:
+def _open(address: str) -> tuple[Submit | None, Opened]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray: Any = import_module("ray")
     try:
@@ -53,24 +61,37 @@ def _open(address: str) -> tuple[Any, Opened]:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, **own)
         else:
             ray.init(address=address, log_to_driver=False)
+        resources = ray.cluster_resources()
     except Exception as away:  # noqa: BLE001 - a start that takes too long raises Exception itself
         return None, Opened(failure=(str(away).splitlines() or [type(away).__name__])[0])
-    workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    return ray.remote(num_cpus=1, max_retries=_TRIES)(compute_encoded), Opened(workers)
+    on_cpu = ray.remote(num_cpus=1, max_retries=_TRIES)(compute_encoded)
+    on_gpu = on_cpu.options(num_gpus=1) if resources.get("GPU", 0) >= 1 else on_cpu
+
+    def submit(task: Task) -> Any:
+        return (on_gpu if task.wants_gpu else on_cpu).remote(encode_task(task))
+
+    return submit, Opened(max(1, int(resources.get("CPU", 1))))
 
 
-def _results(remote: Any, tasks: list[bytes]) -> list[bytes | None]:
+def _answer_batch(submit: Submit, batch: TaskBatch, answer: Callable[[BatchResults], None]) -> None:
+    try:
+        answer(BatchResults(batch.number, _results(submit, batch.tasks)))
+    except Exception as away:  # noqa: BLE001 - Ray has no base class for a cluster that is gone
+        sys.stderr.write(f"Ray is gone: {away}\n")
+        os._exit(1)
+
+
+def _results(submit: Submit, tasks: list[Task]) -> list[bytes | None]:
     ray: Any = import_module("ray")
-    asked = [remote.remote(task) for task in tasks]
-    give_up_s = time.monotonic() + _BATCH_S
+    began_s = time.monotonic()
     results: list[bytes | None] = []
-    for each in asked:
+    for task, asked in [(each, submit(each)) for each in tasks]:
+        left_s = max(0.0, began_s + task.limit_s - time.monotonic())
         try:
-            left_s = max(0.0, give_up_s - time.monotonic())
-            results.append(bytes(ray.get(each, timeout=left_s)))
-        except (ray.exceptions.RayError, ConnectionError) as lost:
+            results.append(bytes(ray.get(asked, timeout=left_s)))
+        except ray.exceptions.RayError as lost:
             sys.stderr.write(f"a task of Ray was lost: {lost}\n")
-            ray.cancel(each)
+            ray.cancel(asked)
             results.append(None)
     return results
 

@@ -1,23 +1,21 @@
 """The engine that is Ray, by a driver in a process of its own; what it loses is computed here."""
 
+import itertools
+import math
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from hypergpu.engine.child import (
-    BatchResults,
-    ChildLostError,
-    FramedChild,
-    Opened,
-    TaskBatch,
-)
+from hypergpu.engine.child import BatchResults, ChildLostError, FramedChild, Opened, TaskBatch
 from hypergpu.engine.engine import LocalEngine
-from hypergpu.engine.tasks import Task, encode_task
+from hypergpu.engine.tasks import Task
 from hypergpu.errors import HyperGPUError, Reason
 
 log = structlog.get_logger()
@@ -27,15 +25,30 @@ _AGAIN_S = 30.0
 """A Ray that does not answer is asked again after so long; meanwhile this machine computes."""
 
 
+class _Batch(NamedTuple):
+    """Tasks that Ray was asked together."""
+
+    number: int
+    tasks_count: int
+    results: Future[list[bytes | None]]
+
+    def lose(self) -> None:
+        """Say that it gets no results."""
+        self.results.set_result([None] * self.tasks_count)
+
+
 class RayEngine:
     """Tasks go to Ray in batches; those that it loses, or all while it is away, to this machine."""
 
-    def __init__(self, address: str, command: Sequence[str] = _DRIVER) -> None:
+    def __init__(
+        self, address: str, command: Sequence[str] = _DRIVER, *, again_s: float = _AGAIN_S
+    ) -> None:
         """Start nothing yet.
 
         Args:
             address: ``ray``, or ``ray://HOST:PORT``.
             command: Starts a driver.
+            again_s: Seconds after which a Ray that is away is asked again.
 
         Raises:
             HyperGPUError: MACHINE_UNFIT, Ray is not installed.
@@ -45,11 +58,15 @@ class RayEngine:
             fix = "install the extra: pip install 'hypergpu[ray]'; or take --engine local"
             raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix)
         self._address = address
-        self.driver = FramedChild([*command, address])
+        self._command = [*command, address]
+        self._again_s = again_s
+        self.driver: FramedChild | None = None
+        """None: Ray was not asked yet, or is away."""
         self._local = LocalEngine()
         self._turn = threading.Lock()
-        self._is_open = False
         self._away_until_s = 0.0
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Batch] = {}
         self.workers = self._local.workers
         self.lost_count = 0
         """Tasks that were computed here, since Ray lost them or was away."""
@@ -57,39 +74,69 @@ class RayEngine:
     def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
         """See `Engine`."""
         with self._turn:
-            found = self._ask([encode_task(task) for task in tasks])
-        lost = [index for index, payload in enumerate(found) if payload is None]
+            batch = self._begin(tasks)
+        found = batch.results.result()
+        lost = [index for index, result in enumerate(found) if result is None]
         self.lost_count += len(lost)
-        computed = dict(zip(lost, self._local.run([tasks[each] for each in lost]), strict=True))
-        return [
-            computed[index] if payload is None else payload for index, payload in enumerate(found)
-        ]
+        computed = self._local.run([tasks[index] for index in lost])
+        for index, result in zip(lost, computed, strict=True):
+            found[index] = result
+        return found
 
     def close(self) -> None:
         """See `Engine`."""
-        self.driver.end()
+        with self._turn:
+            self._away_until_s = math.inf
+            self._lose(self.driver, "it was ended")
         self._local.close()
 
-    def _ask(self, tasks: list[bytes]) -> list[bytes | None]:
-        if time.monotonic() < self._away_until_s:
-            return [None] * len(tasks)
+    def _begin(self, tasks: Sequence[Task]) -> _Batch:
+        batch = _Batch(next(self._numbers), len(tasks), Future())
+        is_away = time.monotonic() < self._away_until_s
+        driver = None if is_away else self.driver or self._open()
+        if driver is None:
+            batch.lose()
+            return batch
+        self._waiting[batch.number] = batch
         try:
-            if not self._is_open:
-                self._open()
-            answer = self.driver.ask(msgspec.msgpack.encode(TaskBatch(tasks)))
+            driver.send(msgspec.msgpack.encode(TaskBatch(batch.number, list(tasks))))
         except ChildLostError as lost:
-            log.warning(
-                "Ray is away: this machine computes", engine=self._address, reason=str(lost)
-            )
-            self._is_open = False
-            self._away_until_s = time.monotonic() + _AGAIN_S
-            return [None] * len(tasks)
-        return msgspec.msgpack.decode(answer, type=BatchResults).results
+            self._lose(driver, str(lost))
+        return batch
 
-    def _open(self) -> None:
-        opened = msgspec.msgpack.decode(self.driver.ask(b""), type=Opened)
+    def _open(self) -> FramedChild | None:
+        driver = self.driver = FramedChild(self._command)
+        try:
+            opened = msgspec.msgpack.decode(driver.ask(b""), type=Opened)
+        except ChildLostError as lost:
+            opened = Opened(failure=str(lost))
         if opened.failure:
-            self.driver.end()
-            raise ChildLostError(opened.failure)
-        self.workers, self._is_open = opened.workers, True
+            self._lose(driver, opened.failure)
+            return None
+        self.workers = opened.workers
+        threading.Thread(target=self._receive, args=(driver,), name="ray", daemon=True).start()
         log.info("Ray computes", engine=self._address, workers=self.workers)
+        return driver
+
+    def _receive(self, driver: FramedChild) -> None:
+        """Give batches their results until the driver ends."""
+        try:
+            while True:
+                answer = msgspec.msgpack.decode(driver.receive(), type=BatchResults)
+                with self._turn:
+                    batch = self._waiting.pop(answer.number)
+                batch.results.set_result(answer.results)
+        except ChildLostError as lost:
+            with self._turn:
+                self._lose(driver, str(lost))
+
+    def _lose(self, driver: FramedChild | None, reason: str) -> None:
+        """End the driver, if it is still this one, and give its batches to this machine."""
+        if driver is None or driver is not self.driver:
+            return
+        self.driver = None
+        self._away_until_s = max(self._away_until_s, time.monotonic() + self._again_s)
+        log.warning("Ray is away: this machine computes", engine=self._address, reason=reason)
+        driver.end()
+        while self._waiting:
+            self._waiting.popitem()[1].lose()

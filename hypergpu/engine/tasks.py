@@ -24,6 +24,10 @@ class Task(msgspec.Struct, frozen=True):
     """Name of the function that computes it, from bytes to bytes."""
     arguments: bytes
     """In the kind's own encoding, as its result is."""
+    wants_gpu: bool = False
+    """It is computed on a GPU where an engine has one to give."""
+    limit_s: float = 600.0
+    """Seconds after which an engine that counts takes it for lost."""
 
 
 class UnknownTaskError(Exception):

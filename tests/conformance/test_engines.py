@@ -150,6 +150,7 @@ def test_driver_of_ray_that_is_killed_in_a_fold_leaves_it_to_this_machine(tmp_pa
     try:
         found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
         assert (digests(found), engine.lost_count) == (expected, 0)
+        assert engine.driver is not None
         group = engine.driver.process_id or 0
         psutil.Process(group).kill()
         found = fold_in_shards(engine, request, 7, reuse=no_reuse, block=RECORD)
