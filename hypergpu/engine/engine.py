@@ -18,6 +18,10 @@ _TRIES = 2
 _WORKER = (sys.executable, "-P", "-m", "hypergpu.engine.worker")
 
 
+class EngineClosedError(Exception):
+    """The engine was closed before it had computed everything."""
+
+
 class Engine(Protocol):
     """Computes tasks somewhere; a lost worker costs its task alone."""
 
@@ -30,28 +34,32 @@ class Engine(Protocol):
         """Results in the order of the tasks; None: the engine lost it, again and again.
 
         Blocks; any threads may call at the same time.
+
+        Raises:
+            EngineClosedError: `close` was called meanwhile.
         """
         ...
 
     def close(self) -> None:
-        """End what it started. Nothing may run."""
+        """End what it started, and what runs."""
         ...
 
 
 class LocalEngine:
     """A pool of processes of this machine, started when they are needed first."""
 
-    def __init__(self, workers: int | None = None, command: Sequence[str] = _WORKER) -> None:
+    def __init__(self, workers: int = 0, command: Sequence[str] = _WORKER) -> None:
         """Start nothing yet.
 
         Args:
-            workers: How many; None: as many as there are cores.
+            workers: How many; 0: as many as there are cores.
             command: Starts a worker.
         """
         self.workers = workers or os.cpu_count() or 1
         self.children = [FramedChild(command) for _ in range(self.workers)]
+        self._is_closed = False
+        # Who was asked last has most in its memory.
         self._free: queue.LifoQueue[FramedChild] = queue.LifoQueue()
-        # The one that was used last has most in its memory.
         for child in self.children:
             self._free.put(child)
 
@@ -62,6 +70,7 @@ class LocalEngine:
 
     def close(self) -> None:
         """See `Engine`."""
+        self._is_closed = True
         for child in self.children:
             child.end()
 
@@ -71,6 +80,8 @@ class LocalEngine:
             try:
                 return child.ask(encode_task(task))
             except ChildLostError as lost:
+                if self._is_closed:
+                    raise EngineClosedError from None
                 log.warning("a worker of the engine was lost", reason=str(lost))
             finally:
                 self._free.put(child)

@@ -9,16 +9,18 @@ from hypergpu.errors import HyperGPUError, Reason
 _RAY = re.compile(r"ray(://[^\s/]+)?")
 
 
-def open_engine(address: str) -> Engine | None:
-    """Open the engine that the configuration names; None: threads of this process compute.
+def open_engine(address: str, processes: int = 0) -> Engine:
+    """Open an engine; it starts nothing yet.
+
+    Args:
+        address: ``local``, ``ray`` (one of its own on this machine) or ``ray://HOST:PORT``.
+        processes: How many ``local`` has; 0: as many as there are cores.
 
     Raises:
         HyperGPUError: ARGUMENT_INVALID, it names none; MACHINE_UNFIT, Ray is not installed.
     """
-    if not address:
-        return None
     if address == "local":
-        return LocalEngine()
+        return LocalEngine(processes)
     if not _RAY.fullmatch(address):
         fix = "name local, ray, or ray://HOST:10001"
         raise HyperGPUError(Reason.ARGUMENT_INVALID, f"there is no engine {address!r}", fix=fix)

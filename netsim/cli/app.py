@@ -3,7 +3,6 @@
 The commands' modules are imported when a command runs: help needs none of them.
 """
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -211,8 +210,16 @@ def sweep(  # noqa: PLR0913 - each is an option
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Replaces the jobs'.")
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="ENGINE",
+            help="Who simulates: local, ray or ray://HOST:10001: docs/engine.md.",
+        ),
+    ] = "local",
     processes: Annotated[
-        int, typer.Option("--processes", min=0, help="Worlds at a time; 0: one a core.")
+        int, typer.Option("--processes", min=0, help="Processes of local; 0: one a core.")
     ] = 0,
     out: Annotated[
         Path, typer.Option("--out", help="Keeps reports; a sweep goes on from those there.")
@@ -230,7 +237,8 @@ def sweep(  # noqa: PLR0913 - each is an option
         ),
         seeds=tuple(range(seeds)),
         folder=out,
-        processes=processes or os.cpu_count() or 1,
+        engine=engine,
+        processes=processes,
         is_json=as_json,
     )
     raise typer.Exit(simulate(order))

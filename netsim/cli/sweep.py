@@ -1,8 +1,8 @@
 """Simulates worlds by seeds, several at a time, and goes on where an earlier sweep was ended."""
 
+import logging
 import statistics
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
 from operator import attrgetter
@@ -12,17 +12,22 @@ import msgspec
 from msgspec.structs import replace
 
 from hypergpu.cluster.folder import RunFolder, require_own
-from hypergpu.cluster.processes import program
-from hypergpu.crypto import digest_of
-from hypergpu.streams import SOFTWARE, write_durably
+from hypergpu.engine.engine import Engine
+from hypergpu.engine.opening import open_engine
+from hypergpu.ids import Digest
+from hypergpu.process import configure_logs
+from hypergpu.streams import write_durably
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from netsim.link import NetsimError
 from netsim.run.choices import Choices, chosen_world, required_job
 from netsim.run.report import UNFINISHED_STATUS, RunReport
+from netsim.run.world_task import inputs_of, simulate
 
 _MARK, _REPORTS = ".netsim-sweep", "reports"
 _HEADER = f"{'world':<24} {'finished':>11} {'median s':>13} {'least':>10} {'most':>10}"
+_AT_ONCE = 256
+"""Most worlds that an engine is asked for at a time: a thread of this process waits for each."""
 _reports = msgspec.json.Decoder(RunReport)
 
 
@@ -34,7 +39,10 @@ class SweepOrder(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     folder: Path
     """Gets a report for each world and seed; those of equal inputs are not simulated again."""
+    engine: str
+    """See `open_engine`."""
     processes: int
+    """Processes of the engine ``local``; 0: one a core."""
     is_json: bool
 
 
@@ -42,7 +50,7 @@ class SweepCell(msgspec.Struct, frozen=True):
     """A world with a seed."""
 
     choices: Choices
-    inputs: str
+    inputs: Digest
     """Digest of everything that decides its report."""
     report: Path
 
@@ -90,7 +98,8 @@ def sweep(order: SweepOrder) -> int:
     due = [cell for cell in cells if stored_report(cell) is None]
     if reused := len(cells) - len(due):
         note(f"{reused} of {several(len(cells), 'world')} were done before")
-    _simulate(due, order.processes)
+    if due:
+        _simulate(due, order)
     report = SweepReport(rows=tuple(map(_row, cells)), reused=reused)
     if order.is_json:
         say_json(report)
@@ -112,7 +121,7 @@ def sweep_cells(order: SweepOrder) -> list[SweepCell]:
             choices = replace(each, seed=seed)
             world = chosen_world(choices)
             required_job(world)
-            inputs = digest_of(msgspec.json.encode((world, SOFTWARE), order="sorted"))
+            inputs = inputs_of(world)
             cells.append(SweepCell(choices, inputs, order.folder / _REPORTS / f"{inputs}.json"))
     return cells
 
@@ -142,40 +151,25 @@ def sweep_lines(report: SweepReport) -> list[str]:
     return lines
 
 
-def _simulate(cells: Sequence[SweepCell], processes: int) -> None:
-    with ThreadPoolExecutor(processes, thread_name_prefix="sweep") as threads:
-        running = {threads.submit(_simulate_cell, cell): cell for cell in cells}
+def _simulate(cells: Sequence[SweepCell], order: SweepOrder) -> None:
+    configure_logs(logging.WARNING)
+    engine = open_engine(order.engine, order.processes)
+    with ThreadPoolExecutor(min(len(cells), _AT_ONCE), thread_name_prefix="sweep") as threads:
+        running = {threads.submit(_simulate_cell, engine, cell): cell for cell in cells}
         try:
             for number, done in enumerate(as_completed(running), start=1):
                 choices, phase = running[done].choices, done.result().phase
                 note(f"{number} of {len(cells)}: {choices.world}, seed {choices.seed}: {phase}")
-        except BaseException:
+        finally:
             threads.shutdown(wait=False, cancel_futures=True)
-            raise
+            engine.close()
 
 
-def _simulate_cell(cell: SweepCell) -> RunReport:
-    """Simulate in a process of its own, and keep the report."""
-    options = ("run", cell.choices.world, *_options(cell.choices), "--backend=world", "--json")
-    done = subprocess.run(program("netsim", *options), capture_output=True, check=False)
-    try:
-        report = _reports.decode(done.stdout)
-    except msgspec.MsgspecError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        what = f"the simulation of {cell.choices.world} ended with {done.returncode}: {said[0]}"
-        raise NetsimError(what, f"hypergpu netsim {' '.join(options)} says more") from None
-    write_durably(cell.report, done.stdout)
+def _simulate_cell(engine: Engine, cell: SweepCell) -> RunReport:
+    """Have a world simulated, and keep the report."""
+    report = simulate(engine, cell.choices, cell.inputs)
+    write_durably(cell.report, msgspec.json.encode(report))
     return report
-
-
-def _options(choices: Choices) -> Iterator[str]:
-    named = {
-        "job": choices.job,
-        "strategy": choices.strategy,
-        "seed": choices.seed,
-        "rounds": choices.rounds,
-    }
-    yield from (f"--{name}={value}" for name, value in named.items() if value not in ("", None))
 
 
 def _row(cell: SweepCell) -> SweepRow:

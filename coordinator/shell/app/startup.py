@@ -33,6 +33,7 @@ from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certific
 from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
+from coordinator.shell.engine.evaluation import EngineEvaluator
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority, AuthorityError
@@ -354,6 +355,8 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
+    engine = open_engine(settings.engine) if settings.engine else None
+    evaluator = EvaluatorProcess()
     readings = Readings()
 
     def count_bytes(moved: BytesServed | BytesReceived) -> None:
@@ -369,14 +372,14 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         journal=journal,
         blobs=blobs,
         uploads=uploads,
-        evaluator=EvaluatorProcess(),
+        evaluator=evaluator if engine is None else EngineEvaluator(engine, evaluator),
         driver=driver,
         nodes=nodes,
         allocator=NodeAllocator(driver, nodes, journal),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
-        heavy=HeavyWork(open_engine(settings.engine), settings.engine_parameters_least),
+        heavy=HeavyWork(engine, settings.engine_parameters_least),
         readings=readings,
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),

@@ -6,9 +6,8 @@ import sys
 
 import msgspec
 
+from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
 from hypergpu.streams import frame, read_frame
-
-_LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def main() -> int:
@@ -17,8 +16,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    for name in _LIBRARY_THREADS:  # half the cores: the coordinator needs some for its rounds
-        os.environ.setdefault(name, str(max((os.cpu_count() or 2) // 2, 1)))
+    os.environ.update(zip(LIBRARY_THREADS, library_threads(), strict=True))
 
     # Imported only now, since numerical libraries read those when they are imported.
     from coordinator.shell.evaluator.answer import Evaluator

@@ -124,7 +124,7 @@ _COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 """A killed process on a busy machine takes this long at most."""
-_ANSWER_TIMEOUT_S = 3600.0
+ANSWER_TIMEOUT_S = 3600.0
 """Far beyond any evaluation: it ends one that hangs, which every other job would wait for."""
 
 _Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured)
@@ -143,7 +143,7 @@ class EvaluatorProcess:
         command: tuple[str, ...] = _COMMAND,
         *,
         environment: Mapping[str, str] | None = None,
-        answer_timeout_s: float = _ANSWER_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self._command = command
         self._answer_timeout_s = answer_timeout_s
@@ -184,7 +184,8 @@ class EvaluatorProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
 
-    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
+    async def reply(self, request: Request) -> Reply:
+        """The reply to a request, which may be an `EvaluatorFailure`."""
         async with self._turn:
             await self._end_outdated()
             reply = await self._ask_once(request) or await self._ask_once(request)
@@ -192,6 +193,10 @@ class EvaluatorProcess:
             raise HyperGPUError(
                 Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
             )
+        return reply
+
+    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
+        reply = await self.reply(request)
         if isinstance(reply, EvaluatorFailure):
             raise HyperGPUError(Reason[reply.reason], reply.detail)
         if not isinstance(reply, answer):

@@ -21,6 +21,7 @@ from coordinator.core.job.state import ENDED, Funding, live_blobs
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
+from coordinator.shell.engine.evaluation import EngineEvaluator
 from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.coordinators import OtherCoordinators
@@ -237,7 +238,7 @@ class Services(NamedTuple):
     journal: Journal
     blobs: BlobStore
     uploads: UploadStore
-    evaluator: EvaluatorProcess
+    evaluator: EvaluatorProcess | EngineEvaluator
     driver: Driver
     nodes: ConnectedNodes
     allocator: NodeAllocator

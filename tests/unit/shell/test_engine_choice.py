@@ -16,17 +16,13 @@ from hypergpu.tensors.layout import TensorSpec, layout_of
 from tests.unit.aggregation.fold_files import FoldSetting, first_request
 
 
-def test_without_a_name_the_coordinator_computes() -> None:
-    assert open_engine("") is None
-
-
 def test_names_open_engines_that_start_nothing_yet() -> None:
     assert isinstance(open_engine("local"), LocalEngine)
     assert isinstance(open_engine("ray"), RayEngine)
     assert isinstance(open_engine("ray://head:10001"), RayEngine)
 
 
-@pytest.mark.parametrize("name", ["dask", "ray://", "ray:x", "local://x"])
+@pytest.mark.parametrize("name", ["", "dask", "ray://", "ray:x", "local://x"])
 def test_other_names_are_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(HyperGPUError) as refused:
         open_engine(name)
