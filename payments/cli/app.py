@@ -67,14 +67,24 @@ def verify(
         bool, typer.Option("--offline", help="Check the receipts alone, and ask no chain.")
     ] = False,
     chain_url: ChainUrl = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="ENGINE",
+            help="Who checks signatures: local, ray or ray://HOST:10001; else this process:"
+            " docs/engine.md.",
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check every receipt of a job, and that the ledger's records follow from them."""
-    from payments.cli.service import verify_job
+    from payments.cli.service import check_job, say_verified
 
     if file is not None and at.job is not None:
         raise typer.BadParameter("a file names its job itself")
-    verify_job(at, file, chain_url, is_offline=is_offline, as_json=as_json)
+    found = check_job(at, file, chain_url, is_offline=is_offline, engine=engine)
+    say_verified(found, as_json=as_json)
 
 
 @app.command()

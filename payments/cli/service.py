@@ -1,6 +1,7 @@
 """Commands that need a coordinator and no key: verify and reclaim."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,14 +13,18 @@ import msgspec
 from hypergpu.client.asynchronous import AsyncCoordinator
 from hypergpu.client.connection import find_target
 from hypergpu.client.ledger import LedgerOnChain
+from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.process import configure_logs
+from hypergpu.statements import Terms
 from hypergpu.terminal.output import Column, amount_text, confirm, numbers, say, say_json, say_table
 from hypergpu.units import Wei
 from payments.cli.options import JobAt, NamedJobAt
 from payments.cli.show import time_text
 from payments.core.verify import (
     FILE_BYTES_MAX,
+    LedgerRecords,
     NodeFinding,
     ReceiptFile,
     Verification,
@@ -27,6 +32,7 @@ from payments.core.verify import (
     verify,
 )
 from payments.shell.chains import CallRefusedError, ChainUnreachableError
+from payments.shell.receipt_tasks import check_receipts
 
 Result = TypeVar("Result")
 
@@ -86,11 +92,56 @@ class Verified(
     decimals: int
 
 
-def verify_job(
-    at: JobAt, file: Path | None, chain_url: str, *, is_offline: bool, as_json: bool
-) -> None:
-    """Check a job and print the result; a fault is an error."""
-    found = run(lambda: _check_job(at, file, chain_url, is_offline=is_offline))
+def check_job(
+    at: JobAt, file: Path | None, chain_url: str, *, is_offline: bool, engine: str
+) -> Verified:
+    """Check a job.
+
+    Args:
+        at: The job.
+        file: Written by `ledger export`; None: the coordinator has the receipts.
+        chain_url: RPC of the chain; empty: the coordinator's, or a public one.
+        is_offline: Whether no chain is asked.
+        engine: Name of the engine that checks signatures; empty: this process does.
+    """
+    receipts = run(lambda: read_receipts(at, file))
+    faults = _faults_by(engine, receipts) if engine else None
+    if is_offline or not receipts.terms.domain.chain_id:
+        return _result(receipts, verify(receipts, known_faults=faults), decimals=0)
+    records, decimals = run(lambda: _read_ledger(at, file, chain_url, receipts.terms))
+    return _result(receipts, verify(receipts, records, faults), decimals=decimals)
+
+
+def _faults_by(name: str, receipts: ReceiptFile) -> list[str]:
+    configure_logs(logging.WARNING)
+    engine = open_engine(name)
+    try:
+        return check_receipts(engine, receipts)
+    finally:
+        engine.close()
+
+
+async def _read_ledger(
+    at: JobAt, file: Path | None, chain_url: str, terms: Terms
+) -> tuple[LedgerRecords, int]:
+    """The ledger's records of a job, and the decimals of its token."""
+    # Receipts alone are checked without the extra [chain].
+    from payments.cli.account import open_ledger, read_records
+
+    if file is None and not chain_url:
+        async with open_job(at) as (coordinator, job_id):
+            on_chain = (await coordinator.ledger(job_id)).on_chain
+            chain_url = on_chain.url if on_chain else ""
+    async with open_ledger(terms.domain, chain_url) as ledger:
+        return await read_records(ledger, terms), ledger.decimals
+
+
+def say_verified(found: Verified, *, as_json: bool) -> None:
+    """Print what was found.
+
+    Raises:
+        HyperGPUError: SIGNATURE_INVALID, there is a fault.
+    """
     if as_json:
         say_json(found)
     else:
@@ -99,23 +150,6 @@ def verify_job(
         detail = f"{found.job}: {len(found.faults)} faults in its receipts or its pay"
         fix = "show them to its nodes; arbiters void what was paid wrongly: hypergpu ledger void"
         raise HyperGPUError(Reason.SIGNATURE_INVALID, detail, fix=fix)
-
-
-async def _check_job(at: JobAt, file: Path | None, chain_url: str, *, is_offline: bool) -> Verified:
-    receipts = await read_receipts(at, file)
-    domain = receipts.terms.domain
-    if is_offline or not domain.chain_id:
-        return _result(receipts, verify(receipts), decimals=0)
-    # Receipts alone are checked without the extra [chain].
-    from payments.cli.account import open_ledger, read_records
-
-    if file is None and not chain_url:
-        async with open_job(at) as (coordinator, job_id):
-            on_chain = (await coordinator.ledger(job_id)).on_chain
-            chain_url = on_chain.url if on_chain else ""
-    async with open_ledger(domain, chain_url) as ledger:
-        records = await read_records(ledger, receipts.terms)
-        return _result(receipts, verify(receipts, records), decimals=ledger.decimals)
 
 
 def _result(file: ReceiptFile, found: Verification, *, decimals: int) -> Verified:
