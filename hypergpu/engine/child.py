@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import BinaryIO, cast
 
 import msgspec
@@ -25,8 +25,12 @@ class FramedChild:
     It ends when its stdin does, so also with whoever started it.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start nothing yet. Without an environment it gets the public part of this process's."""
         self._command = command
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
         self._is_over = False
@@ -90,7 +94,7 @@ class FramedChild:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=public_environment(),
+            env=public_environment() if self._environment is None else self._environment,
             start_new_session=True,
         )
 

@@ -17,6 +17,7 @@ from hypergpu.engine.child import BatchResults, ChildLostError, FramedChild, Ope
 from hypergpu.engine.engine import LocalEngine
 from hypergpu.engine.tasks import Task
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.privacy import public_environment, variables_of
 
 log = structlog.get_logger()
 
@@ -105,7 +106,9 @@ class RayEngine:
         return batch
 
     def _open(self) -> FramedChild | None:
-        driver = self.driver = FramedChild(self._command)
+        # A cluster's token, among others, which no other child sees.
+        environment = public_environment() | variables_of("RAY_")
+        driver = self.driver = FramedChild(self._command, environment)
         try:
             opened = msgspec.msgpack.decode(driver.ask(b""), type=Opened)
         except ChildLostError as lost:

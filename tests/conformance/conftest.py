@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hypergpu.engine.engine import Engine, LocalEngine
+from hypergpu.engine.ray_engine import RayEngine
 from tests.conformance.journal_stores import (
     POSTGRES_URL,
     STORES,
@@ -33,6 +35,16 @@ def store(
     """Each journal, empty."""
     with STORES[request.param](tmp_path, postgres_url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session", params=["local", pytest.param("ray", marks=pytest.mark.full)])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Each engine; Ray's is to lose nothing to this machine."""
+    opened: Engine = LocalEngine(2) if request.param == "local" else RayEngine("ray")
+    yield opened
+    opened.close()
+    if isinstance(opened, RayEngine):
+        assert opened.lost_count == 0, "Ray did not compute"
 
 
 @pytest.fixture

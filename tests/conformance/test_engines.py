@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,15 +21,6 @@ from hypergpu.tensors.quantisation import RECORD
 from tests.unit.aggregation.fold_files import FoldSetting, first_request, next_request
 
 SAMPLES = [3, 1, 2]
-
-
-@pytest.fixture(scope="session", params=["local", pytest.param("ray", marks=pytest.mark.full)])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    opened: Engine = LocalEngine(2) if request.param == "local" else RayEngine("ray")
-    yield opened
-    opened.close()
-    if isinstance(opened, RayEngine):
-        assert opened.lost_count == 0, "Ray did not compute"
 
 
 def no_reuse(_path: Path, _size_bytes: int) -> bool:

@@ -1,0 +1,105 @@
+"""A Ray whose head is killed costs a fold time alone; tasks that want a GPU are given one."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.shell.aggregation.fold import fold
+from coordinator.shell.aggregation.fold_files import FoldRequest, FoldResult
+from coordinator.shell.engine.sharded_fold import fold_in_shards
+from coordinator.shell.engine.tasks import DigestFile
+from hypergpu.engine.ray_engine import RayEngine
+from hypergpu.engine.tasks import Task
+from hypergpu.ids import Digest
+from hypergpu.tensors.quantisation import RECORD
+from tests.ray_head import CPUS, RayHead
+from tests.unit.aggregation.fold_files import FoldSetting, first_request
+
+pytestmark = pytest.mark.full
+
+UNTIL_THE_GPU_IS_TAKEN = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+while ray.available_resources().get("GPU"):
+    pass
+"""
+LOOK_EVERY_S = 0.01
+
+
+@pytest.fixture
+def head() -> Iterator[RayHead]:
+    started = RayHead()
+    try:
+        started.start()
+        yield started
+    finally:
+        started.close()
+
+
+def digests(result: FoldResult) -> list[Digest]:
+    return [file.digest for file in result.files]
+
+
+def fold_by(engine: RayEngine, request: FoldRequest) -> list[Digest]:
+    return digests(
+        fold_in_shards(engine, request, 7, reuse=lambda _path, _size: False, block=RECORD)
+    )
+
+
+def pipe_task(path: Path, *, wants_gpu: bool = False) -> Task:
+    """A task that ends once the named pipe, which it makes, is written."""
+    os.mkfifo(path)
+    arguments = msgspec.msgpack.encode(DigestFile(path), enc_hook=str)
+    return Task("fold", arguments, wants_gpu=wants_gpu)
+
+
+def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
+    head: RayHead, tmp_path: Path
+) -> None:
+    engine = RayEngine(head.address, again_s=0.0)
+    request = first_request(tmp_path, [3, 1, 2], FoldSetting())
+    expected = digests(fold(request))
+    pipes = [tmp_path / f"pipe-{number}" for number in range(CPUS)]
+    try:
+        assert (fold_by(engine, request), engine.lost_count) == (expected, 0)
+        before = set(request.output_dir.iterdir())
+        with ThreadPoolExecutor(CPUS + 1) as threads:
+            for pipe in pipes:
+                threads.submit(engine.run, [pipe_task(pipe)])
+            opened = [pipe.open("wb") for pipe in pipes]
+            folding = threads.submit(fold_by, engine, request)
+            while set(request.output_dir.iterdir()) == before:
+                threading.Event().wait(LOOK_EVERY_S)
+            head.kill()
+            # This machine computes what Ray had in hand, and what it still had to do.
+            for pipe in (*opened, *[pipe.open("wb") for pipe in pipes]):
+                pipe.close()
+            assert folding.result() == expected
+        lost_count = engine.lost_count
+        assert lost_count > len(pipes)
+        head.start()
+        assert (fold_by(engine, request), engine.lost_count) == (expected, lost_count)
+    finally:
+        engine.close()
+
+
+def test_task_that_wants_a_gpu_has_that_of_the_cluster(head: RayHead, tmp_path: Path) -> None:
+    engine = RayEngine(head.address)
+    pipe = tmp_path / "pipe"
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            computing = threads.submit(engine.run, [pipe_task(pipe, wants_gpu=True)])
+            with pipe.open("wb"):
+                looking = [sys.executable, "-c", UNTIL_THE_GPU_IS_TAKEN, head.address]
+                subprocess.run(looking, check=True, timeout=300)
+            assert computing.result() != [None]
+        assert engine.lost_count == 0
+    finally:
+        engine.close()
