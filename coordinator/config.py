@@ -42,8 +42,8 @@ class Settings(BaseSettings):
     tenure_ms: int = Field(default=5_000, ge=1_000)
     """With takeover: time after which a coordinator that is not heard of is taken over from."""
     engine: str = ""
-    """Who computes folds of large models: local (a pool of processes), ray (one of its own on this
-    machine), ray://HOST:10001 (a cluster); threads of the coordinator when empty."""
+    """Who folds large models and evaluates: local (a pool of processes), ray (one of its own on
+    this machine), ray://HOST:10001 (a cluster); the coordinator itself when empty."""
     engine_parameters_least: int = Field(default=8 << 20, ge=0)
     """Models of fewer parameters are folded by the coordinator's threads, whatever the engine."""
     events: str = ""

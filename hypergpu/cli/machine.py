@@ -80,8 +80,8 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="Who folds large models: local, ray or ray://HOST:10001; else the coordinator:"
-        " docs/engine.md.",
+        help="Who folds large models and evaluates: local, ray or ray://HOST:10001; else the"
+        " coordinator: docs/engine.md.",
     ),
 ]
 AdvertisedHosts = Annotated[

@@ -10,7 +10,7 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.privacy import public_environment
 from hypergpu.streams import FrameError, frame, read_frame
 
@@ -116,7 +116,7 @@ class TaskBatch(msgspec.Struct, frozen=True):
     """Tasks that are asked together."""
 
     number: int
-    tasks: list[Task]
+    tasks: list[EngineTask]
 
 
 class BatchResults(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Protocol
 import structlog
 
 from hypergpu.engine.child import ChildLostError, FramedChild
-from hypergpu.engine.tasks import Task, compute, encode_task
+from hypergpu.engine.tasks import EngineTask, compute, encode_task
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ class Engine(Protocol):
         """How many tasks are computed at a time."""
         ...
 
-    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
+    def run(self, tasks: Sequence[EngineTask]) -> list[bytes | None]:
         """Results in the order of the tasks; None: the engine lost it, again and again.
 
         Blocks; any threads may call at the same time.
@@ -63,7 +63,7 @@ class LocalEngine:
         for child in self.children:
             self._free.put(child)
 
-    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
+    def run(self, tasks: Sequence[EngineTask]) -> list[bytes | None]:
         """See `Engine`."""
         with ThreadPoolExecutor(self.workers, thread_name_prefix="engine") as threads:
             return list(threads.map(self._run_one, tasks))
@@ -74,7 +74,7 @@ class LocalEngine:
         for child in self.children:
             child.end()
 
-    def _run_one(self, task: Task) -> bytes | None:
+    def _run_one(self, task: EngineTask) -> bytes | None:
         for _ in range(_TRIES):
             child = self._free.get()
             try:
@@ -88,7 +88,7 @@ class LocalEngine:
         return None
 
 
-def run_all(engine: Engine, tasks: Sequence[Task]) -> list[bytes]:
+def run_all(engine: Engine, tasks: Sequence[EngineTask]) -> list[bytes]:
     """Results in the order of the tasks: this process computes those that the engine loses."""
     found = zip(tasks, engine.run(tasks), strict=True)
     return [compute(task) if result is None else result for task, result in found]

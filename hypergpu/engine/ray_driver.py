@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from hypergpu.engine.child import BatchResults, Opened, TaskBatch
-from hypergpu.engine.tasks import Task, compute_encoded, encode_task
+from hypergpu.engine.tasks import EngineTask, compute_encoded, encode_task
 from hypergpu.streams import frame, read_frame
 
 _TRIES = 2
 _STORE_BYTES = 100 << 20
 """Shared memory of a Ray of our own: results are digests."""
 
-Submit = Callable[[Task], Any]
+Submit = Callable[[EngineTask], Any]
 """Begins a task; the result is Ray's reference."""
 
 
@@ -67,7 +67,7 @@ def _open(address: str) -> tuple[Submit | None, Opened]:
     on_cpu = ray.remote(num_cpus=1, max_retries=_TRIES)(compute_encoded)
     on_gpu = on_cpu.options(num_gpus=1) if resources.get("GPU", 0) >= 1 else on_cpu
 
-    def submit(task: Task) -> Any:
+    def submit(task: EngineTask) -> Any:
         return (on_gpu if task.wants_gpu else on_cpu).remote(encode_task(task))
 
     return submit, Opened(max(1, int(resources.get("CPU", 1))))
@@ -81,7 +81,7 @@ def _answer_batch(submit: Submit, batch: TaskBatch, answer: Callable[[BatchResul
         os._exit(1)
 
 
-def _results(submit: Submit, tasks: list[Task]) -> list[bytes | None]:
+def _results(submit: Submit, tasks: list[EngineTask]) -> list[bytes | None]:
     ray: Any = import_module("ray")
     began_s = time.monotonic()
     results: list[bytes | None] = []

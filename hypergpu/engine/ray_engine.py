@@ -15,7 +15,7 @@ import structlog
 
 from hypergpu.engine.child import BatchResults, ChildLostError, FramedChild, Opened, TaskBatch
 from hypergpu.engine.engine import LocalEngine
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment, variables_of
 
@@ -26,7 +26,7 @@ _AGAIN_S = 30.0
 """A Ray that does not answer is asked again after so long; meanwhile this machine computes."""
 
 
-class _Batch(NamedTuple):
+class _RayBatch(NamedTuple):
     """Tasks that Ray was asked together."""
 
     number: int
@@ -67,12 +67,12 @@ class RayEngine:
         self._turn = threading.Lock()
         self._away_until_s = 0.0
         self._numbers = itertools.count()
-        self._waiting: dict[int, _Batch] = {}
+        self._waiting: dict[int, _RayBatch] = {}
         self.workers = self._local.workers
         self.lost_count = 0
         """Tasks that were computed here, since Ray lost them or was away."""
 
-    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
+    def run(self, tasks: Sequence[EngineTask]) -> list[bytes | None]:
         """See `Engine`."""
         with self._turn:
             batch = self._begin(tasks)
@@ -91,8 +91,8 @@ class RayEngine:
             self._lose(self.driver, "it was ended")
         self._local.close()
 
-    def _begin(self, tasks: Sequence[Task]) -> _Batch:
-        batch = _Batch(next(self._numbers), len(tasks), Future())
+    def _begin(self, tasks: Sequence[EngineTask]) -> _RayBatch:
+        batch = _RayBatch(next(self._numbers), len(tasks), Future())
         is_away = time.monotonic() < self._away_until_s
         driver = None if is_away else self.driver or self._open()
         if driver is None:

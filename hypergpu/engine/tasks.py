@@ -17,7 +17,7 @@ import msgspec
 GROUP = "hypergpu.tasks"
 
 
-class Task(msgspec.Struct, frozen=True):
+class EngineTask(msgspec.Struct, frozen=True):
     """A piece of computing."""
 
     kind: str
@@ -35,15 +35,15 @@ class UnknownTaskError(Exception):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Task)
+_decoder = msgspec.msgpack.Decoder(EngineTask)
 
 
-def encode_task(task: Task) -> bytes:
+def encode_task(task: EngineTask) -> bytes:
     """The bytes in which a task travels."""
     return _encoder.encode(task)
 
 
-def compute(task: Task) -> bytes:
+def compute(task: EngineTask) -> bytes:
     """Compute a task here. Blocks.
 
     Raises:

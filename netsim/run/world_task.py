@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from hypergpu.crypto import digest_of
 from hypergpu.engine.engine import Engine, run_all
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest
 from hypergpu.streams import SOFTWARE
@@ -27,7 +27,7 @@ class SimulateWorld(msgspec.Struct, frozen=True):
     choices: Choices
     """With whole paths."""
     inputs: Digest
-    """Of the world that they are to give: see `inputs_of`."""
+    """Digest of the world that they are to give: see `inputs_of`."""
 
 
 class WorldSimulated(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +64,7 @@ def simulate(engine: Engine, choices: Choices, inputs: Digest) -> RunReport:
     paths = {"world": choices.world, "job": choices.job}
     whole = {name: str(Path(path).absolute()) for name, path in paths.items() if path}
     wanted = SimulateWorld(replace(choices, **whole), inputs)
-    (found,) = run_all(engine, [Task(KIND, _encoder.encode(wanted), limit_s=_LIMIT_S)])
+    (found,) = run_all(engine, [EngineTask(KIND, _encoder.encode(wanted), limit_s=_LIMIT_S)])
     result = _results.decode(found)
     if isinstance(result, SimulationFailed):
         raise NetsimError(f"{choices.world}, seed {choices.seed}: {result.reason}", result.fix)

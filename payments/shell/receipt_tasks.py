@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from hypergpu.engine.engine import Engine, run_all
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.statements import SignedReceipt, Terms
 from payments.core.verify import ReceiptFile, receipt_faults
 
@@ -38,7 +38,7 @@ def compute(arguments: bytes) -> bytes:
     return msgspec.json.encode(receipt_faults(wanted.terms, wanted.receipts))
 
 
-def _receipt_tasks(file: ReceiptFile) -> Iterator[Task]:
+def _receipt_tasks(file: ReceiptFile) -> Iterator[EngineTask]:
     for start in range(0, len(file.receipts), _A_TASK):
         wanted = CheckReceipts(file.terms, file.receipts[start : start + _A_TASK])
-        yield Task(KIND, msgspec.json.encode(wanted))
+        yield EngineTask(KIND, msgspec.json.encode(wanted))

@@ -16,7 +16,7 @@ from coordinator.shell.aggregation.fold_files import FoldRequest, FoldResult
 from coordinator.shell.engine.sharded_fold import fold_in_shards
 from coordinator.shell.engine.tasks import DigestFile
 from hypergpu.engine.ray_engine import RayEngine
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.ids import Digest
 from hypergpu.tensors.quantisation import RECORD
 from tests.ray_head import CPUS, RayHead
@@ -53,11 +53,11 @@ def fold_by(engine: RayEngine, request: FoldRequest) -> list[Digest]:
     )
 
 
-def pipe_task(path: Path, *, wants_gpu: bool = False) -> Task:
+def pipe_task(path: Path, *, wants_gpu: bool = False) -> EngineTask:
     """A task that ends once the named pipe, which it makes, is written."""
     os.mkfifo(path)
     arguments = msgspec.msgpack.encode(DigestFile(path), enc_hook=str)
-    return Task("fold", arguments, wants_gpu=wants_gpu)
+    return EngineTask("fold", arguments, wants_gpu=wants_gpu)
 
 
 def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
@@ -79,8 +79,8 @@ def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
                 threading.Event().wait(LOOK_EVERY_S)
             head.kill()
             # This machine computes what Ray had in hand, and what it still had to do.
-            for pipe in (*opened, *[pipe.open("wb") for pipe in pipes]):
-                pipe.close()
+            for writer in (*opened, *[pipe.open("wb") for pipe in pipes]):
+                writer.close()
             assert folding.result() == expected
         lost_count = engine.lost_count
         assert lost_count > len(pipes)

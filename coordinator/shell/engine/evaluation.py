@@ -25,7 +25,7 @@ from coordinator.shell.evaluator.process import (
 )
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
 from hypergpu.engine.engine import Engine
-from hypergpu.engine.tasks import Task
+from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
 from hypergpu.privacy import public_environment
 from hypergpu.workloads.workload import UnknownWorkloadError, find
@@ -85,7 +85,9 @@ class EngineEvaluator:
     async def _ask(self, request: Evaluate | MeasureGradient) -> Reply | None:
         """The engine's answer; None: it lost the task."""
         arguments = _encoder.encode(EvaluatorTask(request, library_threads()))
-        task = Task(KIND, arguments, wants_gpu=_uses_torch(request.workload), limit_s=_LIMIT_S)
+        task = EngineTask(
+            KIND, arguments, wants_gpu=_uses_torch(request.workload), limit_s=_LIMIT_S
+        )
         loop = asyncio.get_running_loop()
         # One worker is left to folds, which rounds wait for.
         async with self._change:

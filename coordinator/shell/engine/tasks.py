@@ -9,7 +9,7 @@ from coordinator.shell.aggregation.fold import ShardRequest, fold_shard
 from coordinator.shell.aggregation.fold_files import InputError
 from hypergpu.crypto import digest_of_file
 from hypergpu.engine.engine import Engine, run_all
-from hypergpu.engine.tasks import Task, decode_path, encode_path
+from hypergpu.engine.tasks import EngineTask, decode_path, encode_path
 from hypergpu.ids import Digest
 
 KIND = "fold"
@@ -55,7 +55,7 @@ _results = msgspec.msgpack.Decoder(FoldTaskResult)
 
 def run_fold_tasks(engine: Engine, tasks: Sequence[FoldTask]) -> list[FoldTaskResult]:
     """Results in the order of the tasks. Blocks."""
-    found = run_all(engine, [Task(KIND, _encoder.encode(each)) for each in tasks])
+    found = run_all(engine, [EngineTask(KIND, _encoder.encode(each)) for each in tasks])
     return [_results.decode(each) for each in found]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.shell.engine.evaluation import EngineEvaluator
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess
-from hypergpu.engine.tasks import Task, UnknownTaskError, compute
+from hypergpu.engine.tasks import EngineTask, UnknownTaskError, compute
 from hypergpu.ids import Digest
 
 REQUEST = Evaluate(workload="digits-cnn", model_path="/model", layout_digest=Digest(""))
@@ -21,11 +21,11 @@ class MeetingEngine:
 
     def __init__(self, workers: int, parties: int) -> None:
         self.workers = workers
-        self.tasks: list[Task] = []
+        self.tasks: list[EngineTask] = []
         self.running_count = self.most_at_once = 0
         self._barrier = threading.Barrier(parties, timeout=60)
 
-    def run(self, tasks: Sequence[Task]) -> list[bytes | None]:
+    def run(self, tasks: Sequence[EngineTask]) -> list[bytes | None]:
         self.tasks += tasks
         self.running_count += 1
         self.most_at_once = max(self.most_at_once, self.running_count)
@@ -64,4 +64,4 @@ async def test_evaluation_by_torch_wants_a_gpu() -> None:
 
 def test_task_whose_kind_is_not_listed_is_computed_by_nobody() -> None:
     with pytest.raises(UnknownTaskError, match=r"os\.system"):
-        compute(Task("os.system", b"true"))
+        compute(EngineTask("os.system", b"true"))

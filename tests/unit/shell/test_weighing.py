@@ -18,6 +18,7 @@ from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
 from coordinator.shell.commands.weighing import WeighedRound, prepare_sketch, weigh_round
+from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.ids import JobId, NodeId, Slot
@@ -184,6 +185,7 @@ async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path
     assert weighed.weighing == Weighing({}, {}, {}, job.command.trust)
     assert weighed.agreement is not None
     assert job.runtime.measurements.gradients == {}
+    assert isinstance(job.services.evaluator, EvaluatorProcess)
     assert job.services.evaluator.process_id is None
 
 
