@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypergpu.wire.network import free_ports
 
 CPUS = 2
 _START_S = 240.0
+_LOOK_EVERY_S = 0.1
 
 
 class RayHead:
@@ -53,7 +56,10 @@ class RayHead:
         for line in self._process.stdout:
             if "block forever" in line:
                 break
-        socket.create_connection(("127.0.0.1", client), timeout=_START_S).close()
+        give_up_s = time.monotonic() + _START_S
+        while not _is_open(client):
+            assert time.monotonic() < give_up_s, "Ray takes no drivers"
+            threading.Event().wait(_LOOK_EVERY_S)
 
     def kill(self) -> None:
         """SIGKILL head, node and workers, all at once."""
@@ -67,3 +73,11 @@ class RayHead:
         """Kill it, and delete what it wrote."""
         self.kill()
         self._folder.cleanup()
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
