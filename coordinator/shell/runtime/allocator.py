@@ -72,7 +72,8 @@ class NodeAllocator:
         while True:
             await asyncio.sleep(min(1.0, lost_after_ms / 4000))
             for node in self._nodes.overdue(lost_after_ms):
-                await self.lose(node, f"not heard of for {lost_after_ms / 1000:g} s")
+                silent_s = (self._nodes.silent_ms(node) or lost_after_ms) // 1000
+                await self.lose(node, f"not heard of for {silent_s} s")
 
     async def lose(self, node: NodeId, reason: str) -> None:
         """A node is gone: its job goes on without it."""
