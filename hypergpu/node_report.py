@@ -10,7 +10,7 @@ REPORT_FILE = "report.json"
 DEVICE_FOLDER = "device-{}"
 """In a machine's folder, that of another device's node, by the device's number."""
 DEVICE_FOLDERS = DEVICE_FOLDER.format("*")
-REPORT_EVERY_MS = 5_000
+REPORT_EVERY_MS = 20_000
 """A daemon writes it at least so often, also when nothing has changed."""
 
 RUNNING = "running"

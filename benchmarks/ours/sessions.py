@@ -63,13 +63,14 @@ class RoundTrips:
     def __init__(self, sessions: int) -> None:
         self.taken_us: list[int] = []
         self.all_heard = asyncio.Event()
-        self._silent = sessions
+        self._sessions = sessions
+        self._heard: set[int] = set()
 
-    def note(self, sequence: int, taken_us: int) -> None:
-        """An echo arrived."""
+    def note(self, session: int, taken_us: int) -> None:
+        """An echo arrived: the first of a stream may be too late to be timed."""
         self.taken_us.append(taken_us)
-        self._silent -= sequence == 1
-        if self._silent == 0:
+        self._heard.add(session)
+        if len(self._heard) == self._sessions:
             self.all_heard.set()
 
     def hear_logs(self) -> None:
@@ -77,7 +78,7 @@ class RoundTrips:
 
         def take(_logger: object, _method: str, line: Any) -> Any:
             if line["event"] == ROUND_TRIP:
-                self.note(line["sequence"], line["taken_us"])
+                self.note(SESSION.get(), line["taken_us"])
             raise structlog.DropEvent
 
         debug = structlog.make_filtering_bound_logger(logging.DEBUG)
@@ -110,13 +111,13 @@ async def daemons(
 async def streams(spread: SessionSpread, trips: RoundTrips) -> list[asyncio.Task[Any]]:
     """Open streams on which a message of a heartbeat's size goes out and comes back."""
     tasks: list[asyncio.Task[Any]] = []
-    for _ in range(spread.sessions):
-        tasks.append(asyncio.create_task(_stream(spread.address, trips)))
+    for number in range(spread.sessions):
+        tasks.append(asyncio.create_task(_stream(spread.address, trips, number)))
         await asyncio.sleep(spread.start_over_s / spread.sessions)
     return tasks
 
 
-async def _stream(address: str, trips: RoundTrips) -> None:
+async def _stream(address: str, trips: RoundTrips, number: int) -> None:
     loop = asyncio.get_running_loop()
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         call: Any = channel.stream_stream(BARE)()
@@ -127,7 +128,7 @@ async def _stream(address: str, trips: RoundTrips) -> None:
             beat = node_pb2.Heartbeat(sequence=sequence)
             await call.write(node_pb2.ControlRequest(heartbeat=beat).SerializeToString())
             await call.read()
-            trips.note(sequence, round((loop.time() - sent_at_s) * 1e6))
+            trips.note(number, round((loop.time() - sent_at_s) * 1e6))
             await asyncio.sleep(INTERVAL_S)
 
 

@@ -3,6 +3,7 @@ renewal.
 """
 
 import asyncio
+import ssl
 from typing import NamedTuple
 
 import grpc
@@ -276,14 +277,17 @@ class Access:
             # Without TLS the node names itself, which is accepted on loopback only.
             metadata = (PROTOCOL_ENTRY, (NODE_KEY, self._identity.node_id))
         host, _ = split_address(address)
-        context = None
-        if not coordinator.is_plaintext:
-            context = client_context(self._paths.authority.read_text("ascii"))
+        context = None if coordinator.is_plaintext else self._bulk_context
         bulk = BulkClient(host, context, self._rates)
-        bulk.take_certificate(self._paths.certificate, self._paths.tls_key)
         calls = Calls(channel, metadata, self._timeout_ms, bulk)
         calls.address = address
         return calls
+
+    def _bulk_context(self) -> ssl.SSLContext:
+        """TLS for bulk with the newest certificate. Reads small files."""
+        context = client_context(self._paths.authority.read_text("ascii"))
+        context.load_cert_chain(self._paths.certificate, self._paths.tls_key)
+        return context
 
     def expiry_reason(self) -> str:
         """Why the certificate admits the node no more, by this machine's clock; empty: it does."""

@@ -11,6 +11,7 @@ before one is chosen, so the coordinator is greeted once.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import TypeVar
 
@@ -146,6 +147,28 @@ _LASTING = frozenset(
 )
 
 
+class HeartbeatInterval:
+    """Time between two heartbeats, which may change while it is waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = math.inf
+        """Infinite before the first greeting."""
+        self._has_changed = asyncio.Event()
+
+    def set(self, seconds: float) -> None:
+        """Change it; whoever waits goes on at once if it differs, as it may have passed already."""
+        if seconds != self.seconds:
+            self.seconds = seconds
+            self._has_changed.set()
+
+    async def wait(self) -> None:
+        """Wait for it."""
+        self._has_changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds):
+                await self._has_changed.wait()
+
+
 class CoordinatorStream:
     """At most one control stream at a time, and the channel that bulk calls share with it."""
 
@@ -165,6 +188,7 @@ class CoordinatorStream:
         self._renewal_retry_s = renewal_retry_s
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._interval = HeartbeatInterval()
         self._beat_at_s: dict[int, float] = {}
         self.capabilities = node_pb2.Capabilities()
         """Capabilities that the next hello names."""
@@ -246,7 +270,7 @@ class CoordinatorStream:
         try:
             call = calls.control()
             was_starting = self._is_starting
-            interval_ms = await self._greet(call, working, calls.address)
+            await self._greet(call, working, calls.address)
             self.calls = calls
             if was_starting and not self._is_starting:
                 self.note_worker_ready()
@@ -254,11 +278,11 @@ class CoordinatorStream:
             self._report(Connected(at_ms=monotonic_ms()))
             async with run_alongside(
                 self._write(call),
-                self._beat(interval_ms),
+                self._beat(),
                 self._renew_certificate(calls),
                 *self.prober.begin(self.send),
             ):
-                await self._listen(call, interval_ms)
+                await self._listen(call)
         except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
             return self._end_event(broken)
         return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
@@ -277,7 +301,7 @@ class CoordinatorStream:
         wait_ms = Milliseconds(0 if rejection is None else rejection.wait_ms)
         return LinkLost(at_ms=at_ms, reason=reason, wait_ms=wait_ms)
 
-    async def _greet(self, call: ControlCall, working: tuple[Lease, ...], address: str) -> int:
+    async def _greet(self, call: ControlCall, working: tuple[Lease, ...], address: str) -> None:
         hello = hello_message(self.capabilities, working, self.receipts.newest())
         hello.is_starting = self._is_starting
         async with asyncio.timeout(self._welcome_timeout_s()):
@@ -286,9 +310,13 @@ class CoordinatorStream:
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
             raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         reject_other_version(answer.welcome.version)
-        self._access.note_welcome(address, tuple(answer.welcome.coordinators))
-        self.prober.set_target(answer.welcome, self._access.coordinator_address)
-        return max(1, answer.welcome.heartbeat_interval_ms)
+        self._take_welcome(answer.welcome, address)
+
+    def _take_welcome(self, welcome: node_pb2.Welcome, address: str) -> None:
+        """Take in a welcome. It comes again: a stream outlives its token and its pace."""
+        self._access.note_welcome(address, tuple(welcome.coordinators))
+        self.prober.set_target(welcome, self._access.coordinator_address)
+        self._interval.set(max(1, welcome.heartbeat_interval_ms) / 1000)
 
     async def _dial(self) -> Calls:
         """Calls over a channel that is connected, or knows that it cannot be."""
@@ -314,9 +342,9 @@ class CoordinatorStream:
             return timeout_s
         return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
 
-    async def _listen(self, call: ControlCall, interval_ms: int) -> None:
+    async def _listen(self, call: ControlCall) -> None:
         while True:
-            async with asyncio.timeout(SILENT_INTERVALS * interval_ms / 1000):
+            async with asyncio.timeout(SILENT_INTERVALS * self._interval.seconds):
                 message = await call.read()
             if not isinstance(message, node_pb2.ControlResponse):
                 return
@@ -343,11 +371,8 @@ class CoordinatorStream:
             case "round_trip_echo":
                 self.prober.note_echo(message.round_trip_echo.sequence)
             case "welcome":
-                # The stream lasts longer than the token that came with its greeting.
                 if self.calls is not None:
-                    others = tuple(message.welcome.coordinators)
-                    self._access.note_welcome(self.calls.address, others)
-                self.prober.set_target(message.welcome, self._access.coordinator_address)
+                    self._take_welcome(message.welcome, self.calls.address)
             case _:
                 if (event := event_in(message, monotonic_ms())) is not None:
                     self._report(event)
@@ -387,14 +412,14 @@ class CoordinatorStream:
         except asyncio.InvalidStateError:
             return  # the call is over, and its reader learns why
 
-    async def _beat(self, interval_ms: int) -> None:
+    async def _beat(self) -> None:
         sequence = 0
         while True:
             sequence += 1
             self._beat_at_s = {sequence: asyncio.get_running_loop().time()}
             beat = node_pb2.Heartbeat(sequence=sequence)
             self.send(node_pb2.ControlRequest(heartbeat=beat))
-            await asyncio.sleep(interval_ms / 1000)
+            await self._interval.wait()
 
     async def _renew_certificate(self, calls: Calls) -> None:
         while True:

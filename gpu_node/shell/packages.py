@@ -12,7 +12,9 @@ from hypergpu.workloads.installed import PackageWatch
 
 log = structlog.get_logger()
 
-_INTERVAL_S = 2.0
+_LOOK_S = 10.0
+_SETTLE_S = 2.0
+"""Time between two looks while an installer may be at work."""
 
 
 async def watch_packages(
@@ -30,7 +32,7 @@ async def watch_packages(
     watch = await asyncio.to_thread(PackageWatch)
     changes: list[str] = []
     while True:
-        await asyncio.sleep(_INTERVAL_S)
+        await asyncio.sleep(_SETTLE_S if changes else _LOOK_S)
         if found := await asyncio.to_thread(_look, watch):
             changes.append(found)  # an installer may not be done
         elif changes and not worker.is_at_work:

@@ -121,10 +121,12 @@ class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float = 10.0
     """While it takes part in a job."""
     idle_train_s: float = 60.0
+    """Or a dozen heartbeats, if that is longer: where many nodes are, each is to say less."""
     blocked_train_s: float = 120.0
     report_s: float = 5.0
     """While it takes part in a job."""
     idle_report_s: float = 30.0
+    """Or six heartbeats, if that is longer."""
     news_s: float = 1.0
     """Time to the next report when a transfer has ended."""
     fresh_s: float = 10.0
@@ -140,8 +142,9 @@ _UNANSWERED_MAX = 16
 """Probes that may be under way at a time; older ones count as never answered."""
 _TRAIN_WAIT_S = 1.0
 _TRAIN_WAIT_TRIPS = 4
+_TRAIN_BEATS, _REPORT_BEATS = 12, 6
 _SOCKETS_INTERVAL_S = 60.0
-"""Time between two looks at the sockets, unless datagrams are blocked."""
+"""Time between two looks at the sockets of a busy node; of an idle one a look a stream will do."""
 
 
 class Prober:
@@ -154,6 +157,7 @@ class Prober:
         self._send: Send = lambda _: None
         self._target: ProbeTarget | None = None
         self._port = 0
+        self._heartbeat_s = 0.0
         self._greeted_s = 0.0
         self._busy_until_s = -math.inf
         self._has_worked = asyncio.Event()
@@ -177,6 +181,7 @@ class Prober:
             welcome: Message of the coordinator.
             address: Host and port of the coordinator's listener for nodes.
         """
+        self._heartbeat_s = welcome.heartbeat_interval_ms / 1000
         host, self._port = address
         self._target = None
         if welcome.probe_port and welcome.probe_token:
@@ -250,12 +255,16 @@ class Prober:
     def _report_s(self) -> float:
         if self.measurements.has_transfers:
             return self._intervals.news_s
-        return self._intervals.report_s if self.is_busy else self._intervals.idle_report_s
+        if self.is_busy:
+            return self._intervals.report_s
+        return max(self._intervals.idle_report_s, _REPORT_BEATS * self._heartbeat_s)
 
     def _train_s(self) -> float:
         if self.is_blocked:
             return self._intervals.blocked_train_s
-        return self._intervals.train_s if self.is_busy else self._intervals.idle_train_s
+        if self.is_busy:
+            return self._intervals.train_s
+        return max(self._intervals.idle_train_s, _TRAIN_BEATS * self._heartbeat_s)
 
     async def _wait(self, interval_s: Callable[[], float]) -> None:
         """Wait for an interval, which is taken anew at each sign of work."""
@@ -275,7 +284,8 @@ class Prober:
 
     def _look_at_sockets(self) -> None:
         now_s = _now_s()
-        if now_s - self._looked_s >= _SOCKETS_INTERVAL_S:
+        is_due = self.is_busy and now_s - self._looked_s >= _SOCKETS_INTERVAL_S
+        if is_due or math.isinf(self._looked_s):
             self._looked_s = now_s
             self._congestion_control = congestion_control_on(self._port)
         if self.is_blocked:

@@ -95,9 +95,16 @@ class BulkClient:
     """Connections to a coordinator's store, made when they are needed and kept for a while."""
 
     def __init__(
-        self, host: str, context: ssl.SSLContext | None, rates: BulkRates | None = None
+        self,
+        host: str,
+        context: ssl.SSLContext | Callable[[], ssl.SSLContext] | None,
+        rates: BulkRates | None = None,
     ) -> None:
-        """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext."""
+        """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext.
+
+        A function makes the context before the first transfer: it takes longer than a greeting, and
+        most streams of idle nodes end without any.
+        """
         self._host = host
         self._rates = rates or BulkRates()
         self._context = context
@@ -165,7 +172,7 @@ class BulkClient:
 
     def take_certificate(self, certificate: Path, key: Path) -> None:
         """Dial with a renewed certificate from now on. Reads small files."""
-        if self._context is not None:
+        if isinstance(self._context, ssl.SSLContext):
             self._context.load_cert_chain(certificate, key)
 
     async def close(self) -> None:
@@ -191,7 +198,7 @@ class BulkClient:
                 connector=aiohttp.TCPConnector(
                     limit=0,
                     keepalive_timeout=_IDLE_S,
-                    ssl=self._context or True,
+                    ssl=self._made_context() or True,
                     socket_factory=_open_socket,
                 ),
                 # Every wait of a transfer has a limit of its own.
@@ -202,6 +209,14 @@ class BulkClient:
                 read_bufsize=_BUFFER_BYTES,
             )
         return self._session
+
+    def _made_context(self) -> ssl.SSLContext | None:
+        if self._context is not None and not isinstance(self._context, ssl.SSLContext):
+            try:
+                self._context = self._context()
+            except OSError as broken:
+                raise BulkBrokenError(f"no TLS by this node's files: {broken}") from broken
+        return self._context
 
 
 def _open_socket(address: Any) -> socket.socket:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -85,7 +86,7 @@ class PackageWatch:
 
     def __init__(self) -> None:
         self._folders = _folder_times()
-        self.packages = installed_packages()
+        self.packages = _packages_at(self._folders)
         """As they were found last."""
 
     def look(self) -> str:
@@ -93,19 +94,29 @@ class PackageWatch:
         folders = _folder_times()
         if folders == self._folders:
             return ""
-        before, self._folders, self.packages = self.packages, folders, installed_packages()
+        before, self._folders, self.packages = self.packages, folders, _packages_at(folders)
         return ", ".join(_changes(before, self.packages))
 
 
-def _folder_times() -> dict[str, int]:
+FolderTimes = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=1)
+def _packages_at(_: FolderTimes) -> Packages:
+    """Packages once folders were changed: the watches of a process read the disk once for all."""
+    return installed_packages()
+
+
+def _folder_times() -> FolderTimes:
     """When each folder that packages are installed to was changed: installers rename inside it."""
-    times = {}
-    for name in sys.path:
-        try:
-            times[name] = Path(name or ".").stat().st_mtime_ns
-        except OSError:
-            times[name] = 0
-    return times
+    return tuple((name, _changed_ns(Path(name or "."))) for name in sys.path)
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _changes(before: Packages, after: Packages) -> list[str]:

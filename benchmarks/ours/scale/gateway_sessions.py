@@ -44,7 +44,7 @@ class LinkedTrips(RoundTrips):
         def take(_logger: object, _method: str, line: Any) -> Any:
             match line["event"]:
                 case event if event == ROUND_TRIP:
-                    self.note(line["sequence"], line["taken_us"])
+                    self.note(SESSION.get(), line["taken_us"])
                 case "Connected":
                     self._connected.add(SESSION.get())
                     self.links.connected_s = time.monotonic()

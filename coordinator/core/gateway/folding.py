@@ -95,5 +95,12 @@ def take_due(state: NodeFolding, at_ms: Milliseconds) -> DueMessages:
     return DueMessages(state, has_progress, has_report)
 
 
+def has_due(state: NodeFolding, at_ms: Milliseconds) -> bool:
+    """Whether `take_due` lets anything go on."""
+    return (state.holds_progress and _is_due(state.progress_ms, PROGRESS_MS, at_ms)) or (
+        state.holds_report and _is_due(state.report_ms, REPORT_MS, at_ms)
+    )
+
+
 def _is_due(last_ms: Milliseconds | None, least_ms: int, at_ms: Milliseconds) -> bool:
     return last_ms is None or at_ms - last_ms >= least_ms

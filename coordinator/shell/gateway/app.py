@@ -105,7 +105,7 @@ class GatewayApp:
         self._announce(upstream)
         forever = [
             asyncio.create_task(self._coordinators.run()),
-            asyncio.create_task(passed.watch(self._lost_after_ms)),
+            asyncio.create_task(passed.watch()),
             asyncio.create_task(self._tell_counts()),
             asyncio.create_task(self._is_stopping.wait()),
         ]
@@ -147,7 +147,7 @@ class GatewayApp:
                 raise HyperGPUError(Reason.RATE_LIMITED, f"too many messages from {node}")
 
         ports = PortRewriter(OwnPorts(self._node_port, self._splice.port))
-        parts = SessionParts(self._counts, echo, ports, count_message)
+        parts = SessionParts(self._counts, echo, ports, count_message, self._lost_after_ms)
         pace = Pace(settings.streams_per_s, settings.streams_per_s)
         passed = PassedCalls(self._coordinators, pace, parts, self._token)
         self._main.add_generic_rpc_handlers((passed.join_handler(),))

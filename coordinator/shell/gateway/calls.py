@@ -141,16 +141,17 @@ class PassedCalls:
         named = ((NODE_KEY, node), (GATEWAY_KEY, gateway_name(self._token.id)))
         return (*_protocol(context), *named)
 
-    async def watch(self, lost_after_ms: Callable[[], int]) -> None:
+    async def watch(self) -> None:
         """Let go of silent nodes, and let go on what was held long enough, until cancelled."""
         async with asyncio.TaskGroup() as flushes:
             while True:
                 await asyncio.sleep(_SWEEP_S)
-                now_ms, limit_ms = monotonic_ms(), lost_after_ms()
+                now_ms = monotonic_ms()
                 for session in list(self._sessions):
-                    if now_ms - session.heard_ms > limit_ms:
+                    silent_ms = now_ms - session.heard_ms
+                    if silent_ms > session.silence_limit_ms:
                         self._parts.counts.silent += 1
-                        detail = f"nothing came for {limit_ms} ms"
+                        detail = f"nothing came for {silent_ms} ms"
                         session.end(HyperGPUError(Reason.STREAM_SILENT, detail))
                     elif session.is_due(now_ms):
                         flushes.create_task(session.flush())

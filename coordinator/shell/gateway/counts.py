@@ -20,10 +20,12 @@ class GatewayCounts(msgspec.Struct):
     """Nodes that were let go of since they said nothing."""
     calls: int = 0
     """Calls beside the streams."""
+    heartbeats: str = ""
+    """How often heartbeats come, as the node was told that was greeted last, and why."""
 
     def take(self) -> dict[str, int]:
         """All of them; from now on they count anew."""
         found = {name: getattr(self, name) for name in self.__struct_fields__}
-        for name in found.keys() - {"sessions"}:
+        for name in found.keys() - {"sessions", "heartbeats"}:
             setattr(self, name, 0)
         return found

@@ -19,8 +19,10 @@ from coordinator.core.gateway.folding import (
     fold_other,
     fold_progress,
     fold_report,
+    has_due,
     take_due,
 )
+from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.shell.gateway.counts import GatewayCounts
 from coordinator.shell.gateway.tickets import PortRewriter
 from coordinator.shell.probe_echo import RENEWAL_MS, ProbeEcho
@@ -28,6 +30,7 @@ from coordinator.shell.translate import ROUND_TRIPS_MAX, TRAINS_MAX, TRANSFERS_M
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.streams import monotonic_ms
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 
 _FAREWELL_S = 5.0
@@ -48,6 +51,8 @@ class SessionParts(NamedTuple):
     ports: PortRewriter
     count_message: Callable[[NodeId], None]
     """Raises where a node sends too many."""
+    lost_after_ms: Callable[[], int]
+    """The coordinator's: silence after which a node counts as lost."""
 
 
 class GatewaySession:
@@ -56,6 +61,8 @@ class GatewaySession:
     def __init__(self, node: NodeId, context: Any, call: Any, parts: SessionParts) -> None:
         self.node = node
         self.heard_ms = monotonic_ms()
+        self.pace = StreamPace.begin(UsualPace(lost_after_ms=parts.lost_after_ms()))
+        """How often heartbeats come; a greeting changes it."""
         self._context = context
         self._call = call
         self._parts = parts
@@ -102,8 +109,13 @@ class GatewaySession:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `flush` has something to do."""
-        has_held = self._folding.holds_progress or self._folding.holds_report
-        return has_held or (self._welcome is not None and now_ms >= self._renewal_ms)
+        is_renewal_due = self._welcome is not None and now_ms >= self._renewal_ms
+        return is_renewal_due or has_due(self._folding, Milliseconds(now_ms))
+
+    @property
+    def silence_limit_ms(self) -> Milliseconds:
+        """Silence after which the node counts as lost."""
+        return self.pace.silence_limit_ms(monotonic_ms())
 
     async def flush(self) -> None:
         """Let go on what was held long enough, and renew the node's probe token."""
@@ -135,10 +147,13 @@ class GatewaySession:
             case "heartbeat":
                 echo = node_pb2.HeartbeatEcho(sequence=message.heartbeat.sequence)
                 await self._answer(node_pb2.ControlResponse(heartbeat_echo=echo))
+                if self._welcome is not None and self.pace.is_outdated(self._parts.counts.sessions):
+                    await self._greet(self._welcome)
             case "round_trip_probe":
                 back = node_pb2.RoundTripEcho(sequence=message.round_trip_probe.sequence)
                 await self._answer(node_pb2.ControlResponse(round_trip_echo=back))
             case "progress":
+                self.pace = self.pace.after_work(monotonic_ms())
                 await self._hear_progress(raw, message.progress)
             case "measured":
                 await self._hear_report(message.measured)
@@ -197,20 +212,25 @@ class GatewaySession:
             match message.WhichOneof("message"):
                 case "welcome":
                     await self._greet(message.welcome)
-                case "assignment" if message.assignment.HasField("model_ticket"):
-                    self._parts.ports.ticket(message.assignment.model_ticket)
-                    await self._pass_down(message.SerializeToString())
+                case "assignment":
+                    self.pace = self.pace.after_work(monotonic_ms())
+                    await self._pass_down(self._parts.ports.assignment(raw, message))
                 case _:
                     await self._pass_down(raw)
 
     async def _greet(self, welcome: node_pb2.Welcome) -> None:
-        """Pass a welcome on; said again, it renews the node's probe token."""
+        """Pass a welcome on; said again, it renews the node's probe token and its pace."""
         self._renewal_ms = monotonic_ms() + RENEWAL_MS
+        if self._welcome is None:
+            usual = UsualPace(max(1, welcome.heartbeat_interval_ms), self._parts.lost_after_ms())
+            self.pace = StreamPace.begin(usual)
         self._welcome = welcome
+        self.pace = self.pace.with_streams(self._parts.counts.sessions)
+        self._parts.counts.heartbeats = self.pace.told.reason
         # Made anew: whatever else a coordinator says of addresses is not for nodes of a gateway.
         own = node_pb2.Welcome(
             version=welcome.version,
-            heartbeat_interval_ms=welcome.heartbeat_interval_ms,
+            heartbeat_interval_ms=self.pace.told.interval_ms,
             probe_port=self._parts.echo.port,
             probe_token=self._parts.echo.token(self.node),
         )

@@ -1,6 +1,7 @@
 """Who works for whom: carries out the plans of `coordinator.core.allocation`, one at a time."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import structlog
@@ -29,6 +30,9 @@ log = structlog.get_logger()
 
 _NOW = Milliseconds(0)
 """Placeholder: the driver stamps events with job time as they enter its inbox."""
+_PAUSE_PARTS = 9
+"""A pause so many times as long as a plan took follows it: thousands of nodes that come within a
+minute are not planned with one by one."""
 _USES_NODES = frozenset(
     {Phase.PREPARING, Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING}
 )
@@ -61,18 +65,22 @@ class NodeAllocator:
             await self._wanted.wait()
             self._wanted.clear()
             settling, self._settling = self._settling, []
+            began_s = time.monotonic()
             moves = plan_allocation(self._demands(), self._offers())
+            took_s = time.monotonic() - began_s
             await asyncio.gather(*(self._carry_out(move) for move in moves))
             for each in settling:
                 if not each.done():  # nobody waits for one that was cancelled
                     each.set_result(None)
+            await asyncio.sleep(_PAUSE_PARTS * took_s)
 
     async def watch(self, lost_after_ms: Milliseconds) -> None:
         """Report nodes that went silent, for ever."""
         while True:
             await asyncio.sleep(min(1.0, lost_after_ms / 4000))
             for node in self._nodes.overdue(lost_after_ms):
-                await self.lose(node, f"not heard of for {lost_after_ms / 1000:g} s")
+                silent_s = (self._nodes.silent_ms(node) or lost_after_ms) // 1000
+                await self.lose(node, f"not heard of for {silent_s} s")
 
     async def lose(self, node: NodeId, reason: str) -> None:
         """A node is gone: its job goes on without it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.state import Job
 from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.reading import (
@@ -120,14 +121,27 @@ class ControlStream:
         """Jobs whose terms it has been told with a receipt."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
+        self.pace = StreamPace.begin(UsualPace())
+        """How often its heartbeats come; a greeting changes it."""
         self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
 
     def send(self, message: node_pb2.ControlResponse) -> None:
         """Queue a message; a node that takes none in is cut off, and told again when it is back."""
         if self.outbox.qsize() >= _OUTBOX_MESSAGES:
             self.close()
-        else:
-            self.outbox.put_nowait(message)
+            return
+        self.outbox.put_nowait(message)
+        if message.HasField("assignment"):
+            self.note_work()
+
+    def note_work(self) -> None:
+        """Note a sign of work: its node is heard every few seconds for a while."""
+        self.pace = self.pace.after_work(monotonic_ms())
+
+    @property
+    def silence_limit_ms(self) -> Milliseconds | None:
+        """Silence after which the node counts as lost; None: a gateway judges it."""
+        return None if self.is_watched else self.pace.silence_limit_ms(monotonic_ms())
 
     @property
     def is_crowded(self) -> bool:
@@ -153,6 +167,7 @@ class ConnectedNodes:
         self._heard_ms: dict[NodeId, Milliseconds] = {}
         self._draining: dict[NodeId, str] = {}
         self._names: dict[NodeId, str] = {}
+        self._direct: set[NodeId] = set()
         self.counts: dict[NodeId, UpdateCount] = {}
         """Updates that the journal does not know of yet."""
 
@@ -162,6 +177,7 @@ class ConnectedNodes:
         if before is not None:
             before.close()
         self.streams[stream.node] = stream
+        (self._direct.discard if stream.is_watched else self._direct.add)(stream.node)
         self._names[stream.node] = stream.capabilities.name
         self._draining.pop(stream.node, None)
         self.mark_heard(stream.node)
@@ -170,8 +186,14 @@ class ConnectedNodes:
         """A stream ended. Its node is not lost yet: it may dial in again."""
         if self.streams.get(stream.node) is stream:
             del self.streams[stream.node]
-            if stream.is_watched:
+            self._direct.discard(stream.node)
+            if stream.is_watched or not stream.pace.is_usual:
                 self.mark_heard(stream.node)
+
+    @property
+    def direct_streams(self) -> int:
+        """Streams that no gateway holds: their heartbeats come here."""
+        return len(self._direct)
 
     def mark_heard(self, node: NodeId) -> None:
         """Note a contact with the node."""
@@ -194,18 +216,31 @@ class ConnectedNodes:
         return stream is not None and stream.is_watched
 
     def overdue(self, limit_ms: Milliseconds) -> tuple[NodeId, ...]:
-        """Nodes that are silent for more than ``limit_ms``, the longest silent first."""
+        """Nodes that are silent for too long, the longest silent first.
+
+        Args:
+            limit_ms: Silence that is borne of nodes whose heartbeats come as often as usual.
+        """
         now_ms = monotonic_ms()
         silent = [
             (heard_ms, node)
             for node, heard_ms in self._heard_ms.items()
-            if now_ms - heard_ms > limit_ms and not self._is_watched(node)
+            if now_ms - heard_ms > limit_ms and not self._is_borne(node, now_ms - heard_ms)
         ]
         return tuple(node for _, node in sorted(silent))
+
+    def _is_borne(self, node: NodeId, silent_ms: int) -> bool:
+        """Whether the silence of a node is in the order of its stream."""
+        stream = self.streams.get(node)
+        if stream is None:
+            return False
+        limit_ms = stream.silence_limit_ms
+        return limit_ms is None or silent_ms <= limit_ms
 
     def forget(self, node: NodeId) -> None:
         """The node is lost or has left."""
         stream = self.streams.pop(node, None)
+        self._direct.discard(node)
         if stream is not None:
             stream.close()
         for known in (self._heard_ms, self._draining, self._names, self.progress):

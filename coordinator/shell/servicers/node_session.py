@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import structlog
 
+from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import ShardHandedBack
 from coordinator.core.job.state import Job, Phase
@@ -195,8 +196,9 @@ async def _open_session(
         JobId(each.job_id): receipt_value(each.receipt, node) for each in hello.newest_receipts
     }
     session = ControlStream(node, capabilities, _printable(hello.version.software))
+    session.pace = StreamPace.begin(_usual_pace(services))
     session.is_watched = caller.gateway is not None
-    session.send(_welcome(services, node))
+    session.send(_welcome(services, session))
     services.nodes.connect(session)
     services.readings.mark_present(node)
     if hello.is_starting:
@@ -209,16 +211,27 @@ async def _open_session(
     return session
 
 
-def _welcome(services: Services, node: NodeId) -> node_pb2.ControlResponse:
-    """The greeting; said again, it renews the node's probe token."""
+def _usual_pace(services: Services) -> UsualPace:
+    settings = services.settings
+    return UsualPace(settings.heartbeat_interval_ms, settings.lost_after_ms)
+
+
+def _welcome(services: Services, session: ControlStream) -> node_pb2.ControlResponse:
+    """The greeting; said again, it renews the node's probe token and paces its heartbeats."""
+    session.pace = session.pace.with_streams(_own_streams(services, session))
     welcome = node_pb2.Welcome(
         version=version_message(),
-        heartbeat_interval_ms=services.settings.heartbeat_interval_ms,
+        heartbeat_interval_ms=session.pace.told.interval_ms,
         probe_port=services.echo.port,
-        probe_token=services.echo.token(node),
+        probe_token=services.echo.token(session.node),
         coordinators=services.others.node_addresses,
     )
     return node_pb2.ControlResponse(welcome=welcome)
+
+
+def _own_streams(services: Services, session: ControlStream) -> int:
+    """Streams whose heartbeats come here, as far as the node's pace goes: a gateway has its own."""
+    return 0 if session.is_watched else services.nodes.direct_streams
 
 
 def _resume(services: Services, session: ControlStream, working: Sequence[node_pb2.Lease]) -> None:
@@ -256,17 +269,17 @@ async def _listen(
 ) -> None:
     """Take in what the node says; ends the session when it says no more."""
     renewal_ms = monotonic_ms() + RENEWAL_MS
-    silence_ms = None if session.is_watched else services.settings.lost_after_ms
     try:
-        while (message := await requests.next(silence_ms)) is not None:
+        while (message := await requests.next(session.silence_limit_ms)) is not None:
             gate.check(session.node)  # It may have been revoked, and read nothing.
             gate.count_message(session.node)
             services.nodes.mark_heard(session.node)
-            if monotonic_ms() >= renewal_ms:
+            is_outdated = session.pace.is_outdated(_own_streams(services, session))
+            if is_outdated or monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS
-                session.send(_welcome(services, session.node))
+                session.send(_welcome(services, session))
             if not _hear_of_line(services, session, message):
-                await _hear_of_work(services, session.node, message)
+                await _hear_of_work(services, session, message)
     finally:
         session.close()
 
@@ -291,9 +304,13 @@ def _hear_of_line(
     return True
 
 
-async def _hear_of_work(services: Services, node: NodeId, message: node_pb2.ControlRequest) -> None:
+async def _hear_of_work(
+    services: Services, session: ControlStream, message: node_pb2.ControlRequest
+) -> None:
+    node = session.node
     match message.WhichOneof("message"):
         case "progress":
+            session.note_work()
             _note_progress(services, node, message.progress)
         case "hand_back":
             await _hand_back(services, node, message.hand_back)

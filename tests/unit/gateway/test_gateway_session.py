@@ -50,7 +50,10 @@ class SilentStream(EndedStream):
 def session(context: Any, call: Any) -> GatewaySession:
     echo = ProbeEcho(ProbeTokens(), lambda _: True)
     return GatewaySession(
-        NODE, context, call, SessionParts(GatewayCounts(), echo, PORTS, lambda _: None)
+        NODE,
+        context,
+        call,
+        SessionParts(GatewayCounts(), echo, PORTS, lambda _: None, lambda: 15_000),
     )
 
 
