@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.house.tree import ROOT, handwritten_files
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore, open_locked
+from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from hypergpu.crypto import (
