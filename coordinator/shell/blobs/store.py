@@ -9,8 +9,9 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
@@ -94,11 +95,16 @@ class BlobCopies(Protocol):
     def fetch(self, blob: BlobRef, path: Path) -> bool:
         """Write a blob to a file; False: nothing there is that blob."""
 
+    def forget(self, digest: Digest) -> None:
+        """Let go of a blob that is not needed any more. Does not block."""
+
 
 class BlobStore:
     """The store under one folder, open in one process only: the journal's lock sees to it.
 
     With copies no blob is durable before it is among them, and what is missing here is fetched.
+    A blob and its copies are given up together: what is being stored is not collected, and what
+    was collected is copied anew when it comes again.
     """
 
     def __init__(self, folder: Path, space: Space, copies: BlobCopies | None = None) -> None:
@@ -117,6 +123,8 @@ class BlobStore:
         self._placing = threading.Lock()
         self._placed: dict[Digest, int] = {}
         self._placements = 0
+        self._arriving: Counter[Digest] = Counter()
+        """How many calls are storing each of these blobs: copied away, perhaps not yet here."""
         self._names: set[Digest] = set()
         """Digests of all files in the store: no round looks through its 256 folders."""
         self._spares = Spares(folder / "spares", space)
@@ -160,15 +168,16 @@ class BlobStore:
 
     def sync(self, digest: Digest) -> None:
         """Make a blob durable."""
-        path = self._known_path(digest)
-        if digest not in self._unsynced:
-            return
-        with reject_when_full(f"blob {digest}"):
-            sync_file(path)
-            sync_folder(path.parent)
-        if self._copies is not None:
-            self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
-        self._unsynced.discard(digest)
+        with self._arrival(digest):
+            path = self._known_path(digest)
+            if digest not in self._unsynced:
+                return
+            with reject_when_full(f"blob {digest}"):
+                sync_file(path)
+                sync_folder(path.parent)
+            if self._copies is not None:
+                self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
+            self._unsynced.discard(digest)
 
     @property
     def unsynced_blobs(self) -> frozenset[Digest]:
@@ -233,16 +242,18 @@ class BlobStore:
             far = [] if spares_older else self._unneeded_copies(live, now_s)
             for digest in far:
                 self._absent.pop(digest, None)
+                self._forget_copies(digest)
             removed += far
         for digest in unneeded:
             path = self._path(digest)
             with self._placing, suppress(FileNotFoundError):
-                if path.stat().st_mtime > now_s:
+                if digest in self._arriving or path.stat().st_mtime > now_s:
                     continue
                 placed = self._placed.get(digest, 0)
                 if placed > mark or (spares_older and not placed):
                     continue
                 freed_bytes += self._forget(path, digest)
+                self._forget_copies(digest)
                 self._remove(path)
                 removed.append(digest)
         return Collected(tuple(removed), Bytes(freed_bytes))
@@ -254,7 +265,9 @@ class BlobStore:
         return [
             digest
             for digest, copy in self._absent.items()
-            if digest not in live and copy.since_s + ABSENT_KEEP_S <= now_s
+            if digest not in live
+            and digest not in self._arriving
+            and copy.since_s + ABSENT_KEEP_S <= now_s
         ]
 
     def reuse(self, path: Path, size_bytes: int) -> bool:
@@ -272,8 +285,24 @@ class BlobStore:
         """Every blob's file, named by its digest."""
         return (path for path in self._folder.glob("??/*") if is_digest(path.name))
 
+    @contextmanager
+    def _arrival(self, digest: Digest) -> Iterator[None]:
+        """Leave the blob and its copies to the block: neither is collected meanwhile."""
+        with self._placing:
+            self._arriving[digest] += 1
+        try:
+            yield
+        finally:
+            with self._placing:
+                self._arriving[digest] -= 1
+                self._arriving = +self._arriving
+
     def _place(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
         """Count a file's size as used and give the file its blob's name."""
+        with self._arrival(blob.digest):
+            self._place_arriving(path, blob, keep_s, is_durable=is_durable)
+
+    def _place_arriving(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
         self.space.take_written(blob.size_bytes)
         target = self._path(blob.digest)
         try:
@@ -355,6 +384,10 @@ class BlobStore:
                 self._spares.offer(path)
             except BlockingIOError:
                 path.unlink()
+
+    def _forget_copies(self, digest: Digest) -> None:
+        if self._copies is not None:
+            self._copies.forget(digest)
 
     def _forget(self, path: Path, digest: Digest) -> int:
         size_bytes = path.stat().st_size
