@@ -4,6 +4,7 @@ the coordinator signs; the coordinator fetches each upload once, and writes each
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,9 @@ _PARTS_MAX = 512
 """A ticket with an address for each stays small."""
 _UPLOADS = "uploads/"
 _SECRET = "uploads.key"
+_SIGNATURE = re.compile("(?<=X-Amz-Signature=)[0-9a-f]+")
+_KEY_BYTES = 16
+"""Of an upload's name: nobody guesses them."""
 _TRANSFERS = 4
 """Uploads that are fetched and blobs that are written at a time, each through one buffer."""
 _CALLS = 4
@@ -107,6 +111,7 @@ class ObjectStore:
         self._bucket = kept.bucket if isinstance(kept, KeptBlobs) else kept
         self._blobs = blobs
         self._uploads = uploads
+        self._known_address = ""
         self._secret = kept_secret(folder / _SECRET)
         self._on_bytes = on_bytes
         self._copies: dict[Digest, _Copy] = {}
@@ -115,6 +120,15 @@ class ObjectStore:
         # Of its own: a store that hangs must not hold the threads of everybody else.
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="bucket")
         self._transfers = ThreadPoolExecutor(_TRANSFERS, thread_name_prefix="bucket-bytes")
+
+    @property
+    def known_address(self) -> str:
+        """An address like those of tickets, as of the first call that could sign one."""
+        if not self._known_address:
+            with suppress(BucketError):
+                signed = self._bucket.write_address(_UPLOADS, 0)
+                self._known_address = _SIGNATURE.sub("", signed)
+        return self._known_address
 
     @property
     def obstacle(self) -> str:
@@ -407,7 +421,7 @@ class ObjectStore:
         return self._locks.setdefault(key, asyncio.Lock())
 
     def _upload_key(self, name: str) -> str:
-        return _UPLOADS + hmac.digest(self._secret, name.encode(), "sha256").hex()
+        return _UPLOADS + hmac.digest(self._secret, name.encode(), "sha256")[:_KEY_BYTES].hex()
 
 
 def _parts(size_bytes: int) -> Iterator[tuple[int, Span]]:
