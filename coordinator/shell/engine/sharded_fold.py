@@ -125,7 +125,8 @@ def _fold(engine: Engine, request: FoldRequest, shards: Sequence[ShardRequest]) 
 
 
 def _result(engine: Engine, paths: dict[str, Path]) -> FoldResult:
-    results = engine.run([DigestFile(path) for path in paths.values()])
+    # The outer state is most of the bytes: whoever has no file left would wait for it.
+    results = engine.run([DigestFile(path, engine.workers) for path in paths.values()])
     files = {
         name: FoldedFile(path, _digest(result), Bytes(path.stat().st_size))
         for (name, path), result in zip(paths.items(), results, strict=True)

@@ -4,6 +4,7 @@ A task may be computed any number of times, by anybody who has the files: no ten
 goes through an engine.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ class DigestFile(msgspec.Struct, frozen=True, tag=True):
     """Digest a file."""
 
     path: Path
+    threads: int = 1
+    """Most threads to hash with, on a machine with as many cores."""
 
 
 class FoldShard(msgspec.Struct, frozen=True, tag=True):
@@ -81,8 +84,9 @@ def compute(task: Task) -> TaskResult:
     """Do a task here. Blocks."""
     try:
         match task:
-            case DigestFile(path=path):
-                return FileDigested(digest_of_file(path))
+            case DigestFile(path=path, threads=threads):
+                most = min(threads, os.cpu_count() or 1)
+                return FileDigested(digest_of_file(path, most))
             case FoldShard(request=request):
                 return ShardFolded(fold_shard(request))
     except (InputError, OSError) as broken:

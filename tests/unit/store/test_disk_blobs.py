@@ -263,7 +263,7 @@ def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
     content = bytes(range(256)) * 10_000
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert digest_of_file(path) == digest_of(content)
+    assert digest_of_file(path) == digest_of_file(path, threads=3) == digest_of(content)
 
 
 def test_a_digest_survives_the_wire() -> None:
