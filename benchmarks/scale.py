@@ -4,7 +4,7 @@ from functools import partial
 
 from benchmarks.ours.scale.control_bytes import ControlLoad, control_bytes
 from benchmarks.ours.scale.engine_tasks import engine_task_figures
-from benchmarks.ours.scale.fold import fold_figures
+from benchmarks.ours.scale.fold import disk_fold_figures, fold_figures
 from benchmarks.ours.scale.gateways import GatewayLoad, gateways
 from benchmarks.ours.scale.million import million_figures
 from benchmarks.ours.scale.takeover import takeover_figures
@@ -25,7 +25,8 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "gateways": partial(gateways, load),
             "bytes": partial(control_bytes, control),
             "world": partial(world_figures, *world),
-            "fold": partial(fold_figures, 1 << 24 if is_quick else 1_000_000_000),
+            "fold": partial(fold_figures, 1 << 24 if is_quick else 300_000_000),
+            "fold-disk": partial(disk_fold_figures, 1 << 24 if is_quick else 1_000_000_000),
             "tasks": partial(engine_task_figures, *((4_000, 2) if is_quick else (20_000, 6))),
             "million": million_figures,
         },

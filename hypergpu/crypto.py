@@ -39,6 +39,7 @@ from hypergpu.units import Bytes
 
 WIRE_BYTES = 32
 FILE_STEP_BYTES = 1 << 20
+_READ_BYTES = 256 << 10
 Piece = bytes | bytearray | memoryview
 
 
@@ -80,17 +81,25 @@ class RunningDigest:
         return Digest(self._hasher.hexdigest())
 
 
-def digest_of_file(path: OnDisk) -> Digest:
+def digest_of_file(path: OnDisk, threads: int = 1) -> Digest:
     """Digest of a whole file, in flat memory.
+
+    Args:
+        path: The file.
+        threads: How many hash at a time.
 
     Raises:
         OSError: the file cannot be read.
     """
-    running = RunningDigest()
+    hasher = blake3(max_threads=threads)
+    # One buffer, so that what is read is hashed while it is in the core's cache: 400 MB in memory
+    # took 0.33 s of CPU time by fresh pieces of 1 MB, 0.25 s so, of which 0.18 s hash.
+    # Threads hash parts of one piece: each has 512 kB of it, and then costs 9 % more.
+    buffer = memoryview(bytearray(_READ_BYTES if threads == 1 else 2 * threads * _READ_BYTES))
     with path.open("rb", 0) as file:
-        while piece := file.read(FILE_STEP_BYTES):
-            running.update(piece)
-    return running.digest()
+        while count := file.readinto(buffer):
+            hasher.update(buffer[:count])
+    return Digest(hasher.hexdigest())
 
 
 def is_digest(text: str) -> bool:

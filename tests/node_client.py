@@ -78,6 +78,8 @@ class WireNode:
         """What its next hello says of its worker."""
         self.lacking_operators: tuple[str, ...] = ()
         """Operators that its torch lacks, as its next hello says."""
+        self.unpacks = False
+        """Whether it says that it unpacks messages."""
 
     async def join(self, token_text: str) -> node_pb2.JoinResponse:
         """Trade a token for admission."""
@@ -109,6 +111,7 @@ class WireNode:
             ),
             working=working,
             is_starting=self.is_starting,
+            unpacks=self.unpacks,
         )
         outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._outbox = outbox

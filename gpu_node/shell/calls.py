@@ -49,6 +49,7 @@ from hypergpu.wire.messages import (
     phases_message,
     receipt_message,
 )
+from hypergpu.wire.packing import unpack_addresses
 
 if TYPE_CHECKING:
     from hypergpu.v1.node_pb2_grpc import NodeServiceAsyncStub
@@ -73,6 +74,8 @@ class Calls:
         self._channel = channel
         self.address = ""
         """``host:port`` that was dialled."""
+        self.known_address = ""
+        """Address by which the coordinator tells others; empty: it tells whole ones."""
         self.bulk = bulk
         """Bytes of the blobs that the calls give tickets for."""
         self._metadata = metadata
@@ -113,17 +116,21 @@ class Calls:
     ) -> node_pb2.ResolveBlobResponse:
         """Ask for a ticket to fetch a blob, of which an earlier one may have been no good."""
         request = node_pb2.ResolveBlobRequest(digest=digest_message(digest), is_doubted=is_doubted)
-        return await self._stub.ResolveBlob(
+        answer = await self._stub.ResolveBlob(
             request, timeout=self._timeout_s, metadata=self._metadata
         )
+        unpack_addresses(answer.ticket, self.known_address)
+        return answer
 
     async def offer_update(
         self, request: node_pb2.OfferUpdateRequest
     ) -> node_pb2.OfferUpdateResponse:
         """Ask for a ticket to send an update, or what is missing of it."""
-        return await self._stub.OfferUpdate(
+        answer = await self._stub.OfferUpdate(
             request, timeout=self._timeout_s, metadata=self._metadata
         )
+        unpack_addresses(answer.ticket, self.known_address)
+        return answer
 
     async def commit_update(self, lease: Lease, digest: Digest, size_bytes: Bytes) -> None:
         """Have an update accepted of which all bytes were sent; they are read and synced first."""

@@ -37,6 +37,7 @@ from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value
+from hypergpu.wire.packing import MessageUnpacker
 
 AGAIN_MIN_S = 1.0
 AGAIN_TRIPS = 6
@@ -270,7 +271,7 @@ class CoordinatorStream:
         try:
             call = calls.control()
             was_starting = self._is_starting
-            await self._greet(call, working, calls.address)
+            await self._greet(call, working, calls)
             self.calls = calls
             if was_starting and not self._is_starting:
                 self.note_worker_ready()
@@ -301,16 +302,17 @@ class CoordinatorStream:
         wait_ms = Milliseconds(0 if rejection is None else rejection.wait_ms)
         return LinkLost(at_ms=at_ms, reason=reason, wait_ms=wait_ms)
 
-    async def _greet(self, call: ControlCall, working: tuple[Lease, ...], address: str) -> None:
+    async def _greet(self, call: ControlCall, working: tuple[Lease, ...], calls: Calls) -> None:
         hello = hello_message(self.capabilities, working, self.receipts.newest())
-        hello.is_starting = self._is_starting
+        hello.is_starting, hello.unpacks = self._is_starting, True
         async with asyncio.timeout(self._welcome_timeout_s()):
             await call.write(node_pb2.ControlRequest(hello=hello))
             answer = await call.read()
         if not isinstance(answer, node_pb2.ControlResponse) or not answer.HasField("welcome"):
             raise HyperGPUError(Reason.CALL_BROKEN, "the control stream began without a welcome")
         reject_other_version(answer.welcome.version)
-        self._take_welcome(answer.welcome, address)
+        calls.known_address = answer.welcome.known_address
+        self._take_welcome(answer.welcome, calls.address)
 
     def _take_welcome(self, welcome: node_pb2.Welcome, address: str) -> None:
         """Take in a welcome. It comes again: a stream outlives its token and its pace."""
@@ -343,11 +345,13 @@ class CoordinatorStream:
         return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
 
     async def _listen(self, call: ControlCall) -> None:
+        unpacker = MessageUnpacker()
         while True:
             async with asyncio.timeout(SILENT_INTERVALS * self._interval.seconds):
                 message = await call.read()
             if not isinstance(message, node_pb2.ControlResponse):
                 return
+            message = unpacker.unpack(message)
             if message.HasField("receipts"):
                 await self._keep_receipts(message.receipts)
             else:

@@ -397,10 +397,13 @@ class Hello(google.protobuf.message.Message):
     WORKING_FIELD_NUMBER: builtins.int
     IS_STARTING_FIELD_NUMBER: builtins.int
     NEWEST_RECEIPTS_FIELD_NUMBER: builtins.int
+    UNPACKS_FIELD_NUMBER: builtins.int
     is_starting: builtins.bool
     """Its worker is still starting: what it could do the last time holds, work would have to wait. A `WorkerReady`
     on this stream, or the next hello, ends that.
     """
+    unpacks: builtins.bool
+    """It understands `ControlResponse.packed` and `TicketRange.packed_url`."""
     @property
     def version(self) -> global___Version: ...
     @property
@@ -421,9 +424,10 @@ class Hello(google.protobuf.message.Message):
         working: collections.abc.Iterable[global___Lease] | None = ...,
         is_starting: builtins.bool = ...,
         newest_receipts: collections.abc.Iterable[hypergpu.v1.receipt_pb2.NewestReceipt] | None = ...,
+        unpacks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "version", b"version", "working", b"working"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "is_starting", b"is_starting", "newest_receipts", b"newest_receipts", "unpacks", b"unpacks", "version", b"version", "working", b"working"]) -> None: ...
 
 global___Hello = Hello
 
@@ -562,6 +566,11 @@ class ControlResponse(google.protobuf.message.Message):
     HEARTBEAT_ECHO_FIELD_NUMBER: builtins.int
     ROUND_TRIP_ECHO_FIELD_NUMBER: builtins.int
     RECEIPTS_FIELD_NUMBER: builtins.int
+    PACKED_FIELD_NUMBER: builtins.int
+    packed: builtins.bytes
+    """Any other of these, deflated with the stream's earlier packed messages as dictionary: see
+    `hypergpu.wire.packing`.
+    """
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -589,10 +598,11 @@ class ControlResponse(google.protobuf.message.Message):
         heartbeat_echo: global___HeartbeatEcho | None = ...,
         round_trip_echo: global___RoundTripEcho | None = ...,
         receipts: hypergpu.v1.receipt_pb2.Receipts | None = ...,
+        packed: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts"] | None: ...
+    def HasField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["assignment", b"assignment", "cancel", b"cancel", "drain", b"drain", "heartbeat_echo", b"heartbeat_echo", "message", b"message", "packed", b"packed", "receipts", b"receipts", "release", b"release", "round_trip_echo", b"round_trip_echo", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "assignment", "cancel", "release", "drain", "heartbeat_echo", "round_trip_echo", "receipts", "packed"] | None: ...
 
 global___ControlResponse = ControlResponse
 
@@ -738,11 +748,16 @@ class Welcome(google.protobuf.message.Message):
     PROBE_PORT_FIELD_NUMBER: builtins.int
     PROBE_TOKEN_FIELD_NUMBER: builtins.int
     COORDINATORS_FIELD_NUMBER: builtins.int
+    KNOWN_ADDRESS_FIELD_NUMBER: builtins.int
     heartbeat_interval_ms: builtins.int
     probe_port: builtins.int
     """UDP port that echoes probe trains, on the host that was dialled; 0 when there is none."""
     probe_token: builtins.bytes
     """What each datagram begins with: others are dropped, so that nobody can be flooded with echoes."""
+    known_address: builtins.str
+    """An address of the object store, which opens nothing: tickets may tell how theirs differ from it. Only the first
+    welcome of a stream has it; empty: addresses come whole.
+    """
     @property
     def version(self) -> global___Version: ...
     @property
@@ -757,9 +772,10 @@ class Welcome(google.protobuf.message.Message):
         probe_port: builtins.int = ...,
         probe_token: builtins.bytes = ...,
         coordinators: collections.abc.Iterable[builtins.str] | None = ...,
+        known_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["version", b"version"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["coordinators", b"coordinators", "heartbeat_interval_ms", b"heartbeat_interval_ms", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinators", b"coordinators", "heartbeat_interval_ms", b"heartbeat_interval_ms", "known_address", b"known_address", "probe_port", b"probe_port", "probe_token", b"probe_token", "version", b"version"]) -> None: ...
 
 global___Welcome = Welcome
 

@@ -232,6 +232,7 @@ class TicketRange(google.protobuf.message.Message):
     END_FIELD_NUMBER: builtins.int
     HEADERS_FIELD_NUMBER: builtins.int
     IS_WHOLE_FIELD_NUMBER: builtins.int
+    PACKED_URL_FIELD_NUMBER: builtins.int
     url: builtins.str
     """Its host is the coordinator's TLS name where the coordinator's own store serves it: dial the address that the
     coordinator was dialled at, on the port in the URL.
@@ -240,6 +241,8 @@ class TicketRange(google.protobuf.message.Message):
     end: builtins.int
     is_whole: builtins.bool
     """To send: the URL takes the whole range in one request, without `Content-Range`."""
+    packed_url: builtins.bytes
+    """In place of `url`: what differs from the welcome's `known_address`, by `hypergpu.wire.packing`."""
     @property
     def headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Sent with each request, beside `Range` to fetch or `Content-Range` to send some of the range."""
@@ -252,7 +255,8 @@ class TicketRange(google.protobuf.message.Message):
         end: builtins.int = ...,
         headers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         is_whole: builtins.bool = ...,
+        packed_url: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["end", b"end", "headers", b"headers", "is_whole", b"is_whole", "start", b"start", "url", b"url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end", b"end", "headers", b"headers", "is_whole", b"is_whole", "packed_url", b"packed_url", "start", b"start", "url", b"url"]) -> None: ...
 
 global___TicketRange = TicketRange

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore, open_locked
+from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import (
     QUARANTINE,
     OpenUpload,

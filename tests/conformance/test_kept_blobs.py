@@ -131,7 +131,7 @@ def test_what_nobody_needs_goes_here_and_there(kit: KeptBlobsKit) -> None:
     assert blobs.collect(frozenset({BLOB.digest})).digests == ()
     assert blobs.collect(frozenset()).digests == (BLOB.digest,)
     assert blobs.size(BLOB.digest) is None
-    assert kit.kept.forget([BLOB.digest]) == [copy_key(BLOB.digest)]
+    assert kit.kept.take_forgotten() == [copy_key(BLOB.digest)]
 
 
 def test_a_file_that_was_just_uploaded_outlives_its_coordinator(kit: KeptBlobsKit) -> None:
@@ -147,12 +147,32 @@ def test_a_blob_that_is_needed_again_is_not_deleted_with_its_former_copy(
     first = kit.open("first")
     first.put(CONTENT, keep_s=-1)
     first.collect(frozenset())
-    leaving = kit.kept.begin_deletion(kit.kept.forget([BLOB.digest]))
+    leaving = kit.kept.take_forgotten()
     first.put(CONTENT)
     kit.bucket.delete(leaving)
-    kit.kept.end_deletion(leaving)
+    kit.kept.end_deletion(leaving, are_gone=True)
     assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
     assert kit.kept.begin_deletion(kit.keys()) == []
+
+
+def test_a_sound_blob_takes_the_place_of_a_damaged_copy(kit: KeptBlobsKit, tmp_path: Path) -> None:
+    (tmp_path / "false").write_bytes(CONTENT[::-1])
+    kit.bucket.write(copy_key(BLOB.digest), tmp_path / "false")
+    first = kit.open("first")
+    first.bring([BLOB.digest])
+    first.put(CONTENT, keep_s=-1)
+    assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_a_damaged_copy_is_deleted_with_its_blob(kit: KeptBlobsKit, tmp_path: Path) -> None:
+    (tmp_path / "false").write_bytes(CONTENT[::-1])
+    kit.bucket.write(copy_key(BLOB.digest), tmp_path / "false")
+    first = kit.open("first")
+    first.bring([BLOB.digest])
+    first.put(CONTENT, keep_s=-1)
+    assert kit.kept.begin_deletion(kit.keys()) == []
+    first.collect(frozenset())
+    assert sorted(kit.kept.take_forgotten()) == sorted(kit.keys())
 
 
 def test_a_blob_that_is_damaged_here_is_fetched(kit: KeptBlobsKit) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -33,46 +34,134 @@ _TURNS = 2
 _UPDATES = 2
 _CODEC = "int4"
 _LOOK_EVERY_S = 0.05
+_MEMORY = Path("/dev/shm")  # noqa: S108 - for the speed, in a folder of its own
+_PIECE_BYTES = 64 << 20
+_DISK_PIECES = 32
 
 
 def fold_figures(parameters: int) -> PartFigures:
-    """Fold updates of a model of so many parameters by each engine."""
-    with tempfile.TemporaryDirectory(prefix="hypergpu-fold-") as name:
+    """Fold updates of a model of so many parameters by each engine, in files held in memory."""
+    folder = _memory_folder(parameters)
+    found = _fold_in(folder, parameters)
+    where = "in memory" if folder else "on disk"
+    return PartFigures(
+        rows=[
+            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(found.mismatches)],
+            [f"threads of the coordinator, files {where}, s", f"{found.threads_s:.1f}"],
+            [f"one process, files {where}, s", f"{found.one_s:.1f}"],
+            [f"two processes, files {where}, s", found.two_processes],
+            [
+                "memory of all processes at most, without files, GB",
+                f"{found.peak_gb:.2f}",
+            ],
+            ["the same with a Ray on this machine, GB", f"{found.ray_peak_gb:.2f}"],
+        ],
+        metrics={
+            "digest_mismatches": float(found.mismatches),
+            "fold_parameters": float(parameters // BLOCK * BLOCK),
+            "fold_threads_s": found.threads_s,
+            "fold_speedup_2": found.one_s / found.two_s,
+            "fold_parameters_per_core_s": _UPDATES * (parameters // BLOCK * BLOCK) / found.one_s,
+            "fold_peak_gb": found.peak_gb,
+            "fold_ray_peak_gb": found.ray_peak_gb,
+        },
+        notes=_notes(parameters, f"files {where}"),
+    )
+
+
+def disk_fold_figures(parameters: int) -> PartFigures:
+    """The same on disk, and what the disk alone takes for what a fold writes."""
+    written_gb = sum(_written_bytes(parameters)) / 1e9
+    disk_gb_per_s = _disk_gb_per_s()
+    found = _fold_in(None, parameters)
+    return PartFigures(
+        rows=[
+            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(found.mismatches)],
+            ["threads of the coordinator, files on disk, s", f"{found.threads_s:.1f}"],
+            ["one process, files on disk, s", f"{found.one_s:.1f}"],
+            ["two processes, files on disk, s", found.two_processes],
+            ["what a fold writes takes the disk alone, s", f"{written_gb / disk_gb_per_s:.1f}"],
+            ["memory of all processes at most, GB", f"{found.peak_gb:.2f}"],
+        ],
+        metrics={
+            "fold_disk_mismatches": float(found.mismatches),
+            "fold_disk_parameters": float(parameters // BLOCK * BLOCK),
+            "fold_disk_threads_s": found.threads_s,
+            "fold_disk_two_s": found.two_s,
+            "fold_disk_speedup_2": found.one_s / found.two_s,
+            "fold_disk_gb_per_s": disk_gb_per_s,
+            "fold_disk_peak_gb": found.peak_gb,
+        },
+        notes=[
+            *_notes(parameters, "files on disk"),
+            f"A fold writes {written_gb:.1f} GB; the disk wrote {disk_gb_per_s:.2f} GB/s, synced.",
+        ],
+    )
+
+
+class _Folds(NamedTuple):
+    """How folds went."""
+
+    mismatches: int
+    threads_s: float
+    one_s: float
+    two_s: float
+    peak_gb: float
+    ray_peak_gb: float
+
+    @property
+    def two_processes(self) -> str:
+        """Their cell of the table."""
+        return f"{self.two_s:.1f} ({self.one_s / self.two_s:.2f} times as fast as one)"
+
+
+def _fold_in(folder: str | None, parameters: int) -> _Folds:
+    with tempfile.TemporaryDirectory(prefix="hypergpu-fold-", dir=folder) as name:
         (Path(name) / "small").mkdir()
         small = _request(Path(name) / "small", 2 * BLOCK)
         request = _request(Path(name), parameters // BLOCK * BLOCK)
         began_s = time.perf_counter()
         expected = _take_digests(fold(request))
-        alone_s = time.perf_counter() - began_s
+        threads_s = time.perf_counter() - began_s
         with _peak() as local_peak:
             one_s, two_s, mismatches = _time_folds(small, request, expected)
         mismatches += _mismatches(LocalEngine(2), request, expected)
         with _peak() as ray_peak:
             mismatches += _mismatches(RayEngine("ray"), request, expected)
-    return PartFigures(
-        rows=[
-            ["digests that differ, 2 engines x 1, 2, 7 and 16 shards", str(mismatches)],
-            ["threads of the coordinator, s", f"{alone_s:.1f}"],
-            ["one process, s", f"{one_s:.1f}"],
-            ["two processes, s", f"{two_s:.1f} ({one_s / two_s:.2f} times as fast as one)"],
-            ["memory of all processes at most, GB", f"{local_peak[0] / 1e9:.2f}"],
-            ["the same with a Ray on this machine, GB", f"{ray_peak[0] / 1e9:.2f}"],
-        ],
-        metrics={
-            "digest_mismatches": float(mismatches),
-            "fold_parameters": float(parameters // BLOCK * BLOCK),
-            "fold_threads_s": alone_s,
-            "fold_speedup_2": one_s / two_s,
-            "fold_parameters_per_core_s": _UPDATES * (parameters // BLOCK * BLOCK) / one_s,
-            "fold_peak_gb": local_peak[0] / 1e9,
-            "fold_ray_peak_gb": ray_peak[0] / 1e9,
-        },
-        notes=[
-            f"{_UPDATES} {_CODEC} updates of {parameters / 1e6:.0f}M parameters, files on disk.",
-            f"One and two processes by turns, {_TURNS} folds each; their sums.",
-            f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
-        ],
-    )
+    return _Folds(mismatches, threads_s, one_s, two_s, local_peak[0] / 1e9, ray_peak[0] / 1e9)
+
+
+def _notes(parameters: int, where: str) -> list[str]:
+    return [
+        f"{_UPDATES} {_CODEC} updates of {parameters / 1e6:.0f}M parameters, {where}.",
+        f"One and two processes by turns, {_TURNS} folds each; their means.",
+        "Memory is resident in processes; files, in memory or in the page cache, are not in it.",
+        f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
+    ]
+
+
+def _written_bytes(parameters: int) -> tuple[int, int, int]:
+    """Model, outer state and delta of a fold with momentum."""
+    return 4 * parameters, 8 * parameters, codec_named(_CODEC).encoded_bytes(parameters)
+
+
+def _memory_folder(parameters: int) -> str | None:
+    """A file system in memory with room for a fold and its inputs; None: the machine has none."""
+    wanted = 2 * sum(_written_bytes(parameters))
+    if not _MEMORY.is_dir() or psutil.disk_usage(str(_MEMORY)).free < wanted:
+        return None
+    return str(_MEMORY) if psutil.virtual_memory().available > wanted else None
+
+
+def _disk_gb_per_s() -> float:
+    """What the disk takes of new files, of which the last byte is on it when it ends."""
+    piece = np.random.default_rng(0).bytes(_PIECE_BYTES)
+    with tempfile.TemporaryFile(prefix="hypergpu-disk-", buffering=0) as file:
+        began_s = time.perf_counter()
+        for _ in range(_DISK_PIECES):
+            file.write(piece)
+        os.fdatasync(file.fileno())
+        return _PIECE_BYTES * _DISK_PIECES / 1e9 / (time.perf_counter() - began_s)
 
 
 def _request(folder: Path, parameters: int) -> FoldRequest:

@@ -1,12 +1,6 @@
 """Content-addressed store: files ``blobs/ab/abcd...``, written beside and renamed into place, or
 over spare files. A damaged one is found at its first use after a start, moved to ``damaged/``, and
 counts as missing. Calls block; a full disk raises DISK_FULL and leaves no partial blob.
-
-Files of removed blobs, kept for a moment to be written over.
-
-Each round writes as many bytes as the one before it left behind. Writing over pages that the system
-has in memory was measured at 0.02 s for 100 MB, fresh ones at 0.05 s, and at 0.3 s where the host
-of a virtual machine has to find them.
 """
 
 import fcntl
@@ -15,14 +9,16 @@ import secrets
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import structlog
 
+from coordinator.shell.blobs.spares import Spares
 from coordinator.shell.blobs.writing import (
     KEEP_S,
     Space,
@@ -41,79 +37,6 @@ ABSENT_KEEP_S = 25 * 3600
 """What another coordinator left is kept for longer than anything that no job needs, by clocks that
 may differ.
 """
-SPARE_BYTES_MIN = 1 << 20
-"""Smaller files are not worth it."""
-_SPARES_MAX = 16
-_IDLE_S = 30.0
-
-
-class _Spare(NamedTuple):
-    path: Path
-    size_bytes: int
-    since_s: float
-
-
-class Spares:
-    """Counted in the space, and deleted when it is short. Threads may share it."""
-
-    def __init__(self, folder: Path, space: Space) -> None:
-        """Start with none: what an earlier process kept goes."""
-        self._folder = folder
-        self._space = space
-        self._lock = threading.Lock()
-        self._spares: list[_Spare] = []
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        space.reclaim = self.clear
-
-    def offer(self, path: Path) -> None:
-        """Take over a file that nobody reads or needs, or delete it."""
-        size_bytes = path.stat().st_size
-        if size_bytes < SPARE_BYTES_MIN:
-            path.unlink()
-            return
-        kept = self._folder / secrets.token_hex(8)
-        path.rename(kept)
-        with self._lock:
-            self._space.count(size_bytes)
-            self._spares.append(_Spare(kept, size_bytes, time.monotonic()))
-            oldest = self._spares[:-_SPARES_MAX]
-            self._delete(oldest)
-
-    def take(self, path: Path, size_bytes: int) -> bool:
-        """Give a spare of exactly this size the name ``path``, to be written over from its start.
-
-        Returns:
-            False when there is none.
-        """
-        with self._lock:
-            for spare in reversed(self._spares):
-                if spare.size_bytes == size_bytes:
-                    self._spares.remove(spare)
-                    self._space.give(size_bytes)
-                    spare.path.rename(path)
-                    return True
-        return False
-
-    def expire(self, idle_s: float = _IDLE_S) -> None:
-        """Delete what nobody has asked for since long."""
-        oldest_s = time.monotonic() - idle_s
-        with self._lock:
-            self._delete([spare for spare in self._spares if spare.since_s <= oldest_s])
-
-    def clear(self) -> bool:
-        """Delete all of them. Returns whether that made space."""
-        with self._lock:
-            had_any = bool(self._spares)
-            self._delete(list(self._spares))
-        return had_any
-
-    def _delete(self, spares: list[_Spare]) -> None:
-        for spare in spares:
-            self._spares.remove(spare)
-            self._space.give(spare.size_bytes)
-            spare.path.unlink(missing_ok=True)
-
 
 log = structlog.get_logger()
 
@@ -172,11 +95,16 @@ class BlobCopies(Protocol):
     def fetch(self, blob: BlobRef, path: Path) -> bool:
         """Write a blob to a file; False: nothing there is that blob."""
 
+    def forget(self, digest: Digest) -> None:
+        """Let go of a blob that is not needed any more. Does not block."""
+
 
 class BlobStore:
     """The store under one folder, open in one process only: the journal's lock sees to it.
 
     With copies no blob is durable before it is among them, and what is missing here is fetched.
+    A blob and its copies are given up together: what is being stored is not collected, and what
+    was collected is copied anew when it comes again.
     """
 
     def __init__(self, folder: Path, space: Space, copies: BlobCopies | None = None) -> None:
@@ -195,6 +123,8 @@ class BlobStore:
         self._placing = threading.Lock()
         self._placed: dict[Digest, int] = {}
         self._placements = 0
+        self._arriving: Counter[Digest] = Counter()
+        """How many calls are storing each of these blobs: copied away, perhaps not yet here."""
         self._names: set[Digest] = set()
         """Digests of all files in the store: no round looks through its 256 folders."""
         self._spares = Spares(folder / "spares", space)
@@ -238,15 +168,16 @@ class BlobStore:
 
     def sync(self, digest: Digest) -> None:
         """Make a blob durable."""
-        path = self._known_path(digest)
-        if digest not in self._unsynced:
-            return
-        with reject_when_full(f"blob {digest}"):
-            sync_file(path)
-            sync_folder(path.parent)
-        if self._copies is not None:
-            self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
-        self._unsynced.discard(digest)
+        with self._arrival(digest):
+            path = self._known_path(digest)
+            if digest not in self._unsynced:
+                return
+            with reject_when_full(f"blob {digest}"):
+                sync_file(path)
+                sync_folder(path.parent)
+            if self._copies is not None:
+                self._copies.keep(BlobRef(digest, Bytes(path.stat().st_size)), path)
+            self._unsynced.discard(digest)
 
     @property
     def unsynced_blobs(self) -> frozenset[Digest]:
@@ -311,16 +242,18 @@ class BlobStore:
             far = [] if spares_older else self._unneeded_copies(live, now_s)
             for digest in far:
                 self._absent.pop(digest, None)
+                self._forget_copies(digest)
             removed += far
         for digest in unneeded:
             path = self._path(digest)
             with self._placing, suppress(FileNotFoundError):
-                if path.stat().st_mtime > now_s:
+                if digest in self._arriving or path.stat().st_mtime > now_s:
                     continue
                 placed = self._placed.get(digest, 0)
                 if placed > mark or (spares_older and not placed):
                     continue
                 freed_bytes += self._forget(path, digest)
+                self._forget_copies(digest)
                 self._remove(path)
                 removed.append(digest)
         return Collected(tuple(removed), Bytes(freed_bytes))
@@ -332,7 +265,9 @@ class BlobStore:
         return [
             digest
             for digest, copy in self._absent.items()
-            if digest not in live and copy.since_s + ABSENT_KEEP_S <= now_s
+            if digest not in live
+            and digest not in self._arriving
+            and copy.since_s + ABSENT_KEEP_S <= now_s
         ]
 
     def reuse(self, path: Path, size_bytes: int) -> bool:
@@ -350,8 +285,24 @@ class BlobStore:
         """Every blob's file, named by its digest."""
         return (path for path in self._folder.glob("??/*") if is_digest(path.name))
 
+    @contextmanager
+    def _arrival(self, digest: Digest) -> Iterator[None]:
+        """Leave the blob and its copies to the block: neither is collected meanwhile."""
+        with self._placing:
+            self._arriving[digest] += 1
+        try:
+            yield
+        finally:
+            with self._placing:
+                self._arriving[digest] -= 1
+                self._arriving = +self._arriving
+
     def _place(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
         """Count a file's size as used and give the file its blob's name."""
+        with self._arrival(blob.digest):
+            self._place_arriving(path, blob, keep_s, is_durable=is_durable)
+
+    def _place_arriving(self, path: Path, blob: BlobRef, keep_s: int, *, is_durable: bool) -> None:
         self.space.take_written(blob.size_bytes)
         target = self._path(blob.digest)
         try:
@@ -433,6 +384,10 @@ class BlobStore:
                 self._spares.offer(path)
             except BlockingIOError:
                 path.unlink()
+
+    def _forget_copies(self, digest: Digest) -> None:
+        if self._copies is not None:
+            self._copies.forget(digest)
 
     def _forget(self, path: Path, digest: Digest) -> int:
         size_bytes = path.stat().st_size

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore
+from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import KEEP_S, Space, reject_when_full
 from hypergpu.crypto import FILE_STEP_BYTES, RunningDigest, digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -60,7 +60,7 @@ class EmbeddedStore:
         on_bytes: Callable[[BytesServed | BytesReceived], None],
     ) -> None:
         """Serve the coordinator's folder, and hear of bytes that were sent and received."""
-        self.obstacle = ""
+        self.obstacle = self.known_address = ""
         self._folder = folder
         self._uploads = uploads
         self._on_bytes = on_bytes

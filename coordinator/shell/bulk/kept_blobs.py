@@ -45,6 +45,7 @@ class KeptBlobs:
     """The part of a bucket with a coordinator's blobs. Calls block; threads may share it.
 
     No blob gets a key that is still being deleted: a blob that is needed again would go with it.
+    A key is deleted by one caller at a time, and by nobody while it is of a blob that is needed.
     """
 
     def __init__(self, bucket: S3Bucket) -> None:
@@ -54,7 +55,14 @@ class KeptBlobs:
         self._keys: dict[Digest, list[str]] = {}
         """Copies of each blob that is there; the newest is last."""
         self._writing: set[str] = set()
+        self._damaged: dict[Digest, list[str]] = {}
+        """Keys with something else than their blob, deleted with it: what a store says now it may
+        not say tomorrow."""
+        self._forgotten: list[str] = []
         self._deleting: dict[Digest, set[str]] = {}
+        """Keys that may vanish, and that no blob gets until they have."""
+        self._claimed: set[str] = set()
+        """Those of them that somebody deletes right now."""
         self._uploads: dict[Digest, str] = {}
 
     def copies(self) -> dict[Digest, BlobCopy]:
@@ -135,28 +143,38 @@ class KeptBlobs:
                 self.bucket.read(key, Span(0, blob.size_bytes), partial(_append, file))
             if digest_of_file(path) == blob.digest:
                 return True
+            self._set_aside(blob.digest, key)
         path.unlink(missing_ok=True)
         return False
 
-    def forget(self, digests: Collection[Digest]) -> list[str]:
-        """Keys of blobs that nobody needs any more, to be deleted by the caller."""
+    def forget(self, digest: Digest) -> None:
+        """Let go of a blob that nobody needs any more: its keys are the next `take_forgotten`'s."""
         with self._lock:
-            return [key for digest in digests for key in self._keys.pop(digest, ())]
+            keys = self._keys.pop(digest, []) + self._damaged.pop(digest, [])
+            self._forgotten += self._claim(keys)
+
+    def take_forgotten(self) -> list[str]:
+        """Keys of blobs that were let go of since the last call, to be deleted by the caller."""
+        with self._lock:
+            keys, self._forgotten = self._forgotten, []
+            return keys
 
     def begin_deletion(self, keys: Iterable[str]) -> list[str]:
-        """Those of the keys that may be deleted: of no blob that is needed by now."""
+        """Those of the keys that may be deleted: of no blob that is needed by now, and not being
+        deleted by somebody else.
+        """
         with self._lock:
-            needed = self._writing | {key for kept in self._keys.values() for key in kept}
-            free = [key for key in keys if key not in needed]
-            for key in free:
-                if (digest := digest_in(key)) is not None:
-                    self._deleting.setdefault(digest, set()).add(key)
-            return free
+            kept = (*self._keys.values(), *self._damaged.values())
+            needed = self._writing.union(*kept)
+            return self._claim(key for key in keys if key not in needed)
 
-    def end_deletion(self, keys: Iterable[str]) -> None:
-        """Note that nothing is left of these keys, and nobody deletes them any more."""
+    def end_deletion(self, keys: Collection[str], *, are_gone: bool) -> None:
+        """Stop deleting these keys. If they are not gone, no blob gets them, and somebody else may
+        try.
+        """
         with self._lock:
-            for key in keys:
+            self._claimed.difference_update(keys)
+            for key in keys if are_gone else ():
                 digest = digest_in(key)
                 if digest is None or digest not in self._deleting:
                     continue
@@ -164,9 +182,29 @@ class KeptBlobs:
                 if not self._deleting[digest]:
                     del self._deleting[digest]
 
+    def _claim(self, keys: Iterable[str]) -> list[str]:
+        """Those of the keys that nobody else deletes. Called with the lock."""
+        free = [key for key in keys if key not in self._claimed]
+        self._claimed.update(free)
+        for key in free:
+            if (digest := digest_in(key)) is not None:
+                self._deleting.setdefault(digest, set()).add(key)
+        return free
+
+    def _set_aside(self, digest: Digest, key: str) -> None:
+        """Take a key with something else for no copy: a sound blob that comes is copied again."""
+        with self._lock:
+            keys = self._keys.get(digest, [])
+            if key not in keys:
+                return
+            keys.remove(key)
+            if not keys:
+                del self._keys[digest]
+            self._damaged.setdefault(digest, []).append(key)
+
     def _free_key(self, digest: Digest) -> str:
-        used = map(number_in, self._deleting.get(digest, ()))
-        return copy_key(digest, max(used, default=-1) + 1)
+        used = (*self._deleting.get(digest, ()), *self._damaged.get(digest, ()))
+        return copy_key(digest, max(map(number_in, used), default=-1) + 1)
 
     def _write(self, key: str, path: Path, upload: str) -> None:
         if not upload:

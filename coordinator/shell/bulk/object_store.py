@@ -4,10 +4,11 @@ the coordinator signs; the coordinator fetches each upload once, and writes each
 
 import asyncio
 import hmac
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +38,9 @@ _PARTS_MAX = 512
 """A ticket with an address for each stays small."""
 _UPLOADS = "uploads/"
 _SECRET = "uploads.key"
+_SIGNATURE = re.compile("(?<=X-Amz-Signature=)[0-9a-f]+")
+_KEY_BYTES = 16
+"""Of an upload's name: nobody guesses them."""
 _TRANSFERS = 4
 """Uploads that are fetched and blobs that are written at a time, each through one buffer."""
 _CALLS = 4
@@ -107,6 +111,7 @@ class ObjectStore:
         self._bucket = kept.bucket if isinstance(kept, KeptBlobs) else kept
         self._blobs = blobs
         self._uploads = uploads
+        self._known_address = ""
         self._secret = kept_secret(folder / _SECRET)
         self._on_bytes = on_bytes
         self._copies: dict[Digest, _Copy] = {}
@@ -115,6 +120,15 @@ class ObjectStore:
         # Of its own: a store that hangs must not hold the threads of everybody else.
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="bucket")
         self._transfers = ThreadPoolExecutor(_TRANSFERS, thread_name_prefix="bucket-bytes")
+
+    @property
+    def known_address(self) -> str:
+        """An address like those of tickets, as of the first call that could sign one."""
+        if not self._known_address:
+            with suppress(BucketError):
+                signed = self._bucket.write_address(_UPLOADS, 0)
+                self._known_address = _SIGNATURE.sub("", signed)
+        return self._known_address
 
     @property
     def obstacle(self) -> str:
@@ -214,10 +228,10 @@ class ObjectStore:
     def remove(self, digests: Collection[Digest]) -> None:
         """Delete copies of blobs, in the background."""
         copies = [self._copies.pop(digest) for digest in digests if digest in self._copies]
-        keys = {key for copy in copies for key in copy.keys}
+        free = self._begin_deletion([key for copy in copies for key in copy.keys])
         if self._kept is not None:
-            keys.update(self._kept.forget(digests))
-        if free := self._begin_deletion(sorted(keys)):
+            free += self._kept.take_forgotten()
+        if free:
             self._detach(self._delete(free))
 
     def sweep(self, before_s: float) -> int:
@@ -241,8 +255,8 @@ class ObjectStore:
         written = [each.key for each in self._bucket.objects() if each.since_s < before_s]
         left = [key for key in written if key not in uploads and not self._is_copy(key)]
         free = self._begin_deletion(left)
-        self._bucket.delete(free)
-        self._end_deletion(free)
+        with self._deletion(free):
+            self._bucket.delete(free)
         return len(free) + len(void)
 
     async def _have_written(self, copy: _Copy) -> None:
@@ -375,17 +389,24 @@ class ObjectStore:
         """Delete objects. What remains is swept."""
         for key in keys:
             # Who sends the same upload again waits, or it would be deleted.
-            async with self._lock(key):
-                await self._call(partial(self._bucket.delete, [key]))
-                self._end_deletion([key])
+            with suppress(BucketError), self._deletion([key]):
+                async with self._lock(key):
+                    await self._call(partial(self._bucket.delete, [key]))
 
     def _begin_deletion(self, keys: list[str]) -> list[str]:
         """Those of the keys that may be deleted."""
         return keys if self._kept is None else self._kept.begin_deletion(keys)
 
-    def _end_deletion(self, keys: list[str]) -> None:
-        if self._kept is not None:
-            self._kept.end_deletion(keys)
+    @contextmanager
+    def _deletion(self, keys: list[str]) -> Iterator[None]:
+        """Delete keys within the block, whose error leaves them to somebody else."""
+        are_gone = False
+        try:
+            yield
+            are_gone = True
+        finally:
+            if self._kept is not None:
+                self._kept.end_deletion(keys, are_gone=are_gone)
 
     def _key(self, digest: Digest) -> str:
         """Where a blob's copy is or comes."""
@@ -400,7 +421,7 @@ class ObjectStore:
         return self._locks.setdefault(key, asyncio.Lock())
 
     def _upload_key(self, name: str) -> str:
-        return _UPLOADS + hmac.digest(self._secret, name.encode(), "sha256").hex()
+        return _UPLOADS + hmac.digest(self._secret, name.encode(), "sha256")[:_KEY_BYTES].hex()
 
 
 def _parts(size_bytes: int) -> Iterator[tuple[int, Span]]:

@@ -22,6 +22,10 @@ class BulkStore(Protocol):
     """Port to dial at the coordinator's host; 0: tickets name another host."""
 
     @property
+    def known_address(self) -> str:
+        """An address like those of tickets, which opens nothing; empty: they are not alike."""
+
+    @property
     def obstacle(self) -> str:
         """Numbered reason for which jobs wait for the store; empty: they do not."""
 

@@ -126,7 +126,9 @@ def _fold(engine: Engine, request: FoldRequest, shards: Sequence[ShardRequest]) 
 
 
 def _result(engine: Engine, paths: dict[str, Path]) -> FoldResult:
-    results = run_fold_tasks(engine, [DigestFile(path) for path in paths.values()])
+    # The outer state is most of the bytes: whoever has no file left would wait for it.
+    digests = [DigestFile(path, engine.workers) for path in paths.values()]
+    results = run_fold_tasks(engine, digests)
     files = {
         name: FoldedFile(path, _digest(result), Bytes(path.stat().st_size))
         for (name, path), result in zip(paths.items(), results, strict=True)

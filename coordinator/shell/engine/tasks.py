@@ -1,5 +1,6 @@
 """What an engine computes of a fold: digests of files, and shards."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ class DigestFile(msgspec.Struct, frozen=True, tag=True):
     """Digest a file."""
 
     path: Path
+    threads: int = 1
+    """Most threads to hash with, on a machine with as many cores."""
 
 
 class FoldShard(msgspec.Struct, frozen=True, tag=True):
@@ -67,8 +70,9 @@ def compute(arguments: bytes) -> bytes:
 def _compute(task: FoldTask) -> FoldTaskResult:
     try:
         match task:
-            case DigestFile(path=path):
-                return FileDigested(digest_of_file(path))
+            case DigestFile(path=path, threads=threads):
+                most = min(threads, os.cpu_count() or 1)
+                return FileDigested(digest_of_file(path, most))
             case FoldShard(request=request):
                 return ShardFolded(fold_shard(request))
     except (InputError, OSError) as broken:

@@ -32,6 +32,7 @@ from hypergpu.ids import NodeId
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
+from hypergpu.wire.packing import MessagePacker, MessageUnpacker
 
 _FAREWELL_S = 5.0
 
@@ -207,16 +208,22 @@ class GatewaySession:
             await self._context.write(raw)
 
     async def _hear_coordinator(self) -> None:
+        unpacker, packer = MessageUnpacker(), MessagePacker()
         while (raw := await self._call.read()) is not grpc.aio.EOF:
-            message = node_pb2.ControlResponse.FromString(raw)
+            came = node_pb2.ControlResponse.FromString(raw)
+            message = unpacker.unpack(came)
             match message.WhichOneof("message"):
                 case "welcome":
                     await self._greet(message.welcome)
+                    continue
                 case "assignment":
                     self.pace = self.pace.after_work(monotonic_ms())
-                    await self._pass_down(self._parts.ports.assignment(raw, message))
+                    self._parts.ports.ticket(message.assignment.model_ticket)
                 case _:
-                    await self._pass_down(raw)
+                    pass
+            # A coordinator packs where the node unpacks.
+            own = packer.pack(message) if came.HasField("packed") else message
+            await self._pass_down(own.SerializeToString())
 
     async def _greet(self, welcome: node_pb2.Welcome) -> None:
         """Pass a welcome on; said again, it renews the node's probe token and its pace."""
@@ -233,6 +240,7 @@ class GatewaySession:
             heartbeat_interval_ms=self.pace.told.interval_ms,
             probe_port=self._parts.echo.port,
             probe_token=self._parts.echo.token(self.node),
+            known_address=welcome.known_address,
         )
         await self._pass_down(node_pb2.ControlResponse(welcome=own).SerializeToString())
 

@@ -51,13 +51,6 @@ class PortRewriter:
         self.ticket(answer.ticket)
         return answer.SerializeToString()
 
-    def assignment(self, raw: bytes, message: node_pb2.ControlResponse) -> bytes:
-        """Rewrite an assignment that comes with a ticket."""
-        if not message.assignment.HasField("model_ticket"):
-            return raw
-        self.ticket(message.assignment.model_ticket)
-        return message.SerializeToString()
-
     def ticket(self, ticket: tensor_pb2.Ticket) -> None:
         """Rewrite a ticket of the coordinator's own store in place; an object store's stays."""
         for each in ticket.ranges:

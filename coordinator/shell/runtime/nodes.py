@@ -119,6 +119,8 @@ class ControlStream:
         """Jobs that gave it up for others; one that has no work for it is not lent it again."""
         self.informed_of_terms: set[JobId] = set()
         """Jobs whose terms it has been told with a receipt."""
+        self.known_address = ""
+        """Address by which the node unpacks others; empty: it is told whole ones."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.pace = StreamPace.begin(UsualPace())
@@ -170,6 +172,11 @@ class ConnectedNodes:
         self._direct: set[NodeId] = set()
         self.counts: dict[NodeId, UpdateCount] = {}
         """Updates that the journal does not know of yet."""
+
+    def known_address(self, node: NodeId) -> str:
+        """Address by which the node unpacks others; empty: it is told whole ones."""
+        stream = self.streams.get(node)
+        return "" if stream is None else stream.known_address
 
     def connect(self, stream: ControlStream) -> None:
         """A node opened its control stream. An older stream of the same node ends."""

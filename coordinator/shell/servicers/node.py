@@ -37,6 +37,7 @@ from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.messages import digest_value, lease_value, phases_value
+from hypergpu.wire.packing import pack_addresses
 
 log = structlog.get_logger()
 
@@ -150,6 +151,7 @@ class _Offer:
         with self._runtime.tell_obstacle():
             upload = await asyncio.to_thread(services.uploads.open, name, blob)
             ticket = await services.bulk.upload_ticket(node, upload)
+        ticket = pack_addresses(ticket, services.nodes.known_address(node))
         return node_pb2.OfferUpdateResponse(ticket=ticket)
 
     def _update(self, name: str) -> OfferedUpdate:

@@ -41,6 +41,7 @@ from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential
 from hypergpu.wire.messages import receipt_value
+from hypergpu.wire.packing import MessagePacker
 
 log = structlog.get_logger()
 
@@ -165,11 +166,11 @@ async def control(
 ) -> AsyncIterator[node_pb2.ControlResponse]:
     """Serve one control stream until either side ends it."""
     node = gate.node(caller)
-    session = await _open_session(services, gate, caller, requests)
+    session, packer = await _open_session(services, gate, caller, requests)
     listening = asyncio.create_task(_listen(services, gate, session, requests))
     try:
         while (message := await session.outbox.get()) is not None:
-            yield message
+            yield message if packer is None else packer.pack(message)
         if listening.done() and (broken := listening.exception()) is not None:
             raise broken
     finally:
@@ -182,7 +183,7 @@ async def control(
 
 async def _open_session(
     services: Services, gate: NodeGate, caller: Caller, requests: Requests
-) -> ControlStream:
+) -> tuple[ControlStream, MessagePacker | None]:
     node = gate.node(caller)
     first = await requests.next(services.settings.read_timeout_ms)
     gate.check(node)  # It may have been revoked before it said hello.
@@ -198,7 +199,10 @@ async def _open_session(
     session = ControlStream(node, capabilities, _printable(hello.version.software))
     session.pace = StreamPace.begin(_usual_pace(services))
     session.is_watched = caller.gateway is not None
-    session.send(_welcome(services, session))
+    welcome = _welcome(services, session)
+    if hello.unpacks:
+        welcome.welcome.known_address = session.known_address = services.bulk.known_address
+    session.send(welcome)
     services.nodes.connect(session)
     services.readings.mark_present(node)
     if hello.is_starting:
@@ -208,7 +212,7 @@ async def _open_session(
     if services.job_terms.payments is not None:
         services.job_terms.payments.greet(node, newest)
     services.allocator.review()
-    return session
+    return session, MessagePacker() if hello.unpacks else None
 
 
 def _usual_pace(services: Services) -> UsualPace:

@@ -16,6 +16,7 @@ from hypergpu.statements import BlobRef
 from hypergpu.tensors.layout import Layout
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.messages import digest_value
+from hypergpu.wire.packing import pack_addresses
 
 _KEEP_DATA_S = 24 * 3600
 """A user's file waits this long for the job that names it."""
@@ -109,6 +110,7 @@ async def resolve_blob(
         if request.is_doubted:
             await services.bulk.doubt(digest)
         ticket = await services.bulk.ticket(node, blob, purpose)
+    ticket = pack_addresses(ticket, services.nodes.known_address(node))
     return node_pb2.ResolveBlobResponse(size_bytes=blob.size_bytes, ticket=ticket)
 
 

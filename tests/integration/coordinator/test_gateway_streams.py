@@ -19,6 +19,7 @@ from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.errors import error_in
+from hypergpu.wire.packing import MessageUnpacker
 from tests.gateway_process import FREE_PORTS, GatewayProcess, operator_token
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
 from tests.processes import Cluster, CoordinatorProcess
@@ -155,6 +156,23 @@ async def test_an_update_goes_through_the_gateways_own_bulk_port(front: Front) -
     await node.submit(node.offer(assignment, UPDATE), UPDATE)
     job = await asyncio.to_thread(front.cluster.wait_until_finished, job_id)
     assert (job.phase, job.updates_accepted) == ("finished", 1)
+    await node.close()
+
+
+async def test_a_packed_assignment_names_the_gateways_bulk_port(front: Front) -> None:
+    node = await front.join_node()
+    node.unpacks = True
+    await asyncio.to_thread(front.cluster.submit, SPEC)
+    unpacker = MessageUnpacker()
+    stream = node.control([("null", 1)])
+    while True:
+        packed = await anext(stream)
+        if (message := unpacker.unpack(packed)).HasField("assignment"):
+            break
+    assert packed.HasField("packed")
+    ticket = message.assignment.model_ticket
+    assert {URL(each.url).port for each in ticket.ranges} == {front.gateway.line.bulk_port}
+    await node.submit(node.offer(message.assignment, UPDATE), UPDATE)
     await node.close()
 
 

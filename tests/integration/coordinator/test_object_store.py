@@ -22,6 +22,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
+from hypergpu.wire.packing import pack_addresses, unpack_addresses
 from tests.node_client import get_range, put_range
 from tests.s3_buckets import FaultyServer, bucket_of
 
@@ -268,6 +269,19 @@ async def test_parts_that_nobody_finishes_are_swept(kit: Kit) -> None:
     kit.uploads.discard(NAME)
     assert await asyncio.to_thread(kit.store.sweep, FUTURE_S) == 1
     assert await asyncio.to_thread(kit.bucket.part_uploads, "") == []
+
+
+async def test_addresses_are_told_by_what_differs_from_one_that_opens_nothing(kit: Kit) -> None:
+    kit.blobs.put(CONTENT)
+    known = kit.store.known_address
+    assert known.endswith("X-Amz-Signature=")
+    for ticket in (
+        await kit.store.ticket(NODE, BLOB),
+        await kit.store.upload_ticket(NODE, kit.uploads.open(NAME, BLOB)),
+    ):
+        packed = pack_addresses(ticket, known)
+        assert packed.ByteSize() < ticket.ByteSize() / 3
+        assert unpack_addresses(packed, known) == ticket
 
 
 async def test_no_key_is_in_what_a_node_gets(kit: Kit, s3_server: S3Server) -> None:

@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.house.tree import ROOT, handwritten_files
-from coordinator.shell.blobs.store import SPARE_BYTES_MIN, BlobStore, open_locked
+from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
+from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from hypergpu.crypto import (
@@ -262,7 +263,7 @@ def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
     content = bytes(range(256)) * 10_000
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert digest_of_file(path) == digest_of(content)
+    assert digest_of_file(path) == digest_of_file(path, threads=3) == digest_of(content)
 
 
 def test_a_digest_survives_the_wire() -> None:
