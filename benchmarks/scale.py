@@ -8,6 +8,7 @@ from benchmarks.ours.scale.fold import disk_fold_figures, fold_figures
 from benchmarks.ours.scale.gateways import GatewayLoad, gateways
 from benchmarks.ours.scale.million import million_figures
 from benchmarks.ours.scale.takeover import takeover_figures
+from benchmarks.ours.scale.updates import UpdateLoad, update_figures
 from benchmarks.ours.scale.world import world_figures
 from benchmarks.ours.table import BenchmarkParts
 
@@ -24,6 +25,9 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "takeover": partial(takeover_figures, 1 if is_quick else 3),
             "gateways": partial(gateways, load),
             "bytes": partial(control_bytes, control),
+            "updates": partial(
+                update_figures, UpdateLoad(6, 10, 5.0) if is_quick else UpdateLoad(6, 100, 20.0)
+            ),
             "world": partial(world_figures, *world),
             "fold": partial(fold_figures, 1 << 24 if is_quick else 300_000_000),
             "fold-disk": partial(disk_fold_figures, 1 << 24 if is_quick else 1_000_000_000),

@@ -1,48 +1,39 @@
 """Seconds until a node's update counts again where the active coordinator is killed or stops.
 
-Two coordinators on one PostgreSQL, of which `.ci/with_postgres.py` tells, and one S3 server.
+Two coordinators on one PostgreSQL and one S3 server.
 """
 
 import os
-import secrets
 import shutil
 import signal
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
-from sqlalchemy import create_engine, text
-from sqlalchemy.engine import make_url
-
-from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError, Running
+from benchmarks.ours.cluster import BenchmarkError, Running
+from benchmarks.ours.scale.coordinators import (
+    HEARTBEAT_MS,
+    PairedCoordinator,
+    empty_schema,
+    start_coordinator,
+    takeover_settings,
+)
 from benchmarks.ours.table import PartFigures
-from coordinator.shell.journal.database import journal_url
 from hypergpu.client import Coordinator, JobEvent
-from hypergpu.cluster.cluster import Listen, coordinator_command, operator, wait_until_ready
-from hypergpu.cluster.processes import kill_group, start
-from hypergpu.cluster.s3_server import BUCKET, S3Server
+from hypergpu.cluster.cluster import operator, wait_until_ready
+from hypergpu.cluster.processes import kill_group
+from hypergpu.cluster.s3_server import S3Server
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
-from hypergpu.wire.network import free_ports
 
-_POSTGRES = "HYPERGPU_TEST_POSTGRES_URL"
 _NODES = 2
 _SPEC = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=1_000_000, inner_steps=20, nodes=_NODES),
 )
-_HEARTBEAT_MS = "2000"
-
-
-class PairedCoordinator(NamedTuple):
-    """A coordinator's process, which drives or stands by."""
-
-    folder: Path
-    child: "subprocess.Popen[str]"
 
 
 def takeover_figures(times: int) -> PartFigures:
@@ -58,7 +49,7 @@ def takeover_figures(times: int) -> PartFigures:
         metrics={key: statistics.median(seconds) for key, seconds in found.items()},
         notes=(
             f"Median and longest of {times}; to the first accepted update under the successor.",
-            f"Tenures of 5 s, heartbeats of {_HEARTBEAT_MS} ms, {_NODES} nodes, TLS, rclone's S3.",
+            f"Tenures of 5 s, heartbeats of {HEARTBEAT_MS} ms, {_NODES} nodes, TLS, rclone's S3.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
         ),
     )
@@ -76,12 +67,12 @@ def _stop(active: PairedCoordinator) -> None:
 def _measure(disturb: Callable[[PairedCoordinator], None]) -> float:
     with ExitStack() as owner:
         folder = Path(owner.enter_context(tempfile.TemporaryDirectory()))
-        url = owner.enter_context(_schema())
+        url = owner.enter_context(empty_schema())
         server = owner.enter_context(S3Server(folder / "s3"))
-        environment = {**server.environment, **_settings(folder, url)}
-        active = _start_coordinator(folder / "first", environment, owner)
+        environment = {**server.environment, **takeover_settings(folder, url)}
+        active = start_coordinator(folder / "first", environment, owner)
         ready = wait_until_ready(active.child)
-        standby = _start_coordinator(folder / "second", environment, owner)
+        standby = start_coordinator(folder / "second", environment, owner)
         _wait_for_line(standby.child)
         Running(active.folder, ready, active.child, owner).add_nodes(_NODES, "numpy")
         with operator(ready) as client:
@@ -111,58 +102,7 @@ def _next_update(client: Coordinator, job_id: str, count: int, after: int = -1) 
     raise BenchmarkError(f"{job_id} ended")
 
 
-def _start_coordinator(
-    folder: Path, environment: dict[str, str], owner: ExitStack
-) -> PairedCoordinator:
-    folder.mkdir()
-    port, node_port = free_ports(2)
-    at = Listen(
-        data_dir=folder / "coordinator",
-        listen=LOOPBACK,
-        port=port,
-        node_port=node_port,
-        bulk_port=0,
-        blobs=f"s3://{BUCKET}/takeover",
-    )
-    log = folder / "coordinator.log"
-    child = start(coordinator_command(at), log=log, is_read=True, environment=environment)
-    owner.callback(kill_group, child)
-    return PairedCoordinator(folder, child)
-
-
 def _wait_for_line(child: "subprocess.Popen[str]") -> None:
     """The line of a standby."""
     if child.stdout is None or "standing_by" not in child.stdout.readline():
         raise BenchmarkError("the second coordinator does not stand by")
-
-
-def _settings(folder: Path, url: str) -> dict[str, str]:
-    passphrase = folder / "passphrase"
-    passphrase.write_text("two words\n")
-    passphrase.chmod(0o600)
-    return {
-        **ONE_THREAD,
-        "HYPERGPU_COORDINATOR_TAKEOVER": "1",
-        "HYPERGPU_COORDINATOR_DATABASE_URL": url,
-        "HYPERGPU_COORDINATOR_PASSPHRASE_FILE": str(passphrase),
-        "HYPERGPU_COORDINATOR_HEARTBEAT_INTERVAL_MS": _HEARTBEAT_MS,
-    }
-
-
-@contextmanager
-def _schema() -> Iterator[str]:
-    """The URL of an empty schema, gone afterwards."""
-    server = os.environ.get(_POSTGRES, "")
-    if not server:
-        raise BenchmarkError(f"no PostgreSQL listens here: install one, or set {_POSTGRES}")
-    name = f"hypergpu_benchmark_{secrets.token_hex(6)}"
-    engine = create_engine(journal_url(server))
-    with engine.begin() as connection:
-        connection.execute(text(f"CREATE SCHEMA {name}"))
-    url = make_url(server).update_query_dict({"options": f"-csearch_path={name}"})
-    try:
-        yield url.render_as_string(hide_password=False)
-    finally:
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
-        engine.dispose()
