@@ -25,7 +25,9 @@ from tests.unit.aggregation.fold_files import FoldSetting, first_request
 pytestmark = pytest.mark.full
 
 UNTIL_THE_GPU_IS_TAKEN = """
-import sys, ray
+import os, sys
+os.environ["RAY_AUTH_MODE"] = "token"
+import ray
 ray.init(address=sys.argv[1], log_to_driver=False)
 while ray.available_resources().get("GPU"):
     pass
