@@ -62,7 +62,7 @@ class MessageUnpacker:
         try:
             return node_pb2.ControlResponse.FromString(raw)
         except DecodeError:
-            raise _broken("a message") from None
+            raise _unpackable_error("a message") from None
 
 
 def pack_addresses(ticket: tensor_pb2.Ticket, known: str) -> tensor_pb2.Ticket:
@@ -110,7 +110,7 @@ def _unpack_address(packed: bytes, known: str) -> str:
     try:
         return b"".join(pieces).decode()
     except UnicodeDecodeError:
-        raise _broken("an address") from None
+        raise _unpackable_error("an address") from None
 
 
 def _split(text: bytes) -> list[bytes]:
@@ -123,7 +123,7 @@ def _split(text: bytes) -> list[bytes]:
             return pieces
         end = 1 + rest[0] if rest else 1
         if len(rest) < end:
-            raise _broken("an address")
+            raise _unpackable_error("an address")
         pieces.append(rest[1:end].hex().encode())
         text = rest[end:]
 
@@ -142,11 +142,11 @@ def _inflate(packed: bytes, history: bytes, bytes_max: int) -> bytes:
     try:
         raw = unpacker.decompress(packed, bytes_max)
     except zlib.error:
-        raise _broken("a message") from None
+        raise _unpackable_error("a message") from None
     if not unpacker.eof or unpacker.unused_data:
-        raise _broken("a message")
+        raise _unpackable_error("a message")
     return raw
 
 
-def _broken(what: str) -> HyperGPUError:
+def _unpackable_error(what: str) -> HyperGPUError:
     return HyperGPUError(Reason.CALL_BROKEN, f"{what} came that cannot be unpacked")

@@ -1,4 +1,4 @@
-"""What is packed is unpacked as it was, and nothing else is."""
+"""Packing changes no message and no address, and unpacking takes nothing else."""
 
 import zlib
 from contextlib import suppress
@@ -96,14 +96,14 @@ def test_what_nobody_packed_is_rejected(packed: bytes) -> None:
 
 @given(packed=st.binary(max_size=200))
 def test_unpacking_ends_in_a_message_or_an_error_of_ours(packed: bytes) -> None:
-    ranged = tensor_pb2.TicketRange(packed_url=_deflated(packed))
+    ranged = tensor_pb2.TicketRange(packed_url=_deflate(packed))
     with suppress(HyperGPUError):
-        MessageUnpacker().unpack(node_pb2.ControlResponse(packed=_deflated(packed)))
+        MessageUnpacker().unpack(node_pb2.ControlResponse(packed=_deflate(packed)))
     with suppress(HyperGPUError):
         unpack_addresses(tensor_pb2.Ticket(ranges=[ranged]), KNOWN)
 
 
-def _deflated(raw: bytes) -> bytes:
+def _deflate(raw: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-13)
     return packer.compress(raw) + packer.flush()
 

@@ -40,7 +40,7 @@ _UPLOADS = "uploads/"
 _SECRET = "uploads.key"
 _SIGNATURE = re.compile("(?<=X-Amz-Signature=)[0-9a-f]+")
 _KEY_BYTES = 16
-"""Of an upload's name: nobody guesses them."""
+"""Octets of a key that nobody is to guess."""
 _TRANSFERS = 4
 """Uploads that are fetched and blobs that are written at a time, each through one buffer."""
 _CALLS = 4
