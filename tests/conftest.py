@@ -69,6 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the run even where somebody caught the hook's error; a worker tells who started it."""
+    # Libraries complain about what the interpreter cannot collect at its end.
+    gc.unfreeze()
     if unpickled:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if hasattr(session.config, "workeroutput"):
