@@ -62,8 +62,8 @@ class Offender(msgspec.Struct, frozen=True, order=True):
 
 
 def _functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, nodes in modules():
+        for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
 
@@ -78,8 +78,8 @@ def bare_participles() -> Iterator[Offender]:
 def duplicate_classes() -> Iterator[Offender]:
     """Yield every definition of a class name that the project defines more than once."""
     places = defaultdict(list)
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, nodes in modules():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(Offender(str(path), node.lineno, node.name))
     for found in places.values():
@@ -89,8 +89,8 @@ def duplicate_classes() -> Iterator[Offender]:
 
 def fragments() -> Iterator[Offender]:
     """Yield docstrings, those of fields included, that begin without a subject."""
-    for path, tree in modules():
-        for node in ast.walk(tree):
+    for path, nodes in modules():
+        for node in nodes:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 text = node.value.value
                 if isinstance(text, str) and text.startswith(FRAGMENT_STARTS):

@@ -4,6 +4,7 @@ Everything is read from the source; no module is imported.
 """
 
 import ast
+import gc
 import io
 import subprocess
 import tokenize
@@ -42,15 +43,25 @@ def one_per_line(findings: list[str]) -> str:
     return "\n" + "\n".join(findings)
 
 
+Nodes = tuple[ast.AST, ...]
+"""All nodes of a file's syntax tree, outer ones first."""
+
+
+def nodes_of(source: str) -> Nodes:
+    """Parse Python source."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
 @cache
-def syntax(path: Path) -> ast.Module:
-    """Parse a Python file."""
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
-
-
-def modules() -> list[tuple[Path, ast.Module]]:
-    """Return every hand-written Python file with its syntax tree."""
-    return [(path, syntax(path)) for path in handwritten_files() if path.suffix == ".py"]
+def modules() -> tuple[tuple[Path, Nodes], ...]:
+    """Parse every hand-written Python file, named relative to the root."""
+    # A million nodes stay: to look through them for garbage takes longer than to make them.
+    gc.disable()
+    paths = [path for path in handwritten_files() if path.suffix == ".py"]
+    found = tuple((path, nodes_of((ROOT / path).read_text(encoding="utf-8"))) for path in paths)
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 STUBS = "hypergpu/v1/*"
@@ -96,7 +107,7 @@ def code_lines(source: str) -> int:
     """Count a Python file's lines that hold a token of code."""
     prose = {
         line
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -161,20 +172,20 @@ class FolderPair(msgspec.Struct, frozen=True, order=True):
     back: str
 
 
+@cache
 def import_graph(root: Path) -> Graph:
     """Return which hand-written product files import which, tests aside."""
     found = (path for name in PACKAGES for path in sorted((root / name).rglob("*.py")))
     paths = [path for path in found if "node_modules" not in path.parts]
     known = {_module_name(path.relative_to(root)): str(path.relative_to(root)) for path in paths}
-    return {
-        str(path.relative_to(root)): {
-            known[name]
-            for name in _imported_modules(path, known)
-            if known[name] != str(path.relative_to(root))
-        }
-        for path in paths
-        if "v1" not in path.parts
-    }
+    parsed = {ROOT / path: nodes for path, nodes in modules()} if root == ROOT else {}
+    graph: Graph = {}
+    for path in paths:
+        if "v1" not in path.parts:
+            name = str(path.relative_to(root))
+            nodes = parsed.get(path) or nodes_of(path.read_text(encoding="utf-8"))
+            graph[name] = {known[each] for each in _imported_modules(nodes, known)} - {name}
+    return graph
 
 
 def _module_name(path: Path) -> str:
@@ -182,8 +193,8 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imported_modules(path: Path, known: dict[str, str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def _imported_modules(nodes: Nodes, known: dict[str, str]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -5,18 +5,17 @@ of figures ends with a benchmark's name and the keys of its figures.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.house.tree import ROOT, files, one_per_line
 from benchmarks.ours.table import read_rows
+from hypergpu.cli.main import app
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ANVIL = "node_modules/.installed"
-COMMAND = "from hypergpu.cli.main import main; main()"
 
 
 def code() -> str:
@@ -68,8 +67,7 @@ def test_commands_that_settle_install_a_chain_first() -> None:
 
 
 def has_help(words: tuple[str, ...]) -> bool:
-    argv = [sys.executable, "-c", COMMAND, *words, "--help"]
-    return subprocess.run(argv, cwd=ROOT, check=False, capture_output=True).returncode == 0
+    return CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
 
 
 def test_every_command_of_the_readme_exists() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house.offenders import RULES
-from benchmarks.house.tree import ROOT, handwritten_files, modules, one_per_line
+from benchmarks.house.tree import ROOT, Nodes, handwritten_files, modules, one_per_line
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -43,17 +43,17 @@ def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
     assert [str(path) for path in handwritten_files() if words(path) & NAMELESS_PLACES] == []
 
 
-def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def bound_names(nodes: Nodes) -> Iterator[tuple[int, str]]:
     """Yield each parameter and variable; a class's fields belong to the schemas and specs."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.arg):
             yield node.lineno, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
 
 
-def field_lines(tree: ast.Module) -> set[int]:
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def field_lines(nodes: Nodes) -> set[int]:
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     fields = (f for node in classes for f in node.body if isinstance(f, ast.Assign | ast.AnnAssign))
     return {field.lineno for field in fields}
 
@@ -61,9 +61,9 @@ def field_lines(tree: ast.Module) -> set[int]:
 def test_no_parameter_or_variable_has_a_name_that_says_nothing() -> None:
     found = [
         f"{path}:{line} {name}"
-        for path, tree in modules()
-        for line, name in bound_names(tree)
-        if name in NAMELESS_VALUES and line not in field_lines(tree)
+        for path, nodes in modules()
+        for line, name in bound_names(nodes)
+        if name in NAMELESS_VALUES and line not in field_lines(nodes)
     ]
     assert not found, one_per_line(found)
 
@@ -71,8 +71,8 @@ def test_no_parameter_or_variable_has_a_name_that_says_nothing() -> None:
 def test_no_function_only_says_that_it_does_something() -> None:
     found = [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in modules()
-        for node in ast.walk(tree)
+        for path, nodes in modules()
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and NAMELESS_DEEDS.match(node.name)
     ]
@@ -135,25 +135,26 @@ IN_TESTS = {
 LOCKS = ("locks/*", "package-lock.json")
 
 
-def imported_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported_names(nodes: Nodes) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def dotted_names(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
+def names_used(nodes: Nodes, wanted: set[str]) -> set[str]:
+    """Return which of these dotted names a file imports or writes out."""
+    last = {name.rpartition(".")[2] for name in wanted}
+    written = (node for node in nodes if isinstance(node, ast.Attribute) and node.attr in last)
+    return {*map(ast.unparse, written), *imported_names(nodes)} & wanted
 
 
 def test_nothing_imports_a_pickler() -> None:
     found = [
         f"{path} {name}"
-        for path, tree in modules()
-        for name in imported_names(tree)
+        for path, nodes in modules()
+        for name in imported_names(nodes)
         if name.partition(".")[0] in PICKLERS
     ]
     assert not found, one_per_line(found)
@@ -162,8 +163,8 @@ def test_nothing_imports_a_pickler() -> None:
 def test_nothing_calls_a_loader_that_unpickles() -> None:
     found = [
         f"{path} {name}"
-        for path, tree in modules()
-        for name in {*dotted_names(tree), *imported_names(tree)} & UNPICKLING_CALLS
+        for path, nodes in modules()
+        for name in names_used(nodes, UNPICKLING_CALLS)
     ]
     assert not found, one_per_line(found)
 
@@ -171,9 +172,9 @@ def test_nothing_calls_a_loader_that_unpickles() -> None:
 def test_no_test_sleeps_skips_or_patches() -> None:
     found = [
         f"{path} {name}"
-        for path, tree in modules()
+        for path, nodes in modules()
         if path.parts[0] == "tests"
-        for name in {*dotted_names(tree), *imported_names(tree)} & IN_TESTS
+        for name in names_used(nodes, IN_TESTS)
     ]
     assert not found, one_per_line(found)
 
@@ -181,8 +182,8 @@ def test_no_test_sleeps_skips_or_patches() -> None:
 def test_the_coordinator_waits_for_what_happens_and_sleeps_for_nothing() -> None:
     found = [
         str(path)
-        for path, tree in modules()
-        if path.parts[0] == "coordinator" and "time.sleep" in dotted_names(tree)
+        for path, nodes in modules()
+        if path.parts[0] == "coordinator" and names_used(nodes, {"time.sleep"})
     ]
     assert not found, one_per_line(found)
 
