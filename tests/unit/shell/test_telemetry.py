@@ -27,8 +27,8 @@ from coordinator.shell.runtime.nodes import (
     REPORTS,
     FinishedUpdate,
     Readings,
-    UploadMeter,
 )
+from coordinator.shell.runtime.upload_meter import UploadMeter
 from coordinator.shell.translate import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
