@@ -1,11 +1,12 @@
 """A Ray whose head is killed costs a fold time alone; tasks that want a GPU are given one."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -62,6 +63,14 @@ def pipe_task(path: Path, *, wants_gpu: bool = False) -> EngineTask:
     return EngineTask("fold", arguments, wants_gpu=wants_gpu)
 
 
+def end_pipe(path: Path, task: "Future[list[bytes | None]]") -> None:
+    """Open and close a named pipe for whoever reads it, until its task is done."""
+    while not task.done():
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        threading.Event().wait(LOOK_EVERY_S)
+
+
 def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
     head: RayHead, tmp_path: Path
 ) -> None:
@@ -73,16 +82,17 @@ def test_head_that_is_killed_in_a_fold_costs_it_time_alone_and_is_asked_again(
         assert (fold_by(engine, request), engine.lost_count) == (expected, 0)
         before = set(request.output_dir.iterdir())
         with ThreadPoolExecutor(CPUS + 1) as threads:
-            for pipe in pipes:
-                threads.submit(engine.run, [pipe_task(pipe)])
+            waiting = [threads.submit(engine.run, [pipe_task(pipe)]) for pipe in pipes]
             opened = [pipe.open("wb") for pipe in pipes]
             folding = threads.submit(fold_by, engine, request)
             while set(request.output_dir.iterdir()) == before:
                 threading.Event().wait(LOOK_EVERY_S)
             head.kill()
-            # This machine computes what Ray had in hand, and what it still had to do.
-            for writer in (*opened, *[pipe.open("wb") for pipe in pipes]):
+            for writer in opened:
                 writer.close()
+            # This machine computes what Ray had in hand, and what it still had to do.
+            for pipe, task in zip(pipes, waiting, strict=True):
+                end_pipe(pipe, task)
             assert folding.result() == expected
         lost_count = engine.lost_count
         assert lost_count > len(pipes)
