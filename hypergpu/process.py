@@ -60,7 +60,6 @@ def configure_logs(
             if file is None
             else _rotated_log_factory(file)
         ),
-        cache_logger_on_first_use=True,
     )
 
 

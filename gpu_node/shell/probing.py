@@ -121,12 +121,14 @@ class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float = 10.0
     """While it takes part in a job."""
     idle_train_s: float = 60.0
-    """Or a dozen heartbeats, if that is longer: where many nodes are, each is to say less."""
+    idle_train_beats: int = 12
+    """So many heartbeats instead, if that is longer: where many nodes are, each is to say less."""
     blocked_train_s: float = 120.0
     report_s: float = 5.0
     """While it takes part in a job."""
     idle_report_s: float = 30.0
-    """Or six heartbeats, if that is longer."""
+    idle_report_beats: int = 6
+    """So many heartbeats instead, if that is longer."""
     news_s: float = 1.0
     """Time to the next report when a transfer has ended."""
     fresh_s: float = 10.0
@@ -142,7 +144,6 @@ _UNANSWERED_MAX = 16
 """Probes that may be under way at a time; older ones count as never answered."""
 _TRAIN_WAIT_S = 1.0
 _TRAIN_WAIT_TRIPS = 4
-_TRAIN_BEATS, _REPORT_BEATS = 12, 6
 _SOCKETS_INTERVAL_S = 60.0
 """Time between two looks at the sockets of a busy node; of an idle one a look a stream will do."""
 
@@ -257,14 +258,16 @@ class Prober:
             return self._intervals.news_s
         if self.is_busy:
             return self._intervals.report_s
-        return max(self._intervals.idle_report_s, _REPORT_BEATS * self._heartbeat_s)
+        beats_s = self._intervals.idle_report_beats * self._heartbeat_s
+        return max(self._intervals.idle_report_s, beats_s)
 
     def _train_s(self) -> float:
         if self.is_blocked:
             return self._intervals.blocked_train_s
         if self.is_busy:
             return self._intervals.train_s
-        return max(self._intervals.idle_train_s, _TRAIN_BEATS * self._heartbeat_s)
+        beats_s = self._intervals.idle_train_beats * self._heartbeat_s
+        return max(self._intervals.idle_train_s, beats_s)
 
     async def _wait(self, interval_s: Callable[[], float]) -> None:
         """Wait for an interval, which is taken anew at each sign of work."""

@@ -1,6 +1,7 @@
 """Several coordinators on one PostgreSQL: who drives, and what becomes of one that slept."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -160,13 +161,13 @@ def test_of_many_claimants_one_drives(url: str, server: Engine) -> None:
 
 
 def test_a_server_that_cuts_connections_is_met_again(url: str, server: Engine) -> None:
-    journal = Journal(url, claim("first"))
+    name = f"cut-{secrets.token_hex(8)}"
+    journal = Journal(f"{url}&application_name={name}", claim("first"))
     cut = text(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-        " AND query LIKE '%tenure%' AND datname = current_database()"
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
     )
     with server.begin() as connection:
-        connection.execute(cut)
+        assert connection.execute(cut, {"name": name}).all()
     journal.append([row(0)])
     assert len(journal.read(JOB).entries) == 1
     journal.close()

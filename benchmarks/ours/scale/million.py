@@ -1,7 +1,7 @@
 """What a fleet of nodes needs of its operator, by formula from figures that were measured.
 
-Nothing is measured here. Left out: machines of the database and the coordinator, which hold one
-row and one decision for each update; their CPU for each update through gateways is not measured.
+Nothing is measured here. Left out: the machine of the database, which writes a few rows for each
+update.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,15 @@ class UnitCosts(NamedTuple):
     """Bytes that an idle node and its coordinator exchange in a second."""
     folded_per_core_s: float
     """Parameters of updates that one process folds in a second."""
+    decided_per_core_s: float
+    """Updates that fill a core of coordinators."""
 
 
 class FleetNeeds(NamedTuple):
     """What a fleet takes of its operator."""
 
     gateway_cores: float
+    coordinator_cores: float
     fold_cores: float
     control_bits_per_s: float
     """Mean, of all gateways together."""
@@ -59,6 +62,7 @@ def fleet_needs(fleet: NodeFleet, costs: UnitCosts) -> FleetNeeds:
     bytes_per_s = fleet.nodes * (costs.idle_bytes_per_s + costs.bytes_per_update / fleet.round_s)
     return FleetNeeds(
         gateway_cores=fleet.nodes / costs.sessions_per_core,
+        coordinator_cores=fleet.nodes / fleet.round_s / costs.decided_per_core_s,
         fold_cores=fleet.nodes * fleet.parameters / costs.folded_per_core_s / fleet.fold_s,
         control_bits_per_s=8 * bytes_per_s,
         usd_per_round=(fleet.nodes + 1) * WRITE_USD + 2 * fleet.nodes * READ_USD,
@@ -77,6 +81,7 @@ def unit_costs(figures: Mapping[str, float]) -> UnitCosts:
             bytes_per_update=figures["coordinator_bytes_per_update"],
             idle_bytes_per_s=figures["coordinator_idle_bytes_per_s"],
             folded_per_core_s=figures["fold_parameters_per_core_s"],
+            decided_per_core_s=1000 / figures["coordinator_cpu_ms_per_update"],
         )
     except KeyError as missing:
         raise BenchmarkError(f"{missing} is not in {RESULTS.name}: run the other parts") from None
@@ -91,6 +96,7 @@ def million_figures() -> PartFigures:
         needs = fleet_needs(fleet, costs)
         rows += [
             [f"{nodes:,} nodes: cores of gateways", f"{needs.gateway_cores:,.1f}"],
+            ["cores of coordinators", f"{needs.coordinator_cores:,.1f}"],
             ["cores of folds", f"{needs.fold_cores:,.0f}"],
             ["control line, Mbit/s", f"{needs.control_bits_per_s / 1e6:,.1f}"],
             ["requests to the bucket, dollars a round", f"{needs.usd_per_round:,.4g}"],
