@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator.core.gateway.pace import Pace
+from coordinator.core.gateway.appointments import Appointments
 from coordinator.shell.app.ports import (
     OPTIONS,
     bound_port,
@@ -148,8 +148,8 @@ class GatewayApp:
 
         ports = PortRewriter(OwnPorts(self._node_port, self._splice.port))
         parts = SessionParts(self._counts, echo, ports, count_message, self._lost_after_ms)
-        pace = Pace(settings.streams_per_s, settings.streams_per_s)
-        passed = PassedCalls(self._coordinators, pace, parts, self._token)
+        appointments = Appointments(settings.streams_per_s, settings.streams_per_s)
+        passed = PassedCalls(self._coordinators, appointments, parts, self._token)
         self._main.add_generic_rpc_handlers((passed.join_handler(),))
         self._node.add_generic_rpc_handlers((passed.node_handler(),))
         for server in (self._main, self._node):

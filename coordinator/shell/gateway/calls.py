@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from coordinator.core.gateway.pace import Pace
+from coordinator.core.gateway.appointments import Appointments
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_name
@@ -36,11 +36,15 @@ class PassedCalls:
     """The calls of all nodes of one gateway."""
 
     def __init__(
-        self, coordinators: Coordinators, pace: Pace, parts: SessionParts, token: Token
+        self,
+        coordinators: Coordinators,
+        appointments: Appointments,
+        parts: SessionParts,
+        token: Token,
     ) -> None:
         """``token`` is the operator's that the gateway asked for its certificate with."""
         self._coordinators = coordinators
-        self._pace = pace
+        self._appointments = appointments
         self._parts = parts
         self._token = token
         self._sessions: set[GatewaySession] = set()
@@ -108,7 +112,7 @@ class PassedCalls:
         hello = await _first_message(context)
         if self._is_stopping:
             raise self._away(node, _STOPPING_DETAIL)
-        if wait_ms := self._pace.wait_ms(node, monotonic_ms()):
+        if wait_ms := self._appointments.wait_ms(node, monotonic_ms()):
             self._parts.counts.postponed += 1
             detail = f"many nodes dial this gateway at once: come again in {wait_ms} ms"
             raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
@@ -163,7 +167,7 @@ class PassedCalls:
             session.end(self._away(session.node, _STOPPING_DETAIL))
 
     def _away(self, node: NodeId, detail: str) -> HyperGPUError:
-        wait_ms = self._pace.appointment_ms(node, monotonic_ms())
+        wait_ms = self._appointments.appointment_ms(node, monotonic_ms())
         return HyperGPUError(Reason.NOT_READY, detail, wait_ms=wait_ms)
 
     def _node(self, context: Context) -> NodeId:

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from coordinator.core.gateway.pace import Pace
+from coordinator.core.gateway.appointments import Appointments
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
 from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
@@ -382,7 +382,7 @@ class NodeGate:
         self._offers = RateLimiter(_OFFERS)
         self._calls = RateLimiter(NODE_CALLS)
         self._streams = OpenCounter(_NODE_STREAMS_MAX, "control streams")
-        self._pace = Pace(_STREAMS_PER_S, _STREAMS_BURST)
+        self._appointments = Appointments(_STREAMS_PER_S, _STREAMS_BURST)
 
     def let_in(self, node: NodeId) -> None:
         """Let a control stream open, for which the node has said hello.
@@ -390,7 +390,7 @@ class NodeGate:
         Raises:
             HyperGPUError: RATE_LIMITED, too many nodes dial at once, with the time to come again.
         """
-        if wait_ms := self._pace.wait_ms(node, monotonic_ms()):
+        if wait_ms := self._appointments.wait_ms(node, monotonic_ms()):
             detail = f"many nodes dial at once: come again in {wait_ms} ms"
             raise HyperGPUError(Reason.RATE_LIMITED, detail, wait_ms=wait_ms)
 

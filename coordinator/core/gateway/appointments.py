@@ -15,7 +15,7 @@ EARLY_MS = 100
 """Clocks and timers may be off by so much."""
 
 
-class Pace:
+class Appointments:
     """Appointments of one listener, in bounded memory."""
 
     def __init__(self, per_s: int, burst: int) -> None:
