@@ -150,7 +150,7 @@ def test_a_blob_that_is_needed_again_is_not_deleted_with_its_former_copy(
     leaving = kit.kept.take_forgotten()
     first.put(CONTENT)
     kit.bucket.delete(leaving)
-    kit.kept.end_deletion(leaving, are_gone=True)
+    kit.kept.end_deletion(leaving)
     assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
     assert kit.kept.begin_deletion(kit.keys()) == []
 
@@ -162,6 +162,18 @@ def test_a_sound_blob_takes_the_place_of_a_damaged_copy(kit: KeptBlobsKit, tmp_p
     first.bring([BLOB.digest])
     first.put(CONTENT, keep_s=-1)
     assert kit.open("second").path(BLOB.digest).read_bytes() == CONTENT
+
+
+def test_a_deletion_that_failed_is_tried_by_somebody_else(kit: KeptBlobsKit) -> None:
+    first = kit.open("first")
+    first.put(CONTENT, keep_s=-1)
+    first.collect(frozenset())
+    leaving = kit.kept.take_forgotten()
+    assert kit.kept.begin_deletion(leaving) == []
+    kit.kept.abandon_deletion(leaving)
+    first.put(CONTENT)
+    assert kit.keys() == [*leaving, copy_key(BLOB.digest, 1)]
+    assert kit.kept.begin_deletion(kit.keys()) == leaving
 
 
 def test_a_damaged_copy_is_deleted_with_its_blob(kit: KeptBlobsKit, tmp_path: Path) -> None:

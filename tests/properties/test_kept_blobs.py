@@ -102,7 +102,7 @@ class Steps:
         for keys in self._deleting[:1]:
             for key in keys:
                 self.bucket.contents.pop(key, None)
-            self.kept.end_deletion(keys, are_gone=True)
+            self.kept.end_deletion(keys)
             self._deleting.remove(keys)
 
     def is_safe(self) -> bool:

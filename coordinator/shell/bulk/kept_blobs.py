@@ -61,7 +61,7 @@ class KeptBlobs:
         self._forgotten: list[str] = []
         self._deleting: dict[Digest, set[str]] = {}
         """Keys that may vanish, and that no blob gets until they have."""
-        self._claimed: set[str] = set()
+        self._in_deletion: set[str] = set()
         """Those of them that somebody deletes right now."""
         self._uploads: dict[Digest, str] = {}
 
@@ -151,7 +151,7 @@ class KeptBlobs:
         """Let go of a blob that nobody needs any more: its keys are the next `take_forgotten`'s."""
         with self._lock:
             keys = self._keys.pop(digest, []) + self._damaged.pop(digest, [])
-            self._forgotten += self._claim(keys)
+            self._forgotten += self._begin(keys)
 
     def take_forgotten(self) -> list[str]:
         """Keys of blobs that were let go of since the last call, to be deleted by the caller."""
@@ -166,15 +166,13 @@ class KeptBlobs:
         with self._lock:
             kept = (*self._keys.values(), *self._damaged.values())
             needed = self._writing.union(*kept)
-            return self._claim(key for key in keys if key not in needed)
+            return self._begin(key for key in keys if key not in needed)
 
-    def end_deletion(self, keys: Collection[str], *, are_gone: bool) -> None:
-        """Stop deleting these keys. If they are not gone, no blob gets them, and somebody else may
-        try.
-        """
+    def end_deletion(self, keys: Collection[str]) -> None:
+        """Note that these keys are gone: blobs may get them again."""
         with self._lock:
-            self._claimed.difference_update(keys)
-            for key in keys if are_gone else ():
+            self._in_deletion.difference_update(keys)
+            for key in keys:
                 digest = digest_in(key)
                 if digest is None or digest not in self._deleting:
                     continue
@@ -182,10 +180,15 @@ class KeptBlobs:
                 if not self._deleting[digest]:
                     del self._deleting[digest]
 
-    def _claim(self, keys: Iterable[str]) -> list[str]:
+    def abandon_deletion(self, keys: Collection[str]) -> None:
+        """Note that these keys may not be gone: no blob gets them, and somebody else may try."""
+        with self._lock:
+            self._in_deletion.difference_update(keys)
+
+    def _begin(self, keys: Iterable[str]) -> list[str]:
         """Those of the keys that nobody else deletes. Called with the lock."""
-        free = [key for key in keys if key not in self._claimed]
-        self._claimed.update(free)
+        free = [key for key in keys if key not in self._in_deletion]
+        self._in_deletion.update(free)
         for key in free:
             if (digest := digest_in(key)) is not None:
                 self._deleting.setdefault(digest, set()).add(key)

@@ -400,13 +400,14 @@ class ObjectStore:
     @contextmanager
     def _deletion(self, keys: list[str]) -> Iterator[None]:
         """Delete keys within the block, whose error leaves them to somebody else."""
-        are_gone = False
         try:
             yield
-            are_gone = True
-        finally:
+        except BaseException:
             if self._kept is not None:
-                self._kept.end_deletion(keys, are_gone=are_gone)
+                self._kept.abandon_deletion(keys)
+            raise
+        if self._kept is not None:
+            self._kept.end_deletion(keys)
 
     def _key(self, digest: Digest) -> str:
         """Where a blob's copy is or comes."""
