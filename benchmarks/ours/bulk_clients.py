@@ -49,9 +49,9 @@ class BulkWork(msgspec.Struct, frozen=True):
 
 async def move_by_http(work: BulkWork, context: ssl.SSLContext | None) -> None:
     """Send or fetch the whole again and again, over one connection."""
-    client = BulkClient("127.0.0.1", context)
-    if work.tls is not None:
-        client.take_certificate(Path(work.tls.certificate), Path(work.tls.key))
+    if context is not None and work.tls is not None:
+        context.load_cert_chain(work.tls.certificate, work.tls.key)
+    client = BulkClient("127.0.0.1", None if context is None else lambda: context)
     ranged = tensor_pb2.TicketRange(
         url=work.url, end=work.size_bytes, headers={"Authorization": work.authorization}
     )

@@ -260,14 +260,16 @@ class CoordinatorCalls:
 
     @property
     def bulk(self) -> BulkClient:
-        """What tickets are used with, made when it is needed. Reads a small file."""
+        """What tickets are used with, made when it is needed."""
         if self._bulk is None:
-            context = None
-            if self.to.token.authority:
-                authority = _authority(self.to.address, self.to.token.authority)
-                context = client_context(authority.decode("ascii"))
+            context = self._bulk_context if self.to.token.authority else None
             self._bulk = BulkClient(split_address(self.to.address)[0], context)
         return self._bulk
+
+    def _bulk_context(self) -> ssl.SSLContext:
+        """TLS for bulk. Reads a small file."""
+        authority = _authority(self.to.address, self.to.token.authority)
+        return client_context(authority.decode("ascii"))
 
     async def close(self) -> None:
         """Close the channel and end what still runs over it."""

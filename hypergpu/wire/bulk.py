@@ -97,17 +97,18 @@ class BulkClient:
     def __init__(
         self,
         host: str,
-        context: ssl.SSLContext | Callable[[], ssl.SSLContext] | None,
+        make_context: Callable[[], ssl.SSLContext] | None,
         rates: BulkRates | None = None,
     ) -> None:
         """Dial ``host`` wherever a ticket names the coordinator; without a context in plaintext.
 
-        A function makes the context before the first transfer: it takes longer than a greeting, and
-        most streams of idle nodes end without any.
+        The context is made before the first transfer: that takes longer than a greeting, and most
+        streams of idle nodes end without any.
         """
         self._host = host
         self._rates = rates or BulkRates()
-        self._context = context
+        self._make_context = make_context
+        self._context: ssl.SSLContext | None = None
         self._session: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
@@ -172,7 +173,7 @@ class BulkClient:
 
     def take_certificate(self, certificate: Path, key: Path) -> None:
         """Dial with a renewed certificate from now on. Reads small files."""
-        if isinstance(self._context, ssl.SSLContext):
+        if self._context is not None:
             self._context.load_cert_chain(certificate, key)
 
     async def close(self) -> None:
@@ -198,7 +199,7 @@ class BulkClient:
                 connector=aiohttp.TCPConnector(
                     limit=0,
                     keepalive_timeout=_IDLE_S,
-                    ssl=self._made_context() or True,
+                    ssl=self._own_context() or True,
                     socket_factory=_open_socket,
                 ),
                 # Every wait of a transfer has a limit of its own.
@@ -210,10 +211,10 @@ class BulkClient:
             )
         return self._session
 
-    def _made_context(self) -> ssl.SSLContext | None:
-        if self._context is not None and not isinstance(self._context, ssl.SSLContext):
+    def _own_context(self) -> ssl.SSLContext | None:
+        if self._context is None and self._make_context is not None:
             try:
-                self._context = self._context()
+                self._context = self._make_context()
             except OSError as broken:
                 raise BulkBrokenError(f"no TLS by this node's files: {broken}") from broken
         return self._context

@@ -7,6 +7,7 @@ import ssl
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -212,7 +213,7 @@ async def test_only_the_node_of_a_ticket_may_show_it(tmp_path: Path) -> None:
                 with pytest.raises(BulkBrokenError, match="403"):
                     await opening.__aenter__()
             await client.close()
-        user = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
+        user = BulkClient("127.0.0.1", partial(client_context, authority.pem.decode("ascii")))
         with pytest.raises(BulkBrokenError, match="403"):
             await user.open(await kit.ticket(), Span(0, 1), patience()).__aenter__()
         ticket = await kit.store.ticket(None, kit.blob)
@@ -228,9 +229,9 @@ def _client(folder: Path, authority: Authority, node: NodeId) -> BulkClient:
     tls_key_pem(paths)
     issued = authority.issue(node, certificate_request_pem(paths, node), unix_s())
     paths.certificate.write_bytes(issued.pem)
-    client = BulkClient("127.0.0.1", client_context(authority.pem.decode("ascii")))
-    client.take_certificate(paths.certificate, paths.tls_key)
-    return client
+    context = client_context(authority.pem.decode("ascii"))
+    context.load_cert_chain(paths.certificate, paths.tls_key)
+    return BulkClient("127.0.0.1", lambda: context)
 
 
 async def test_ranges_are_received_in_any_order_and_counted(kit: StoreKit) -> None:
