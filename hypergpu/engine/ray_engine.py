@@ -127,8 +127,9 @@ class RayEngine:
             while True:
                 answer = msgspec.msgpack.decode(driver.receive(), type=BatchResults)
                 with self._turn:
-                    batch = self._waiting.pop(answer.number)
-                batch.results.set_result(answer.results)
+                    batch = self._waiting.pop(answer.number, None)
+                if batch is not None:  # else it was given to this machine
+                    batch.results.set_result(answer.results)
         except ChildLostError as lost:
             with self._turn:
                 self._lose(driver, str(lost))

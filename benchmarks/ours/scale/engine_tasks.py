@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from benchmarks.house.tree import ROOT
+from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.metering.host import JobPlan
 from benchmarks.ours.table import PartFigures
 from hypergpu.crypto import IdentityKey, keccak
@@ -89,14 +90,14 @@ def _by_turns(
     """Seconds that each engine takes, once its processes run.
 
     Raises:
-        AssertionError: An answer is another than this process's.
+        BenchmarkError: An answer is another than this process's.
     """
     seconds = [0.0, 0.0]
     for turn in range(_TURNS + 1):
         for place, engine in enumerate(engines):
             began_s = time.perf_counter()
             if ask(engine) != expected:
-                raise AssertionError("an engine answers otherwise than one process")
+                raise BenchmarkError("an engine answers otherwise than one process")
             if turn:
                 seconds[place] += (time.perf_counter() - began_s) / _TURNS
     return seconds[0], seconds[1]

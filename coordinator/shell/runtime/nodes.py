@@ -184,7 +184,9 @@ class ConnectedNodes:
         if before is not None:
             before.close()
         self.streams[stream.node] = stream
-        (self._direct.discard if stream.is_watched else self._direct.add)(stream.node)
+        self._direct.discard(stream.node)
+        if not stream.is_watched:
+            self._direct.add(stream.node)
         self._names[stream.node] = stream.capabilities.name
         self._draining.pop(stream.node, None)
         self.mark_heard(stream.node)
