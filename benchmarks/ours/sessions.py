@@ -143,7 +143,7 @@ async def serve_sessions(owner: ExitStack) -> None:
         tasks = await daemons(spread, trips, owner)
     else:
         tasks = await streams(spread, trips)
-    broken = asyncio.create_task(_first_end(tasks))
+    broken = asyncio.create_task(first_end(tasks))
     await asyncio.wait(
         [broken, asyncio.create_task(trips.all_heard.wait())],
         return_when=asyncio.FIRST_COMPLETED,
@@ -155,7 +155,8 @@ async def serve_sessions(owner: ExitStack) -> None:
     _say(trips.taken_us)
 
 
-async def _first_end(tasks: list[asyncio.Task[Any]]) -> None:
+async def first_end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Wait until a session ends."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 

@@ -15,7 +15,7 @@ import binascii
 import contextlib
 import ipaddress
 import re
-import select
+import selectors
 import socket
 import time
 from collections.abc import Iterator
@@ -226,9 +226,16 @@ def _shake_hands(secured: SSL.Connection, plain: socket.socket, give_up_at_s: fl
             secured.do_handshake()
             return
         except SSL.WantReadError:
-            select.select([plain], [], [], left_s)
+            _wait_for(plain, selectors.EVENT_READ, left_s)
         except SSL.WantWriteError:
-            select.select([], [plain], [], left_s)
+            _wait_for(plain, selectors.EVENT_WRITE, left_s)
+
+
+def _wait_for(plain: socket.socket, readiness: int, timeout_s: float) -> None:
+    # Not select(): it takes no descriptor from 1024 on, and a gateway has thousands.
+    with selectors.DefaultSelector() as selector:
+        selector.register(plain, readiness)
+        selector.select(timeout_s)
 
 
 def _why(broken: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from benchmarks.ours.sessions import SESSION, RoundTrips, SessionSpread, daemons
+from benchmarks.ours.sessions import SESSION, RoundTrips, SessionSpread, daemons, first_end
 from gpu_node.shell.control import ROUND_TRIP
 from hypergpu.process import raise_descriptor_limit
 
@@ -71,8 +71,12 @@ async def serve_sessions(owner: ExitStack) -> None:
     spread = msgspec.json.decode(await next_line(), type=SessionSpread)
     trips = LinkedTrips(spread.sessions)
     tasks = await daemons(spread, trips, owner)
-    await trips.all_heard.wait()
-    _say(not any(task.done() for task in tasks))
+    heard, ended = (
+        asyncio.create_task(trips.all_heard.wait()),
+        asyncio.create_task(first_end(tasks)),
+    )
+    await asyncio.wait([heard, ended], return_when=asyncio.FIRST_COMPLETED)
+    _say(not ended.done())
     while line := await next_line():
         if line.strip() == "links":
             _say(trips.links)
