@@ -78,6 +78,8 @@ class LinkLost(NodeEvent, frozen=True):
     reason: str
     wait_ms: Milliseconds = Milliseconds(0)
     """When the other side said to dial again; 0: it said nothing."""
+    heartbeat_ms: Milliseconds = Milliseconds(0)
+    """The interval of heartbeats that the last greeting asked for; 0: there was none yet."""
 
 
 class LinkRejected(NodeEvent, frozen=True):

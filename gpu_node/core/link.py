@@ -11,6 +11,7 @@ from gpu_node.core.state import (
     NodeSession,
     SessionStep,
     backoff_ms,
+    chosen_ms,
     replace,
 )
 from gpu_node.core.work import resume_transfer
@@ -22,6 +23,8 @@ SHORT_LIVED_ATTEMPT = 2
 """A link that broke sooner is retried within a second: a coordinator that is killed again and again
 must find its nodes there, and one that turns everybody away must not be stormed."""
 TOLD_WAIT_MS_MAX = 300_000
+USUAL_HEARTBEAT_MS = 5_000
+"""Whoever asks for heartbeats less often has thousands of nodes, which would all dial at once."""
 SPREAD_PART = 8
 """A told wait is spread by up to so small a part of it, at most by 200 ms."""
 REJECTED_ATTEMPT = 8
@@ -68,7 +71,8 @@ def _advance_dial(session: NodeSession, event: events.NodeEvent) -> SessionStep:
         case events.LinkLost(reason=reason, wait_ms=wait_ms) if wait_ms:
             return _wait_as_told(session, event.at_ms, reason, wait_ms)
         case events.LinkLost(reason=reason):
-            return _wait_to_retry(session, event.at_ms, reason)
+            spread_ms = _spread_ms(session, event.heartbeat_ms)
+            return _wait_to_retry(session, event.at_ms, reason, spread_ms=spread_ms)
         case events.LinkRejected(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason, attempt_min=REJECTED_ATTEMPT)
         case _:
@@ -103,6 +107,7 @@ def _wait_to_retry(
     phase: LinkPhase = LinkPhase.WAITING,
     *,
     attempt_min: int = 0,
+    spread_ms: int = 0,
 ) -> SessionStep:
     quick_until_ms = _quick_until_ms(session, at_ms)
     is_quick = at_ms < quick_until_ms and not attempt_min
@@ -110,13 +115,20 @@ def _wait_to_retry(
     cap_ms = session.reconnect_cap_ms
     if is_quick:
         attempt, cap_ms = min(attempt, QUICK_ATTEMPT_MAX), min(cap_ms, QUICK_CAP_MS)
-    waits_ms = backoff_ms(session.node, attempt, cap_ms)
+    waits_ms = backoff_ms(session.node, attempt, cap_ms) + spread_ms
     retry_at_ms = Milliseconds(at_ms + waits_ms)
     if is_quick and session.link.phase is LinkPhase.CONNECTING:
         # A dial into a dead line has waited already.
         retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
     waiting = CoordinatorLink(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
     return _wait(session, waiting)
+
+
+def _spread_ms(session: NodeSession, heartbeat_ms: Milliseconds) -> Milliseconds:
+    """This node's share of the time over which all nodes of a busy process dial again."""
+    if heartbeat_ms <= USUAL_HEARTBEAT_MS:
+        return Milliseconds(0)
+    return chosen_ms(f"{session.node}/spread/{session.link.attempt}", heartbeat_ms)
 
 
 def _wait_as_told(

@@ -293,8 +293,13 @@ def backoff_ms(key: str, attempt: int, cap_ms: Milliseconds = CAP_MS) -> Millise
     """
     whole_ms = min(cap_ms, FIRST_MS << min(attempt, _DOUBLINGS_MAX))
     half_ms = whole_ms // 2
-    seed = hashlib.blake2b(f"{key}/{attempt}".encode(), digest_size=8).digest()
-    return Milliseconds(half_ms + int.from_bytes(seed, "big") % half_ms)
+    return Milliseconds(half_ms + chosen_ms(f"{key}/{attempt}", half_ms))
+
+
+def chosen_ms(key: str, below_ms: int) -> Milliseconds:
+    """A time in [0, ``below_ms``), the same for the same ``key``."""
+    seed = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return Milliseconds(int.from_bytes(seed, "big") % below_ms)
 
 
 RESTARTS_MAX = 3

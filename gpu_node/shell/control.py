@@ -44,6 +44,8 @@ AGAIN_TRIPS = 6
 """Round trips until another connection is tried beside the pending ones: TCP and TLS take three or
 four.
 """
+AGAIN_PART = 5
+"""Part of the interval of heartbeats that this time is at least."""
 
 
 async def dial_first(
@@ -54,7 +56,8 @@ async def dial_first(
     Args:
         open_calls: Opens a channel, each time to the next target.
         targets: Coordinators, of which one is to be found.
-        again_s: Time until another channel is tried beside those before it.
+        again_s: Time until another channel is tried beside those before it. Once each target was
+            tried it is doubled each time: one that is busy must not get ever more connections.
         timeout_s: Time until all are given up.
 
     Raises:
@@ -62,9 +65,11 @@ async def dial_first(
         HyperGPUError: As ``open_calls``.
     """
     pending: dict[asyncio.Task[None], Calls] = {}
+    untried = targets
     try:
         async with asyncio.timeout(timeout_s):
             while True:
+                untried, again_s = untried - 1, again_s if untried > 0 else 2 * again_s
                 calls = open_calls()
                 pending[asyncio.create_task(calls.connect(), name="dial")] = calls
                 settled, _ = await asyncio.wait(
@@ -286,7 +291,7 @@ class CoordinatorStream:
                 await self._listen(call)
         except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
             return self._end_event(broken)
-        return LinkLost(at_ms=monotonic_ms(), reason="the coordinator ended the stream")
+        return self._lost("the coordinator ended the stream")
 
     def _end_event(self, broken: Exception) -> NodeEvent:
         at_ms = monotonic_ms()
@@ -299,8 +304,15 @@ class CoordinatorStream:
             return LinkRejected(at_ms=at_ms, reason=reason)
         is_silent = isinstance(broken, TimeoutError)
         reason = "the coordinator is silent" if is_silent else describe_error(broken)
-        wait_ms = Milliseconds(0 if rejection is None else rejection.wait_ms)
-        return LinkLost(at_ms=at_ms, reason=reason, wait_ms=wait_ms)
+        return self._lost(reason, 0 if rejection is None else rejection.wait_ms)
+
+    def _lost(self, reason: str, wait_ms: int = 0) -> LinkLost:
+        return LinkLost(
+            at_ms=monotonic_ms(),
+            reason=reason,
+            wait_ms=Milliseconds(wait_ms),
+            heartbeat_ms=Milliseconds(round(self._paced_s * 1000)),
+        )
 
     async def _greet(self, call: ControlCall, working: tuple[Lease, ...], calls: Calls) -> None:
         hello = hello_message(self.capabilities, working, self.receipts.newest())
@@ -324,6 +336,7 @@ class CoordinatorStream:
         """Calls over a channel that is connected, or knows that it cannot be."""
         timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
+        again_s = max(again_s, self._paced_s / AGAIN_PART)
         targets = self._access.coordinators
         if targets > 1:
             # One that stands still accepts a connection and says nothing.
@@ -331,6 +344,11 @@ class CoordinatorStream:
         return await dial_first(
             self._access.open_calls, again_s=again_s, timeout_s=timeout_s, targets=targets
         )
+
+    @property
+    def _paced_s(self) -> float:
+        """The interval of heartbeats, which a busy process lengthens; 0: none is known."""
+        return self._interval.seconds if math.isfinite(self._interval.seconds) else 0.0
 
     @property
     def _longest_trip_s(self) -> float:
@@ -342,7 +360,7 @@ class CoordinatorStream:
         timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
         if not longest_s:
             return timeout_s
-        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s))
+        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s, self._paced_s))
 
     async def _listen(self, call: ControlCall) -> None:
         unpacker = MessageUnpacker()

@@ -1,3 +1,5 @@
+from collections import Counter
+
 from msgspec.structs import replace
 
 from gpu_node.core.events import (
@@ -444,6 +446,21 @@ def test_a_coordinator_that_was_never_reached_is_dialled_ever_more_seldom() -> N
     session = transition(session, LinkLost(at_ms=at(5), reason="refused")).session
     waits = waits_while_away(session, 9)
     assert CAP_MS // 2 <= waits[-1] < CAP_MS
+
+
+def dials_after_ms(session: NodeSession, heartbeat_ms: int) -> int:
+    """Time after which a broken link is dialled again."""
+    broken_at_ms = at(session.link.since_ms + 10_000)
+    broken = LinkLost(at_ms=broken_at_ms, reason="reset", heartbeat_ms=at(heartbeat_ms))
+    return transition(session, broken).session.link.retry_at_ms - broken_at_ms
+
+
+def test_nodes_of_a_busy_process_come_back_over_an_interval_of_their_heartbeats() -> None:
+    nodes = [replace(reach(*CONNECT), node=f"node {number}") for number in range(2_000)]
+    seconds = Counter(dials_after_ms(each, 25_000) // 1_000 for each in nodes)
+    assert sorted(seconds) == list(range(26))
+    assert max(seconds.values()) < 2 * 2_000 / 25
+    assert max(dials_after_ms(each, 5_000) for each in nodes) < 200
 
 
 def told_to_wait(session: NodeSession, wait_ms: int) -> NodeSession:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from gpu_node.core import events
 from gpu_node.shell.access import Access
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.calls import Calls
+from gpu_node.shell.control import CoordinatorStream, EventQueue, dial_first
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
@@ -317,6 +318,26 @@ async def test_a_coordinator_that_stands_still_does_not_hold_up_the_next(node: J
     with socket.create_server(("127.0.0.1", 0)) as silent:
         put_first(node, f"127.0.0.1:{silent.getsockname()[1]}")
         await connect(node)
+
+
+async def test_a_coordinator_that_stands_still_gets_ever_fewer_connections(
+    node: JoinedNode,
+) -> None:
+    opened: list[Calls] = []
+
+    def open_calls() -> Calls:
+        opened.append(node.access.open_calls())
+        return opened[-1]
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        coordinator = load_coordinator(node.paths)
+        assert coordinator is not None
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        save_coordinator(node.paths, replace(coordinator, address=address))
+        with pytest.raises(TimeoutError):
+            await dial_first(open_calls, again_s=0.01, timeout_s=0.64)
+    # After 0, 10, 30, 70, 150, 310 and 630 ms.
+    assert 2 <= len(opened) <= 7
 
 
 async def test_a_welcome_tells_of_other_coordinators(node: JoinedNode) -> None:
