@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from coordinator.shell.app.listeners import (
 )
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
-from coordinator.shell.app.takeover import Turn, end_turn, open_blobs, take_turn
+from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
@@ -161,26 +162,30 @@ class CoordinatorApp:
         if payments is not None:
             await payments.start()
         async with asyncio.TaskGroup() as tasks:
-            driving = tasks.create_task(self._services.driver.run(self._perform, self._after_drain))
+
+            def begin(work: Coroutine[object, object, object]) -> asyncio.Task[object]:
+                task = tasks.create_task(work)
+                task.add_done_callback(self._check_turn)
+                return task
+
+            driving = begin(self._services.driver.run(self._perform, self._after_drain))
             forever = [
-                tasks.create_task(self._services.allocator.run()),
-                tasks.create_task(
-                    self._services.allocator.watch(Milliseconds(self._settings.lost_after_ms))
-                ),
-                tasks.create_task(self._collector.run()),
-                tasks.create_task(keep_node_counts(self._services)),
-                tasks.create_task(keep_others_known(self._services)),
-                tasks.create_task(copy_leftovers(self._services)),
-                tasks.create_task(self._services.bulk.run()),
+                begin(self._services.allocator.run()),
+                begin(self._services.allocator.watch(Milliseconds(self._settings.lost_after_ms))),
+                begin(self._collector.run()),
+                begin(keep_node_counts(self._services)),
+                begin(keep_others_known(self._services)),
+                begin(copy_leftovers(self._services)),
+                begin(self._services.bulk.run()),
             ]
             forever += [
-                tasks.create_task(take_up(self._services, runtime))
+                begin(take_up(self._services, runtime))
                 for runtime in list(self._services.driver.runtimes.values())
             ]
             if payments is not None:
-                forever.append(tasks.create_task(_run_payments(payments)))
+                forever.append(begin(_run_payments(payments)))
             if self._outbox is not None:
-                forever.append(tasks.create_task(self._outbox.run()))
+                forever.append(begin(self._outbox.run()))
             await self._serve(hosts)
             await self._is_stopping.wait()
             await self._leave()
@@ -189,6 +194,15 @@ class CoordinatorApp:
             self._services.driver.close()
             await driving
         await self._close()
+
+    def _check_turn(self, ended: asyncio.Task[object]) -> None:
+        """End this process at once where its turn is over: no call of it is to be ended in order,
+        nor anything that hangs to be waited for, while another coordinator could drive.
+        """
+        if ended.cancelled() or (broken := ended.exception()) is None:
+            return
+        if self._settings.takeover and is_away(broken):
+            end_turn(self._settings, str(broken))
 
     def _bulk_certificates(self, hosts: tuple[str, ...]) -> Certificates | None:
         if self._authority is None:

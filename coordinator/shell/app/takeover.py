@@ -4,6 +4,7 @@ import os
 import secrets
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -51,6 +52,8 @@ _NAME = "coordinator.name"
 _LOOK_S = 0.25
 """How often a standby looks whether the tenure is free."""
 _AGAIN_S = 1.0
+_STANDARD_MOST = 2
+"""Descriptors of input, output and errors, which outlive a process that begins anew."""
 _NOTHING_ELSE = threading.Event()
 """Never set: until it drives, this process has nothing to do but look again, and signals end it."""
 
@@ -197,8 +200,12 @@ def end_turn(settings: Settings, why: str) -> NoReturn:
     sys.stderr.flush()
     if not settings.takeover:
         os._exit(Reason.NOT_READY.exit_code)
-    # Sockets and pipes close, and so do the child processes behind them.
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # Sockets and pipes close, and so do the child processes behind them. Not sooner: threads of
+    # gRPC that still run would find their descriptors gone, and abort.
+    for each in Path("/dev/fd").iterdir():
+        if (descriptor := int(each.name)) > _STANDARD_MOST:
+            with suppress(OSError):
+                os.set_inheritable(descriptor, False)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 

@@ -121,6 +121,8 @@ class ControlStream:
         """Jobs whose terms it has been told with a receipt."""
         self.known_address = ""
         """Address by which the node unpacks others; empty: it is told whole ones."""
+        self.known_coordinators: tuple[str, ...] = ()
+        """Addresses of the other coordinators that it was told of."""
         self.is_watched = False
         """A gateway ends it when its node is silent: it may say nothing for any length of time."""
         self.pace = StreamPace.begin(UsualPace())

@@ -111,6 +111,8 @@ class Enrolment:
             self._nodes.revoke(node)
             raise HyperGPUError(Reason.TOKEN_REVOKED, f"token {credential.token_id} was revoked")
         log.info("a node joined", node=node, token_id=credential.token_id)
+        # Whoever began to stand by a moment ago may be all that is left in a moment.
+        self.others.refresh()
         return node_pb2.JoinResponse(
             version=version_message(),
             node_id=node,
@@ -221,16 +223,26 @@ def _usual_pace(services: Services) -> UsualPace:
 
 
 def _welcome(services: Services, session: ControlStream) -> node_pb2.ControlResponse:
-    """The greeting; said again, it renews the node's probe token and paces its heartbeats."""
+    """The greeting; said again, it renews the node's probe token, paces its heartbeats and tells
+    which coordinators there are.
+    """
     session.pace = session.pace.with_streams(_own_streams(services, session))
+    session.known_coordinators = services.others.node_addresses
     welcome = node_pb2.Welcome(
         version=version_message(),
         heartbeat_interval_ms=session.pace.told.interval_ms,
         probe_port=services.echo.port,
         probe_token=services.echo.token(session.node),
-        coordinators=services.others.node_addresses,
+        coordinators=session.known_coordinators,
     )
     return node_pb2.ControlResponse(welcome=welcome)
+
+
+def _is_outdated(services: Services, session: ControlStream) -> bool:
+    """Whether the node is to be greeted again: what it was told holds no more."""
+    if session.known_coordinators != services.others.node_addresses:
+        return True
+    return session.pace.is_outdated(_own_streams(services, session))
 
 
 def _own_streams(services: Services, session: ControlStream) -> int:
@@ -278,8 +290,7 @@ async def _listen(
             gate.check(session.node)  # It may have been revoked, and read nothing.
             gate.count_message(session.node)
             services.nodes.mark_heard(session.node)
-            is_outdated = session.pace.is_outdated(_own_streams(services, session))
-            if is_outdated or monotonic_ms() >= renewal_ms:
+            if _is_outdated(services, session) or monotonic_ms() >= renewal_ms:
                 renewal_ms = monotonic_ms() + RENEWAL_MS
                 session.send(_welcome(services, session))
             if not _hear_of_line(services, session, message):

@@ -1,0 +1,60 @@
+"""What a control stream tells its node of other coordinators, and when."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from coordinator.shell.journal.coordinators import CoordinatorRecord, OtherCoordinators, register
+from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
+from coordinator.shell.servicers.node_session import control
+from hypergpu.crypto import IdentityKey
+from hypergpu.streams import PROTOCOL
+from hypergpu.v1 import node_pb2
+from tests.calls_in_process import CallContext
+from tests.journals import FolderJournal
+from tests.unit.shell.whole_shell import services_in
+
+KEY = IdentityKey.generate()
+STANDBY = CoordinatorRecord("standby", "192.0.2.7:7700", "192.0.2.7:7701")
+
+
+class Conversation(CallContext):
+    """A node's call, which says one thing after the other."""
+
+    def __init__(self) -> None:
+        super().__init__((), KEY.node_id)
+        self._said: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def say(self, **message: Any) -> None:
+        self._said.put_nowait(node_pb2.ControlRequest(**message).SerializeToString())
+
+    async def read(self) -> bytes:
+        return await self._said.get()
+
+
+async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by_since(
+    tmp_path: Path,
+) -> None:
+    journal = FolderJournal(tmp_path)
+    others = OtherCoordinators(journal.database, "this one")
+    services = services_in(tmp_path, journal)._replace(others=others)
+    nodes = KnownNodes(journal)
+    nodes.admit(NodeRecord(KEY.node_id, KEY.public_key, b"{}", "test", 0, 0))
+    context: Any = Conversation()
+    requests = Requests(context, node_pb2.ControlRequest.FromString)
+    gate = NodeGate(nodes, is_plaintext=True)
+    answers = control(services, gate, Caller(context, "NodeService.Control"), requests)
+    context.say(hello=node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test")))
+    assert list((await anext(answers)).welcome.coordinators) == []
+
+    with journal.database.writer() as connection:
+        register(connection, STANDBY)
+    others.refresh()
+    for sequence in (1, 2):
+        context.say(heartbeat=node_pb2.Heartbeat(sequence=sequence))
+    told = [await anext(answers) for _ in range(3)]
+    assert list(told[0].welcome.coordinators) == [STANDBY.node_address]
+    assert [each.heartbeat_echo.sequence for each in told[1:]] == [1, 2]
+    await answers.aclose()
