@@ -25,6 +25,8 @@ must find its nodes there, and one that turns everybody away must not be stormed
 TOLD_WAIT_MS_MAX = 300_000
 USUAL_HEARTBEAT_MS = 5_000
 """Whoever asks for heartbeats less often has thousands of nodes, which would all dial at once."""
+SPREAD_INTERVALS = 1.5
+"""They dial again over so many intervals: some 130 a second, which a core takes with ease."""
 SPREAD_PART = 8
 """A told wait is spread by up to so small a part of it, at most by 200 ms."""
 REJECTED_ATTEMPT = 8
@@ -128,7 +130,8 @@ def _spread_ms(session: NodeSession, heartbeat_ms: Milliseconds) -> Milliseconds
     """This node's share of the time over which all nodes of a busy process dial again."""
     if heartbeat_ms <= USUAL_HEARTBEAT_MS:
         return Milliseconds(0)
-    return chosen_ms(f"{session.node}/spread/{session.link.attempt}", heartbeat_ms)
+    key = f"{session.node}/spread/{session.link.attempt}"
+    return chosen_ms(key, round(SPREAD_INTERVALS * heartbeat_ms))
 
 
 def _wait_as_told(
