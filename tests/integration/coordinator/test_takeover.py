@@ -4,10 +4,12 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from hypergpu.client import JobView
 from hypergpu.cluster.s3_server import S3Server
 from tests.conformance.journal_stores import postgres_schema
 from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
@@ -47,3 +49,35 @@ def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: CoordinatorP
     pair.first.terminate()
     pair.let_drive(pair.second)
     assert cluster.job(job_id).job.model == undisturbed
+
+
+@pytest.mark.full
+def test_coordinators_on_one_database_drive_the_jobs_of_a_pool_each(
+    tmp_path: Path, s3_server: S3Server
+) -> None:
+    with ExitStack() as pools:
+        urls = [pools.enter_context(postgres_schema()) for _ in range(2)]
+        folders = [tmp_path / name for name in ("vision", "text")]
+        for folder in folders:
+            folder.mkdir()
+        made = [
+            pools.enter_context(CoordinatorPair(folder, (url, url), s3_server))
+            for folder, url in zip(folders, urls, strict=True)
+        ]
+        jobs = [pair.cluster.submit(SPEC) for pair in made]
+        for pair, job_id in zip(made, jobs, strict=True):
+            pair.cluster.wait_for(job_id, is_round(1))
+        for pair in made:
+            pair.first.kill()
+        models = []
+        for pair, job_id in zip(made, jobs, strict=True):
+            pair.let_drive(pair.second)
+            models.append(pair.cluster.wait_until_finished(job_id).model)
+            assert [job.job_id for job in jobs_of(pair)] == [job_id]
+        assert models[0] == models[1] is not None
+
+
+def jobs_of(pair: CoordinatorPair) -> list[JobView]:
+    """What a pool's operator sees."""
+    with pair.cluster.client() as client:
+        return list(client.jobs())
