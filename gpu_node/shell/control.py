@@ -291,7 +291,7 @@ class CoordinatorStream:
                 await self._listen(call)
         except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
             return self._end_event(broken)
-        return self._lost("the coordinator ended the stream")
+        return self._link_lost("the coordinator ended the stream")
 
     def _end_event(self, broken: Exception) -> NodeEvent:
         at_ms = monotonic_ms()
@@ -304,9 +304,9 @@ class CoordinatorStream:
             return LinkRejected(at_ms=at_ms, reason=reason)
         is_silent = isinstance(broken, TimeoutError)
         reason = "the coordinator is silent" if is_silent else describe_error(broken)
-        return self._lost(reason, 0 if rejection is None else rejection.wait_ms)
+        return self._link_lost(reason, 0 if rejection is None else rejection.wait_ms)
 
-    def _lost(self, reason: str, wait_ms: int = 0) -> LinkLost:
+    def _link_lost(self, reason: str, wait_ms: int = 0) -> LinkLost:
         return LinkLost(
             at_ms=monotonic_ms(),
             reason=reason,

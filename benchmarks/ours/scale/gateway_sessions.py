@@ -5,6 +5,7 @@ for each line on stdin: round trips of so many seconds, or how its links are.
 """
 
 import asyncio
+import gc
 import logging
 import sys
 import time
@@ -76,6 +77,8 @@ async def serve_sessions(owner: ExitStack) -> None:
         asyncio.create_task(first_end(tasks)),
     )
     await asyncio.wait([heard, ended], return_when=asyncio.FIRST_COMPLETED)
+    # A daemon has a process of its own, which never looks through thousands of others' objects.
+    gc.freeze()
     _say(not ended.done())
     while line := await next_line():
         if line.strip() == "links":

@@ -37,6 +37,8 @@ from hypergpu.wire.credentials import Role, Token, is_loopback
 log = structlog.get_logger()
 
 _LOG_S = 60.0
+_BURST_S = 5
+"""Nodes of so many seconds may come at once: one that is turned away shook hands for nothing."""
 _SHARED_PORT = tuple((name, 1 if name == "grpc.so_reuseport" else value) for name, value in OPTIONS)
 """Gateways of one machine may share their ports: the system spreads connections over them."""
 
@@ -148,7 +150,8 @@ class GatewayApp:
 
         ports = PortRewriter(OwnPorts(self._node_port, self._splice.port))
         parts = SessionParts(self._counts, echo, ports, count_message, self._lost_after_ms)
-        appointments = Appointments(settings.streams_per_s, settings.streams_per_s)
+        burst = _BURST_S * settings.streams_per_s
+        appointments = Appointments(settings.streams_per_s, burst)
         passed = PassedCalls(self._coordinators, appointments, parts, self._token)
         self._main.add_generic_rpc_handlers((passed.join_handler(),))
         self._node.add_generic_rpc_handlers((passed.node_handler(),))

@@ -1,6 +1,7 @@
 """The contracts' own tests are forge's (contracts/test); here they run, and are tested themselves.
 
-A million random calls and all mutants are `make bench ONLY=contracts`; here are some of both.
+A million random calls and all mutants are `make bench ONLY=contracts`; here are some calls, and
+some mutants in `make full`.
 """
 
 import json
@@ -19,7 +20,7 @@ from contracts.tools.mutate import (
     score,
 )
 
-CALLS = 10_000
+CALLS = 2_000
 PART = 20
 pytestmark = pytest.mark.timeout(600)
 
@@ -70,6 +71,7 @@ def test_a_mutant_is_one_changed_line_of_a_function() -> None:
     }
 
 
+@pytest.mark.full
 def test_the_tests_notice_mutants(
     record_property: Callable[[str, object], None],
 ) -> None:

@@ -61,6 +61,24 @@ def standing(found: dict[str, Any], name: str) -> dict[str, Any]:
     return only
 
 
+def be_short_of_its_target(files: Path) -> None:
+    """Change the job into one that ends before."""
+    text = (files / "job.toml").read_text("utf-8").replace("rounds = 12", "rounds = 2")
+    (files / "job.toml").write_text(text.replace("0.7", "0.999"), "utf-8")
+
+
+def test_a_target_that_is_never_reached_is_said_and_not_tried_again(files: Path) -> None:
+    be_short_of_its_target(files)
+    for is_kept in (False, True):
+        ended = run_compare(files, "--strategies", "diloco")
+        assert ended.returncode == 1
+        assert "diloco, seed 1: never reached accuracy 0.999" in ended.stdout
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith("[1/1] diloco-1: ")
+        assert line.endswith("(kept)") is is_kept
+
+
+@pytest.mark.full
 def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) -> None:
     half = run_compare(files, "--strategies", "diloco")
     assert "[1/1] diloco-1: " in half.stderr
@@ -88,8 +106,7 @@ def test_a_job_is_compared_and_what_is_finished_is_not_run_again(files: Path) ->
     assert json.loads(for_page.read_text("utf-8")) == found
     assert "<svg" in (files / "out" / "compare.svg").read_text("utf-8")
     # A changed job is another run; this one's target is never reached.
-    text = (files / "job.toml").read_text("utf-8").replace("rounds = 12", "rounds = 2")
-    (files / "job.toml").write_text(text.replace("0.7", "0.999"), "utf-8")
+    be_short_of_its_target(files)
     again = run_compare(files, "--strategies", "diloco")
     assert "(kept)" not in again.stderr
     assert again.returncode == 1

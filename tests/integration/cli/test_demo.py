@@ -90,6 +90,7 @@ def test_demo_kills_a_node_and_still_learns(tmp_path: Path) -> None:
     assert processes_left(tmp_path) == []
 
 
+@pytest.mark.full
 def test_fixed_demo_ends_with_the_same_model_over_any_network(tmp_path: Path) -> None:
     fixed = ["--fixed", "--nodes", "2"]
     models = {
