@@ -73,7 +73,7 @@ def test_coordinators_on_one_database_drive_the_jobs_of_a_pool_each(
         for pair, job_id in zip(made, jobs, strict=True):
             pair.let_drive(pair.second)
             models.append(pair.cluster.wait_until_finished(job_id).model)
-            assert [job.job_id for job in jobs_of(pair)] == [job_id]
+            assert [job.id for job in jobs_of(pair)] == [job_id]
         assert models[0] == models[1] is not None
 
 
