@@ -5,6 +5,7 @@ and progress up, work and cancels down.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -20,7 +21,7 @@ from coordinator.shell.identity.authority import Authority, IssuedCertificate
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
-from coordinator.shell.journal.records import NodeRecord
+from coordinator.shell.journal.records import JournalError, NodeRecord
 from coordinator.shell.probe_echo import RENEWAL_MS
 from coordinator.shell.runtime.nodes import ControlStream, KnownNodes
 from coordinator.shell.runtime.services import Services
@@ -112,7 +113,8 @@ class Enrolment:
             raise HyperGPUError(Reason.TOKEN_REVOKED, f"token {credential.token_id} was revoked")
         log.info("a node joined", node=node, token_id=credential.token_id)
         # Whoever began to stand by a moment ago may be all that is left in a moment.
-        self.others.refresh()
+        with suppress(JournalError):
+            self.others.refresh()
         return node_pb2.JoinResponse(
             version=version_message(),
             node_id=node,
