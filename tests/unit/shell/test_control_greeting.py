@@ -45,7 +45,7 @@ async def test_a_node_is_told_within_a_heartbeat_of_a_coordinator_that_stands_by
     context: Any = Conversation()
     requests = Requests(context, node_pb2.ControlRequest.FromString)
     gate = NodeGate(nodes, is_plaintext=True)
-    answers = control(services, gate, Caller(context, "NodeService.Control"), requests)
+    answers: Any = control(services, gate, Caller(context, "NodeService.Control"), requests)
     context.say(hello=node_pb2.Hello(version=node_pb2.Version(protocol=PROTOCOL, software="test")))
     assert list((await anext(answers)).welcome.coordinators) == []
 
