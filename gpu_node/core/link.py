@@ -24,9 +24,9 @@ SHORT_LIVED_ATTEMPT = 2
 must find its nodes there, and one that turns everybody away must not be stormed."""
 TOLD_WAIT_MS_MAX = 300_000
 USUAL_HEARTBEAT_MS = 5_000
-"""Whoever asks for heartbeats less often has thousands of nodes, which would all dial at once."""
+"""A longer interval tells of thousands of nodes, which must not dial all at once."""
 SPREAD_INTERVALS = 1.5
-"""They dial again over so many intervals: some 130 a second, which a core takes with ease."""
+"""They dial again over so many: of 5,000 some 130 a second, half a core of a gateway."""
 SPREAD_PART = 8
 """A told wait is spread by up to so small a part of it, at most by 200 ms."""
 REJECTED_ATTEMPT = 8

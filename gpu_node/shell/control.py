@@ -45,7 +45,7 @@ AGAIN_TRIPS = 6
 four.
 """
 AGAIN_PART = 5
-"""Part of the interval of heartbeats that this time is at least."""
+"""Another connection waits for at least so small a part of the interval of heartbeats."""
 
 
 async def dial_first(

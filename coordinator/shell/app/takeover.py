@@ -201,7 +201,7 @@ def end_turn(settings: Settings, why: str) -> NoReturn:
     if not settings.takeover:
         os._exit(Reason.NOT_READY.exit_code)
     # Sockets and pipes close, and so do the child processes behind them. Not sooner: threads of
-    # gRPC that still run would find their descriptors gone, and abort.
+    # gRPC still run, and what one does whose descriptors are gone may end the process.
     for each in Path("/dev/fd").iterdir():
         if (descriptor := int(each.name)) > _STANDARD_MOST:
             with suppress(OSError):
