@@ -5,6 +5,7 @@ Nothing of them is imported, so that a process which runs for months can look of
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
@@ -82,12 +83,16 @@ def _stem(package: Distribution) -> str:
 
 
 class PackageWatch:
-    """Looks for changed packages. A look at an unchanged disk costs a few calls of `stat`."""
+    """Looks for changed packages."""
 
     def __init__(self) -> None:
         self._folders = _folder_times()
         self.packages = _packages_at(self._folders)
         """As they were found last."""
+
+    def has_changed(self) -> bool:
+        """Whether a look would find anything to read. A few calls of `stat`."""
+        return _folder_times() != self._folders
 
     def look(self) -> str:
         """Take in what has changed since the last look; gives that in words, empty: nothing."""
@@ -109,12 +114,12 @@ def _packages_at(_: FolderTimes) -> Packages:
 
 def _folder_times() -> FolderTimes:
     """When each folder that packages are installed to was changed: installers rename inside it."""
-    return tuple((name, _changed_ns(Path(name or "."))) for name in sys.path)
+    return tuple((name, _changed_ns(name or ".")) for name in sys.path)
 
 
-def _changed_ns(folder: Path) -> int:
+def _changed_ns(folder: str) -> int:
     try:
-        return folder.stat().st_mtime_ns
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116  each node looks often, and paths cost more
     except OSError:
         return 0
 
