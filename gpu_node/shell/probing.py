@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpu_node.core.link import USUAL_HEARTBEAT_MS
 from gpu_node.shell.calls import Measurements
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
@@ -118,6 +119,9 @@ class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
     round_trip_s: float = 2.0
     """While the node takes part in a job or is new."""
     first_train_s: float = 1.0
+    usual_heartbeat_s: float = USUAL_HEARTBEAT_MS / 1000
+    """Where heartbeats come more seldom, a node that has measured its line on an earlier stream is
+    not new on the next one: thousands may have come back at once."""
     train_s: float = 10.0
     """While it takes part in a job."""
     idle_train_s: float = 60.0
@@ -164,6 +168,7 @@ class Prober:
         self._has_worked = asyncio.Event()
         self._sent_at_s: dict[int, float] = {}
         self._number = 0
+        self._has_sent_trains = self._is_known = False
         self._judgment = BlockedJudgment()
         self._counts: dict[int, tuple[int, int]] = {}
         self._congestion_control = ""
@@ -193,8 +198,11 @@ class Prober:
         self._send = send
         self._sent_at_s.clear()
         self._greeted_s = _now_s()
+        is_paced = self._heartbeat_s > self._intervals.usual_heartbeat_s
+        self._is_known = is_paced and self._has_sent_trains
         self._judgment = BlockedJudgment(self._judgment.is_blocked)
-        self._looked_s = -math.inf
+        if not self._is_known:
+            self._looked_s = -math.inf
         return self._send_probes(), self._send_reports(), self._send_trains()
 
     def note_echo(self, sequence: int) -> None:
@@ -224,8 +232,7 @@ class Prober:
             self._send(node_pb2.ControlRequest(round_trip_probe=probe))
 
     async def _send_reports(self) -> None:
-        # The first report comes early: plans wait for it.
-        await asyncio.sleep(self._intervals.news_s * self._jitter())
+        await self._wait(self._first_report_s)
         while True:
             self._look_at_sockets()
             measured = self.measurements.take_report(
@@ -236,13 +243,14 @@ class Prober:
             await self._wait(self._report_s)
 
     async def _send_trains(self) -> None:
-        await asyncio.sleep(self._intervals.first_train_s * self._jitter())
+        await self._wait(self._first_train_s)
         while True:
             if self._target is not None:
                 self._number += 1
                 longest_s = self.measurements.longest_round_trip_us / 1e6
                 wait_s = max(_TRAIN_WAIT_S, _TRAIN_WAIT_TRIPS * longest_s)
                 train = await send_train(self._target, self._number, wait_s=wait_s)
+                self._has_sent_trains = True
                 self._judgment, believed = judge_train(self._judgment, train)
                 for each in believed:
                     self.measurements.add_train(each)
@@ -250,8 +258,15 @@ class Prober:
 
     def _round_trip_s(self) -> float:
         """Time between two probes of the control stream; on an idle one heartbeats suffice."""
-        is_new = _now_s() - self._greeted_s < self._intervals.fresh_s
+        is_new = not self._is_known and _now_s() - self._greeted_s < self._intervals.fresh_s
         return self._intervals.round_trip_s if self.is_busy or is_new else math.inf
+
+    def _first_train_s(self) -> float:
+        return self._train_s() if self._is_known else self._intervals.first_train_s
+
+    def _first_report_s(self) -> float:
+        """It comes early: plans wait for it."""
+        return self._report_s() if self._is_known else self._intervals.news_s
 
     def _report_s(self) -> float:
         if self.measurements.has_transfers:

@@ -1,11 +1,13 @@
 """Datagrams and streams on real sockets: who is answered, and what both ends make of the times."""
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coordinator.shell.probe_echo import LIFE_MS, RATE, ProbeEcho, ProbeTokens
@@ -317,6 +319,29 @@ async def test_what_was_measured_before_a_break_is_told_after_it(
     while not (report := await kit.next_report()).transfers:
         pass
     assert report.transfers[0].direction == node_pb2.DIRECTION_UP
+
+
+@pytest.mark.parametrize(("usual_s", "is_new"), [(5.0, False), (10.0, True)])
+async def test_a_node_of_thousands_is_not_new_when_it_comes_back(
+    kit: LinkKit, usual_s: float, *, is_new: bool
+) -> None:
+    """Early probes, trains and reports of all of them would come at once."""
+    intervals = msgspec.structs.replace(FAST, usual_heartbeat_s=usual_s, idle_train_s=3_600.0)
+    kit.link.prober = prober = Prober(intervals)
+    echo = ProbeEcho(ProbeTokens(), lambda _: True)
+    await echo.open(HOST, 0)
+    await kit.connect(echo.port, echo.token(NODE))
+    assert prober._first_train_s() == FAST.first_train_s
+    while not (await kit.next_report()).trains:
+        pass
+    kit.service.to_say.put_nowait(None)
+    async with asyncio.timeout(240):
+        assert isinstance(await kit.events.next(), LinkLost)
+    await kit.connect(echo.port, echo.token(NODE))
+    waits_s = prober._first_train_s(), prober._first_report_s(), prober._round_trip_s()
+    early_s = FAST.first_train_s, FAST.news_s, FAST.round_trip_s
+    assert waits_s == (early_s if is_new else (3_600.0, FAST.idle_report_s, math.inf))
+    echo.close()
 
 
 async def test_the_kernel_counts_the_connections_that_grpc_hides(
