@@ -38,6 +38,8 @@ from hypergpu.wire.credentials import (
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.network import BBR
 
+DIAL_MS_MAX = 90_000
+"""Time limit of a dial to a process of thousands of nodes."""
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
@@ -51,6 +53,9 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.http2.bdp_probe", 0),
     # Many sessions of one process have a connection each.
     ("grpc.use_local_subchannel_pool", 1),
+    # How long an attempt to connect may take (gRPC's own limit is 20 s): dials have limits of
+    # their own, the longest where thousands wait for their turn.
+    ("grpc.min_reconnect_backoff_ms", DIAL_MS_MAX),
     # The session's own backoff decides when to dial again.
     ("grpc.enable_retries", 0),
     # Home networks' proxies speak no HTTP/2; the coordinator is dialled directly.

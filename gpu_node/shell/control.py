@@ -19,7 +19,8 @@ import grpc
 import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
-from gpu_node.shell.access import Access, describe_error, rejection_in
+from gpu_node.core.link import USUAL_HEARTBEAT_MS
+from gpu_node.shell.access import DIAL_MS_MAX, Access, describe_error, rejection_in
 from gpu_node.shell.calls import (
     Calls,
     ControlCall,
@@ -44,8 +45,6 @@ AGAIN_TRIPS = 6
 """Round trips until another connection is tried beside the pending ones: TCP and TLS take three or
 four.
 """
-AGAIN_PART = 5
-"""Another connection waits for at least so small a part of the interval of heartbeats."""
 
 
 async def dial_first(
@@ -334,9 +333,10 @@ class CoordinatorStream:
 
     async def _dial(self) -> Calls:
         """Calls over a channel that is connected, or knows that it cannot be."""
-        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
+        timeout_s, longest_s = self._timeout_s, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
-        again_s = max(again_s, self._paced_s / AGAIN_PART)
+        if self._paced_s:
+            again_s = timeout_s
         targets = self._access.coordinators
         if targets > 1:
             # One that stands still accepts a connection and says nothing.
@@ -346,9 +346,19 @@ class CoordinatorStream:
         )
 
     @property
+    def _timeout_s(self) -> float:
+        """Time limit of a dial and of a welcome. Where thousands may dial at once it is long: who
+        gives up a handshake that waits for its turn begins another, and with enough of those none
+        ends in time.
+        """
+        return DIAL_MS_MAX / 1000 if self._paced_s else self._access.timeout_s
+
+    @property
     def _paced_s(self) -> float:
-        """The interval of heartbeats, which a busy process lengthens; 0: none is known."""
-        return self._interval.seconds if math.isfinite(self._interval.seconds) else 0.0
+        """The interval of heartbeats where a process of thousands lengthened it; else 0."""
+        seconds = self._interval.seconds
+        is_paced = math.isfinite(seconds) and seconds * 1000 > USUAL_HEARTBEAT_MS
+        return seconds if is_paced else 0.0
 
     @property
     def _longest_trip_s(self) -> float:
@@ -357,7 +367,7 @@ class CoordinatorStream:
 
     def _welcome_timeout_s(self) -> float:
         """Time limit of a welcome over an open connection."""
-        timeout_s, longest_s = self._access.timeout_s, self._longest_trip_s
+        timeout_s, longest_s = self._timeout_s, self._longest_trip_s
         if not longest_s:
             return timeout_s
         return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s, self._paced_s))

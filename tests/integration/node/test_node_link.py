@@ -272,6 +272,16 @@ async def test_a_welcome_over_a_known_line_is_waited_for_no_longer_than_that_lin
     assert node.link._welcome_timeout_s() == TIMEOUT_MS / 1000
 
 
+async def test_a_handshake_with_a_process_of_thousands_may_wait_for_its_turn(
+    node: JoinedNode,
+) -> None:
+    node.link.prober.measurements.add_round_trip(50_000)
+    node.link._interval.set(5.0)
+    assert (node.link._timeout_s, node.link._welcome_timeout_s()) == (TIMEOUT_MS / 1000, 4.5)
+    node.link._interval.set(30.0)
+    assert (node.link._timeout_s, node.link._welcome_timeout_s()) == (90.0, 30.0)
+
+
 async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(
     node: JoinedNode,
 ) -> None:
