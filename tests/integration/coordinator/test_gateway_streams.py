@@ -203,14 +203,15 @@ async def test_a_node_beyond_the_rate_is_told_when_to_come_again(front: Front) -
     token = operator_token(front.cluster.coordinator)
     flags = (*FREE_PORTS, "--streams-per-s", "1")
     gateway = await asyncio.to_thread(front.add_gateway, token, *flags)
-    nodes = [await front.join_node(gateway) for _ in range(8)]
+    # Five are let in at once, and one more each second that the dials take.
+    nodes = [await front.join_node(gateway) for _ in range(16)]
     dialled = [anext(node.control([("null", 1)])) for node in nodes]
     answers = await asyncio.gather(*dialled, return_exceptions=True)
     refused = [each for each in answers if isinstance(each, grpc.aio.AioRpcError)]
     found = error_in(refused[-1].trailing_metadata())
     assert isinstance(found, HyperGPUError)
     assert found.reason.name == "RATE_LIMITED"
-    assert 0 < found.wait_ms <= 2_000
+    assert 0 < found.wait_ms <= 11_000
     for node in nodes:
         await node.close()
 
