@@ -33,6 +33,11 @@ REJECTED_ATTEMPT = 8
 """A rejection does not pass in a moment: retry at the longest wait."""
 
 
+def is_paced(heartbeat_ms: Milliseconds) -> bool:
+    """Whether heartbeats of this interval tell of thousands of nodes."""
+    return heartbeat_ms > USUAL_HEARTBEAT_MS
+
+
 def advance_link(session: NodeSession, event: events.NodeEvent) -> SessionStep:
     """Advance the link by one event; one that does not fit its state changes nothing."""
     match session.link.phase:
@@ -128,7 +133,7 @@ def _wait_to_retry(
 
 def _spread_ms(session: NodeSession, heartbeat_ms: Milliseconds) -> Milliseconds:
     """This node's share of the time over which all nodes of a busy process dial again."""
-    if heartbeat_ms <= USUAL_HEARTBEAT_MS:
+    if not is_paced(heartbeat_ms):
         return Milliseconds(0)
     key = f"{session.node}/spread/{session.link.attempt}"
     return chosen_ms(key, round(SPREAD_INTERVALS * heartbeat_ms))

@@ -39,7 +39,7 @@ from hypergpu.wire.errors import error_in
 from hypergpu.wire.network import BBR
 
 DIAL_MS_MAX = 90_000
-"""Time limit of a dial to a process of thousands of nodes."""
+"""Time limit of a dial to a process of thousands of nodes, and of any attempt to connect."""
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),

@@ -19,7 +19,7 @@ import grpc
 import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
-from gpu_node.core.link import USUAL_HEARTBEAT_MS
+from gpu_node.core.link import is_paced
 from gpu_node.shell.access import DIAL_MS_MAX, Access, describe_error, rejection_in
 from gpu_node.shell.calls import (
     Calls,
@@ -310,7 +310,7 @@ class CoordinatorStream:
             at_ms=monotonic_ms(),
             reason=reason,
             wait_ms=Milliseconds(wait_ms),
-            heartbeat_ms=Milliseconds(round(self._paced_s * 1000)),
+            heartbeat_ms=self._heartbeat_ms,
         )
 
     async def _greet(self, call: ControlCall, working: tuple[Lease, ...], calls: Calls) -> None:
@@ -335,7 +335,7 @@ class CoordinatorStream:
         """Calls over a channel that is connected, or knows that it cannot be."""
         timeout_s, longest_s = self._timeout_s, self._longest_trip_s
         again_s = max(AGAIN_MIN_S, AGAIN_TRIPS * longest_s) if longest_s else timeout_s
-        if self._paced_s:
+        if self._is_paced:
             again_s = timeout_s
         targets = self._access.coordinators
         if targets > 1:
@@ -351,14 +351,18 @@ class CoordinatorStream:
         gives up a handshake that waits for its turn begins another, and with enough of those none
         ends in time.
         """
-        return DIAL_MS_MAX / 1000 if self._paced_s else self._access.timeout_s
+        least_s = DIAL_MS_MAX / 1000 if self._is_paced else 0.0
+        return max(least_s, self._access.timeout_s)
 
     @property
-    def _paced_s(self) -> float:
-        """The interval of heartbeats where a process of thousands lengthened it; else 0."""
+    def _is_paced(self) -> bool:
+        return is_paced(self._heartbeat_ms)
+
+    @property
+    def _heartbeat_ms(self) -> Milliseconds:
+        """The interval of heartbeats, which a busy process lengthens; 0: none is known."""
         seconds = self._interval.seconds
-        is_paced = math.isfinite(seconds) and seconds * 1000 > USUAL_HEARTBEAT_MS
-        return seconds if is_paced else 0.0
+        return Milliseconds(round(seconds * 1000) if math.isfinite(seconds) else 0)
 
     @property
     def _longest_trip_s(self) -> float:
@@ -370,7 +374,8 @@ class CoordinatorStream:
         timeout_s, longest_s = self._timeout_s, self._longest_trip_s
         if not longest_s:
             return timeout_s
-        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s, self._paced_s))
+        interval_s = self._heartbeat_ms / 1000
+        return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s, interval_s))
 
     async def _listen(self, call: ControlCall) -> None:
         unpacker = MessageUnpacker()

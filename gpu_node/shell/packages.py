@@ -33,7 +33,7 @@ async def watch_packages(
     changes: list[str] = []
     while True:
         await asyncio.sleep(_SETTLE_S if changes else _LOOK_S)
-        # A thread for what nearly always is a few calls of `stat` costs six times as much.
+        # A thread for what nearly always is a few calls of `stat` costs twenty times as much.
         if watch.has_changed() and (found := await asyncio.to_thread(_look, watch)):
             changes.append(found)  # an installer may not be done
         elif changes and not worker.is_at_work:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gpu_node.core.link import USUAL_HEARTBEAT_MS
+from gpu_node.core.link import is_paced
 from gpu_node.shell.calls import Measurements
+from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
 from hypergpu.wire.network import (
@@ -119,9 +120,6 @@ class ProbeIntervals(msgspec.Struct, frozen=True, kw_only=True):
     round_trip_s: float = 2.0
     """While the node takes part in a job or is new."""
     first_train_s: float = 1.0
-    usual_heartbeat_s: float = USUAL_HEARTBEAT_MS / 1000
-    """Where heartbeats come more seldom, a node that has measured its line on an earlier stream is
-    not new on the next one: thousands may have come back at once."""
     train_s: float = 10.0
     """While it takes part in a job."""
     idle_train_s: float = 60.0
@@ -198,8 +196,9 @@ class Prober:
         self._send = send
         self._sent_at_s.clear()
         self._greeted_s = _now_s()
-        is_paced = self._heartbeat_s > self._intervals.usual_heartbeat_s
-        self._is_known = is_paced and self._has_sent_trains
+        # Thousands may have come back at once: what they measured before is good enough.
+        interval_ms = Milliseconds(round(self._heartbeat_s * 1000))
+        self._is_known = self._has_sent_trains and is_paced(interval_ms)
         self._judgment = BlockedJudgment(self._judgment.is_blocked)
         if not self._is_known:
             self._looked_s = -math.inf

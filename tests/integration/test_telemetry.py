@@ -231,10 +231,12 @@ class LinkKit:
         self.link = link
         self.events = events
 
-    async def connect(self, probe_port: int = 0, probe_token: bytes = b"") -> None:
+    async def connect(
+        self, probe_port: int = 0, probe_token: bytes = b"", heartbeat_ms: int = 10_000
+    ) -> None:
         self.service.welcome = node_pb2.Welcome(
             version=WELCOME.version,
-            heartbeat_interval_ms=10_000,
+            heartbeat_interval_ms=heartbeat_ms,
             probe_port=probe_port,
             probe_token=probe_token,
         )
@@ -321,23 +323,23 @@ async def test_what_was_measured_before_a_break_is_told_after_it(
     assert report.transfers[0].direction == node_pb2.DIRECTION_UP
 
 
-@pytest.mark.parametrize(("usual_s", "is_new"), [(5.0, False), (10.0, True)])
+@pytest.mark.parametrize(("heartbeat_ms", "is_new"), [(10_000, False), (5_000, True)])
 async def test_a_node_of_thousands_is_not_new_when_it_comes_back(
-    kit: LinkKit, usual_s: float, *, is_new: bool
+    kit: LinkKit, heartbeat_ms: int, *, is_new: bool
 ) -> None:
     """Early probes, trains and reports of all of them would come at once."""
-    intervals = msgspec.structs.replace(FAST, usual_heartbeat_s=usual_s, idle_train_s=3_600.0)
+    intervals = msgspec.structs.replace(FAST, idle_train_s=3_600.0)
     kit.link.prober = prober = Prober(intervals)
     echo = ProbeEcho(ProbeTokens(), lambda _: True)
     await echo.open(HOST, 0)
-    await kit.connect(echo.port, echo.token(NODE))
+    await kit.connect(echo.port, echo.token(NODE), heartbeat_ms)
     assert prober._first_train_s() == FAST.first_train_s
     while not (await kit.next_report()).trains:
         pass
     kit.service.to_say.put_nowait(None)
     async with asyncio.timeout(240):
         assert isinstance(await kit.events.next(), LinkLost)
-    await kit.connect(echo.port, echo.token(NODE))
+    await kit.connect(echo.port, echo.token(NODE), heartbeat_ms)
     waits_s = prober._first_train_s(), prober._first_report_s(), prober._round_trip_s()
     early_s = FAST.first_train_s, FAST.news_s, FAST.round_trip_s
     assert waits_s == (early_s if is_new else (3_600.0, FAST.idle_report_s, math.inf))
