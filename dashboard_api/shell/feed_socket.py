@@ -72,7 +72,8 @@ async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
         return
     await socket.accept()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(follower.has_answered.wait(), FIRST_STATE_WITHIN_S)
+        async with asyncio.timeout(FIRST_STATE_WITHIN_S):
+            await follower.has_answered.wait()
     messages = _live_messages(follower.feed, session.role, resume_wanted(socket))
     await _exchange(socket, messages, services.stalled_after_ms)
     if follower.feed.refusal is not None:

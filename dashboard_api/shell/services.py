@@ -54,7 +54,8 @@ class DashboardServices(msgspec.Struct):
         """
         follower = await self.views.follower(session)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(follower.has_answered.wait(), CONNECTED_WITHIN_S)
+            async with asyncio.timeout(CONNECTED_WITHIN_S):
+                await follower.has_answered.wait()
         if follower.coordinator is None:
             detail = f"the coordinator at {self.target.address} is away"
             raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail)

@@ -78,7 +78,8 @@ async def check_token(services: DashboardServices, token: Token) -> None:
     """
     target = msgspec.structs.replace(services.target, token=token, timeout_s=CHECK_WITHIN_S)
     async with await AsyncCoordinator.open(target) as coordinator:
-        await asyncio.wait_for(coordinator.jobs(), CHECK_WITHIN_S)
+        async with asyncio.timeout(CHECK_WITHIN_S):
+            await coordinator.jobs()
 
 
 def who(services: DashboardServices, token: Token, ends_at_ms: int) -> WhoAmI:

@@ -135,7 +135,8 @@ class AsyncRun:
         history, events = History(), self._coordinator.read_events(self.id)
         try:
             while True:  # the stream itself would go on with later events
-                event = await asyncio.wait_for(anext(events), _NEWEST_WAIT_S)
+                async with asyncio.timeout(_NEWEST_WAIT_S):
+                    event = await anext(events)
                 history = with_event_recorded(history, event)
         except (TimeoutError, StopAsyncIteration):
             return history

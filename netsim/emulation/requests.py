@@ -161,7 +161,8 @@ class AnsweringChild:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), _END_S)
+            async with asyncio.timeout(_END_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -176,7 +177,8 @@ class AnsweringChild:
             if not self._is_broken and process.stdin and process.stdout:
                 try:
                     process.stdin.write(msgspec.json.encode(request) + b"\n")
-                    line = await asyncio.wait_for(process.stdout.readline(), timeout_s)
+                    async with asyncio.timeout(timeout_s):
+                        line = await process.stdout.readline()
                 except TimeoutError:
                     self._is_broken = True
                 except ConnectionError:

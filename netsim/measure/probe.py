@@ -167,7 +167,8 @@ async def _answer(
 
 async def _read_line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
     assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    return await asyncio.wait_for(process.stdout.readline(), limit_s)
+    async with asyncio.timeout(limit_s):
+        return await process.stdout.readline()
 
 
 PROBE_BYTES = 64

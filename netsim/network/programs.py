@@ -140,7 +140,8 @@ async def ask_links(path: str, request: ControlRequest) -> ControlAnswer:
         reader, writer = await asyncio.open_unix_connection(path, limit=_LINE_BYTES_MAX)
         try:
             writer.write(msgspec.json.encode(request) + b"\n")
-            line = await asyncio.wait_for(reader.readline(), _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                line = await reader.readline()
         finally:
             writer.close()
     except (OSError, TimeoutError) as error:

@@ -200,7 +200,8 @@ class CoordinatorPayments:
             complaint, rest_s = await self._tick(connection, has_receipts=has_receipts)
             if not complaint:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_receipts.wait(), rest_s)
+                    async with asyncio.timeout(rest_s):
+                        await self._has_receipts.wait()
                 continue
             if connection.complaint != complaint:
                 log.warning("nothing is settled now", reason=complaint)

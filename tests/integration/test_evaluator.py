@@ -288,7 +288,8 @@ async def test_a_cancelled_request_does_not_answer_the_next_one(
     # It cannot have answered by then.
     os.kill(evaluator.process_id, signal.SIGSTOP)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(evaluator.initialise(large), 0.1)
+        async with asyncio.timeout(0.1):
+            await evaluator.initialise(large)
     made = await evaluator.initialise(initialise(tmp_path))
     assert made.size_bytes == 2600
 

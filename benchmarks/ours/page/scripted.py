@@ -173,7 +173,8 @@ class ScriptedJobs(job_pb2_grpc.JobServiceServicer):
                 report = job_pb2.ProgressReport(participants=list(script.participants()))
                 yield job_pb2.WatchJobResponse(progress=report)
             try:
-                await asyncio.wait_for(more.wait(), PROGRESS_EVERY_S)
+                async with asyncio.timeout(PROGRESS_EVERY_S):
+                    await more.wait()
             except TimeoutError:
                 continue
 

@@ -178,11 +178,13 @@ class EvaluatorProcess:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _KILL_TIMEOUT_S)
+                async with asyncio.timeout(_KILL_TIMEOUT_S):
+                    await process.wait()
 
     async def reply(self, request: Request) -> Reply:
         """The reply to a request, which may be an `EvaluatorFailure`."""
@@ -243,7 +245,8 @@ class EvaluatorProcess:
         # asyncio takes a process for a living one until all that it wrote is read, and until what
         # it started has closed its pipes too.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.communicate(), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await process.communicate()
 
 
 async def _exchange(process: Process, question: bytes) -> bytes | None:

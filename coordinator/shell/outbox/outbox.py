@@ -104,7 +104,8 @@ class Outbox:
                     wait_s = _RETRY_FIRST_S
                     self._tell("")
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._has_rows.wait(), self._check_every_s)
+                        async with asyncio.timeout(self._check_every_s):
+                            await self._has_rows.wait()
             except StreamAwayError as away:
                 self._tell(str(away))
             except Exception as broken:

@@ -1,5 +1,6 @@
 """A Redis stream that takes messages, and says whether it still has what it took."""
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -139,6 +140,10 @@ class RedisStream:
         except (RedisError, OSError) as away:
             await self.close()
             raise StreamAwayError(f"{self._address.public_url}: {away}") from away
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # The library waits by `asyncio.wait_for`, which loses one that comes with its result.
+            raise asyncio.CancelledError
 
     async def check(self) -> None:
         """See whether the server answers, takes scripts, and has a stream or nothing there.

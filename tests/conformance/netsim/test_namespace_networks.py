@@ -73,7 +73,8 @@ def assert_nothing_left() -> None:
 async def output_of(network: NamespaceNetwork, host: str, *command: str) -> str:
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*network.host(host).command(command), stdout=pipe)
-    out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        out, _ = await child.communicate()
     return out.decode()
 
 
@@ -133,7 +134,8 @@ async def test_nothing_is_left_after_an_error_inside(kind: Network) -> None:
     with pytest.raises(ZeroDivisionError):
         await fail()
     assert_nothing_left()
-    assert await asyncio.wait_for(children[0].wait(), TIMEOUT_S) == -signal.SIGKILL
+    async with asyncio.timeout(TIMEOUT_S):
+        assert await children[0].wait() == -signal.SIGKILL
 
 
 @ON_EACH

@@ -140,7 +140,8 @@ async def test_programs_are_told_where_they_run() -> None:
     async with BACKENDS[Backend.TC].open(links) as opened:
         argv = opened.sites.nodes["a"].command(["ip", "-brief", "address", "show", "eth0"])
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-        out, _ = await asyncio.wait_for(child.communicate(), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            out, _ = await child.communicate()
         assert await opened.owner.lateness() is None
         with pytest.raises(NetsimError, match="knows no connection"):
             await opened.owner.obey(Reset("a"))

@@ -202,7 +202,8 @@ async def test_a_revoked_token_ends_its_idle_watch_at_once(cluster: Cluster) -> 
             # Nothing happens in the job: no event wakes the stream.
             for ending in endings:
                 with pytest.raises(HyperGPUError) as refused:
-                    await asyncio.wait_for(ending, 5)
+                    async with asyncio.timeout(5):
+                        await ending
                 assert refused.value.reason is Reason.TOKEN_REVOKED
             await node.close()
         operator.stop(job_id)

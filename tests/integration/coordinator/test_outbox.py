@@ -199,6 +199,14 @@ async def test_redis_that_lost_all_gets_all_again_before_anything_new(tmp_path: 
             assert sequences(await entries_until(server, position(2))) == [0, 1, 2]
 
 
+async def test_sender_ends_though_rows_come_at_that_instant(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        async with asyncio.timeout(60) as limit, sender(tmp_path, server) as sending:
+            await sending.next_report()
+            sending.write(0)
+    assert not limit.expired()
+
+
 async def test_receipts_of_a_job_are_sent_and_hold(tmp_path: Path) -> None:
     with (
         RedisServer(tmp_path) as server,

@@ -110,7 +110,8 @@ async def test_a_slow_client_gets_the_newest_state_in_place_of_what_it_missed(
             for number in range(80):
                 shout(under_test.feed, number)
                 quick_state = await read_until(quick, quick_state, f"{number} ")
-        state = await asyncio.wait_for(read_until(slow, {}, "79 "), 60)
+        async with asyncio.timeout(60):
+            state = await read_until(slow, {}, "79 ")
         assert reason_in(state) == reason_in(quick_state)
         forced = [each.queue.snapshots_forced for each in under_test.feed.clients]
         assert under_test.feed.snapshots_forced + sum(forced) >= 1

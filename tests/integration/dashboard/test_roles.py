@@ -65,7 +65,8 @@ async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: P
         async with feed_at(origin, viewer) as connection:
             await connection.recv()
             operator.revoke_token(viewer_id)
-            await asyncio.wait_for(connection.wait_closed(), 10)
+            async with asyncio.timeout(10):
+                await connection.wait_closed()
         assert connection.close_code == 4403
         assert "was revoked" in connection.close_reason
         async with httpx.AsyncClient(base_url=origin, headers=viewer, trust_env=False) as client:

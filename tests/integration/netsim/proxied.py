@@ -79,12 +79,14 @@ class Dialled:
         return await self.receive(len(payload))
 
     async def receive(self, size_bytes: int) -> bytes:
-        return await asyncio.wait_for(self.reader.readexactly(size_bytes), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.reader.readexactly(size_bytes)
 
     async def is_silent_for(self, seconds: float) -> bool:
         """Whether nothing comes for a while, not even an end."""
         try:
-            await asyncio.wait_for(self.reader.read(1), seconds)
+            async with asyncio.timeout(seconds):
+                await self.reader.read(1)
         except TimeoutError:
             return True
         return False

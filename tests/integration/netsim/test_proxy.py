@@ -27,7 +27,8 @@ MIB = 1 << 20
 
 
 async def until(holds: asyncio.Event) -> None:
-    await asyncio.wait_for(holds.wait(), TIMEOUT_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        await holds.wait()
 
 
 async def test_an_answer_takes_both_delays() -> None:
@@ -61,7 +62,8 @@ async def test_bytes_arrive_as_they_were_written_both_ways_at_once() -> None:
                     dialled.writer.write_eof()
 
                 writing = asyncio.create_task(write())
-                got = await asyncio.wait_for(dialled.reader.read(-1), TIMEOUT_S)
+                async with asyncio.timeout(TIMEOUT_S):
+                    got = await dialled.reader.read(-1)
                 await writing
                 assert got == sent
 
@@ -83,7 +85,8 @@ async def test_half_of_a_connection_may_end_before_the_other() -> None:
     ):
         dialled.writer.write(b"all")
         dialled.writer.write_eof()
-        assert await asyncio.wait_for(dialled.reader.read(-1), TIMEOUT_S) == b"heard all"
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await dialled.reader.read(-1) == b"heard all"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -105,7 +108,8 @@ async def test_a_reset_reaches_the_other_end_behind_intact_bytes(seed: int) -> N
         dialled = socket.create_connection(proxies.address("a"))
         dialled.setblocking(False)
         loop = asyncio.get_running_loop()
-        assert await asyncio.wait_for(loop.sock_recv(dialled, 1), TIMEOUT_S) == b"!"
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await loop.sock_recv(dialled, 1) == b"!"
         await loop.sock_sendall(dialled, sent[: dice.randrange(MIB)])
         dialled.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         dialled.close()
@@ -120,7 +124,8 @@ async def test_a_target_that_refuses_breaks_the_connection_off() -> None:
         async with Proxies(plan(port, a=link())) as proxies:
             async with Dialled(*proxies.address("a")) as dialled:
                 with pytest.raises(ConnectionResetError):
-                    await asyncio.wait_for(dialled.reader.read(1), TIMEOUT_S)
+                    async with asyncio.timeout(TIMEOUT_S):
+                        await dialled.reader.read(1)
             assert proxies.statistics().nodes["a"].connections == 0
 
 
@@ -326,11 +331,11 @@ async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
         async with Proxies(asked) as proxies:
             for sender, words in ((one, b"one"), (other, b"other")):
                 sender.sendto(words, proxies.address("a"))
-                heard, whom = await asyncio.wait_for(loop.sock_recvfrom(answering, 100), TIMEOUT_S)
+                async with asyncio.timeout(TIMEOUT_S):
+                    heard, whom = await loop.sock_recvfrom(answering, 100)
                 answering.sendto(heard.upper(), whom)
-                assert await asyncio.wait_for(loop.sock_recv(sender, 100), TIMEOUT_S) == (
-                    words.upper()
-                )
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert await loop.sock_recv(sender, 100) == (words.upper())
 
 
 async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> None:
@@ -405,6 +410,7 @@ async def test_a_callback_that_fails_stops_no_other() -> None:
 
     clock.at(1000, fail)
     clock.at(2000, is_done.set)
-    await asyncio.wait_for(is_done.wait(), TIMEOUT_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        await is_done.wait()
     clock.close()
     assert told == [failure]

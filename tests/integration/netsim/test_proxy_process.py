@@ -90,9 +90,11 @@ async def test_it_ends_when_its_owner_is_gone_however_it_went() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(msgspec.json.encode(plan(port, a=link())) + b"\n")
-        await asyncio.wait_for(child.stdout.readline(), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            await child.stdout.readline()
         child.stdin.close()
-        assert await asyncio.wait_for(child.wait(), TIMEOUT_S) == 0
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await child.wait() == 0
 
 
 async def test_an_answer_that_came_too_late_is_given_to_nobody() -> None:

@@ -31,7 +31,8 @@ async def holder(tunnel: Tunnel, *arguments: str) -> Any:
     child = await asyncio.create_subprocess_exec(
         *tunnel.host("node").command(command), stdout=asyncio.subprocess.PIPE
     )
-    out, _ = await asyncio.wait_for(child.communicate(), 240)
+    async with asyncio.timeout(240):
+        out, _ = await child.communicate()
     return json.loads(out)
 
 
