@@ -121,12 +121,13 @@ class DatagramPort:
             self._drop(peer)
 
     def _readable(self) -> None:
-        self._there.clock.catch_up()
         for _ in range(_AT_ONCE):
             try:
                 payload, peer = self._listening.recvfrom(_READ_BYTES)
             except OSError:
                 return
+            # Once it is here: a clock read before it came would have it arrive early.
+            self._there.clock.catch_up()
             self._there.send(len(payload), self._forwarding(payload, peer))
 
     def _forwarding(self, payload: bytes, peer: Address) -> Callable[[], None]:
@@ -151,12 +152,12 @@ class DatagramPort:
         return towards
 
     def _return_answers(self, towards: socket.socket, peer: Address) -> None:
-        self._back.clock.catch_up()
         for _ in range(_AT_ONCE):
             try:
                 payload = towards.recv(_READ_BYTES)
             except OSError:
                 return
+            self._back.clock.catch_up()
             self._back.send(len(payload), self._answering(payload, peer))
 
     def _answering(self, payload: bytes, peer: Address) -> Callable[[], None]:
