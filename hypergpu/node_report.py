@@ -10,8 +10,10 @@ REPORT_FILE = "report.json"
 DEVICE_FOLDER = "device-{}"
 """In a machine's folder, that of another device's node, by the device's number."""
 DEVICE_FOLDERS = DEVICE_FOLDER.format("*")
-REPORT_EVERY_MS = 20_000
+REPORT_EVERY_MS = 60_000
 """A daemon writes it at least so often, also when nothing has changed."""
+SILENT_AFTER_MS = 100_000
+"""One that is older is overdue, also on a machine whose disk is slow."""
 
 RUNNING = "running"
 DRAINING = "draining"
@@ -169,7 +171,7 @@ def judge_report(report: NodeReport, now_ms: int, *, is_alive: bool) -> NodeRepo
     if not is_alive:
         reason = f"process {report.process_id} is gone and said no last word"
         return msgspec.structs.replace(report, state=DIED, reason=reason)
-    if abs(now_ms - report.at_ms) > 3 * REPORT_EVERY_MS:
+    if abs(now_ms - report.at_ms) > SILENT_AFTER_MS:
         reason = f"process {report.process_id} is suspended, or its disk does not take reports"
         return msgspec.structs.replace(report, state=SILENT, reason=reason)
     return report

@@ -15,10 +15,10 @@ from hypergpu.cli.status import read_report, show_once
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.node_report import (
     DIED,
-    REPORT_EVERY_MS,
     REPORT_FILE,
     RUNNING,
     SILENT,
+    SILENT_AFTER_MS,
     EarnedReport,
     LimitsReport,
     LinkReport,
@@ -145,7 +145,7 @@ def test_a_node_that_has_left_shows_what_it_did_and_no_way_to_leave() -> None:
 
 
 def test_a_report_that_is_old_or_without_a_process_is_not_believed() -> None:
-    late_ms = NOW_MS + 4 * REPORT_EVERY_MS
+    late_ms = NOW_MS + SILENT_AFTER_MS + 1
     assert judge_report(REPORT, NOW_MS + 1_000, is_alive=True) == REPORT
     assert judge_report(REPORT, NOW_MS + 1_000, is_alive=False).state == DIED
     assert judge_report(REPORT, late_ms, is_alive=True).state == SILENT
