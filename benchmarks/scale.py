@@ -17,7 +17,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
     """Return the parts. Quick: one takeover, 200 sessions, 16M parameters, 2,000 virtual nodes."""
     control = ControlLoad(4, 10, 10.0) if is_quick else ControlLoad(6, 100, 60.0)
     world = (2_000, 500, 5) if is_quick else (10_000, 1_000, 20)
-    load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(10_000, 900.0, 60.0)
+    load = GatewayLoad(200, 10.0, 10.0) if is_quick else GatewayLoad(10_000, 750.0, 60.0)
     return BenchmarkParts(
         title="Past one machine",
         columns=("", "measured", "longest"),

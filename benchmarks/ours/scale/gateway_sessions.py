@@ -7,9 +7,11 @@ for each line on stdin: round trips of so many seconds, or how its links are.
 import asyncio
 import gc
 import logging
+import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -77,8 +79,6 @@ async def serve_sessions(owner: ExitStack) -> None:
         asyncio.create_task(first_end(tasks)),
     )
     await asyncio.wait([heard, ended], return_when=asyncio.FIRST_COMPLETED)
-    # A daemon has a process of its own, which never looks through thousands of others' objects.
-    gc.freeze()
     _say(not ended.done())
     while line := await next_line():
         if line.strip() == "links":
@@ -94,7 +94,20 @@ def _say(value: object) -> None:
     sys.stdout.flush()
 
 
+def _yield_to_others() -> None:
+    """Let gateways and the coordinator go first: these daemons stand for as many machines.
+
+    Linux shares a machine among sessions of processes, so the niceness of a process says little.
+    """
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("10", "ascii")
+    os.nice(10)
+
+
 if __name__ == "__main__":
     raise_descriptor_limit()
+    _yield_to_others()
+    # A daemon has a process of its own, which never looks through thousands of others' objects.
+    gc.disable()
     with ExitStack() as stack:
         asyncio.run(serve_sessions(stack))
