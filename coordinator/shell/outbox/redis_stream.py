@@ -140,10 +140,11 @@ class RedisStream:
         except (RedisError, OSError) as away:
             await self.close()
             raise StreamAwayError(f"{self._address.public_url}: {away}") from away
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            # The library waits by `asyncio.wait_for`, which loses one that comes with its result.
-            raise asyncio.CancelledError
+        finally:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # The library waits by `asyncio.wait_for`, which may have lost the cancellation.
+                raise asyncio.CancelledError
 
     async def check(self) -> None:
         """See whether the server answers, takes scripts, and has a stream or nothing there.
