@@ -109,7 +109,7 @@ class LoopClock:
         return Microseconds(time.monotonic_ns() // 1000 - self._start_us)
 
     def catch_up(self) -> None:
-        """Do what is due, then the present is now: what a socket's event begins with."""
+        """Do what is due, then the present is now. On an event of a socket, read before."""
         wall_us = self.wall_us()
         for _ in range(_AT_A_TIME):
             if not self._heap or self._heap[0][0] > wall_us:

@@ -335,7 +335,7 @@ async def test_a_datagram_is_answered_to_whoever_sent_it() -> None:
                     heard, whom = await loop.sock_recvfrom(answering, 100)
                 answering.sendto(heard.upper(), whom)
                 async with asyncio.timeout(TIMEOUT_S):
-                    assert await loop.sock_recv(sender, 100) == (words.upper())
+                    assert await loop.sock_recv(sender, 100) == words.upper()
 
 
 async def test_a_port_that_is_taken_is_refused_and_nothing_is_left_open() -> None:
