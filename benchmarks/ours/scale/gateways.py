@@ -101,6 +101,7 @@ def gateways(load: GatewayLoad, *, is_plaintext: bool = False) -> PartFigures:
         },
         notes=[
             f"{load.sessions:,} daemons in {PROCESSES} processes, {GATEWAYS} gateways, {security}.",
+            "The daemons yield to all else and run no cyclic GC: each stands for a machine.",
             f"{len(found.trips_ms):,} heartbeats in {load.measured_s:.0f} s.",
             f"The job beside them {found.job.phase} after {found.job.round} rounds.",
             f"Load when it ended: {os.getloadavg()[0]:.1f} over {os.cpu_count()} cores.",
