@@ -24,15 +24,17 @@ from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_versi
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()
 
 _NOW = Milliseconds(0)
 """Placeholder: the driver stamps events with job time as they enter its inbox."""
-_PAUSE_PARTS = 9
+_PAUSE_PARTS = 19
 """A pause so many times as long as a plan took follows it: thousands of nodes that come within a
 minute are not planned with one by one."""
+_PAUSE_S_MAX = 2.0
 _USES_NODES = frozenset(
     {Phase.PREPARING, Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING}
 )
@@ -72,13 +74,18 @@ class NodeAllocator:
             for each in settling:
                 if not each.done():  # nobody waits for one that was cancelled
                     each.set_result(None)
-            await asyncio.sleep(_PAUSE_PARTS * took_s)
+            await asyncio.sleep(min(_PAUSE_PARTS * took_s, _PAUSE_S_MAX))
 
     async def watch(self, lost_after_ms: Milliseconds) -> None:
         """Report nodes that went silent, for ever."""
         while True:
             await asyncio.sleep(min(1.0, lost_after_ms / 4000))
-            for node in self._nodes.overdue(lost_after_ms):
+            await self.lose_overdue(lost_after_ms)
+
+    async def lose_overdue(self, lost_after_ms: Milliseconds) -> None:
+        """Report nodes that went silent. One may be back while others are reported."""
+        for node in self._nodes.overdue(lost_after_ms):
+            if self._nodes.is_overdue(node, lost_after_ms, monotonic_ms()):
                 silent_s = (self._nodes.silent_ms(node) or lost_after_ms) // 1000
                 await self.lose(node, f"not heard of for {silent_s} s")
 

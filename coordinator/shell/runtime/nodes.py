@@ -236,9 +236,14 @@ class ConnectedNodes:
         silent = [
             (heard_ms, node)
             for node, heard_ms in self._heard_ms.items()
-            if now_ms - heard_ms > limit_ms and not self._is_borne(node, now_ms - heard_ms)
+            if self.is_overdue(node, limit_ms, now_ms)
         ]
         return tuple(node for _, node in sorted(silent))
+
+    def is_overdue(self, node: NodeId, limit_ms: Milliseconds, now_ms: Milliseconds) -> bool:
+        """Whether `overdue` would name this node."""
+        silent_ms = now_ms - self._heard_ms.get(node, now_ms)
+        return silent_ms > limit_ms and not self._is_borne(node, silent_ms)
 
     def _is_borne(self, node: NodeId, silent_ms: int) -> bool:
         """Whether the silence of a node is in the order of its stream."""

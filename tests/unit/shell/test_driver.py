@@ -36,7 +36,7 @@ from coordinator.shell.runtime.driver import (
 from coordinator.shell.runtime.services import BlobCollector, Services, collect, store_node_counts
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import Digest, JobId
+from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
@@ -333,16 +333,17 @@ async def test_an_upload_is_thrown_away_once_its_lease_has_ended(tmp_path: Path)
 
 
 class SlowJournal(FolderJournal):
-    """Writes the join of a node only when it is told to."""
+    """Writes events of one kind only when it is told to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: type[Event]) -> None:
         super().__init__(folder)
-        self.is_joining = threading.Event()
+        self._kind = kind.__name__
+        self.is_writing = threading.Event()
         self.may_write = threading.Event()
 
     def append(self, entries: Sequence[Entry], claims: Sequence[RequestClaim] = ()) -> None:
-        if any(entry.kind == NodeJoined.__name__ for entry in entries):
-            self.is_joining.set()
+        if any(entry.kind == self._kind for entry in entries):
+            self.is_writing.set()
             assert self.may_write.wait(240)
         super().append(entries, claims)
 
@@ -351,7 +352,7 @@ class SlowJournal(FolderJournal):
 async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
     tmp_path: Path, departure: str
 ) -> None:
-    journal = SlowJournal(tmp_path)
+    journal = SlowJournal(tmp_path, NodeJoined)
     services = services_in(tmp_path, journal)
     allocator = services.allocator
     async with driving(services), asyncio.timeout(240):
@@ -359,7 +360,7 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
         connect_node(services)
         allocating = asyncio.create_task(allocator.run())
         allocator.review()
-        await asyncio.to_thread(journal.is_joining.wait)
+        await asyncio.to_thread(journal.is_writing.wait)
         await getattr(allocator, departure)(NODE, "maintenance")
         journal.may_write.set()
         while not (member := runtime.job.members.get(NODE)) or (
@@ -368,6 +369,24 @@ async def test_a_node_lost_or_drained_while_its_join_is_written_leaves_its_job(
             await runtime.change().wait()
         assert member.is_present == (departure == "drain")
         allocating.cancel()
+
+
+async def test_a_node_that_is_back_while_another_is_given_up_keeps_its_stream(
+    tmp_path: Path,
+) -> None:
+    other, journal = NodeId("0x" + "b2" * 20), SlowJournal(tmp_path, NodeLost)
+    services = services_in(tmp_path, journal)
+    async with driving(services), asyncio.timeout(240):
+        runtime = await prepared_job(services)
+        await services.driver.submit(JOB, NodeJoined(at_ms=NOW, node=NODE))
+        services.nodes.expect([NODE, other], Milliseconds(-20_000))
+        losing = asyncio.create_task(services.allocator.lose_overdue(Milliseconds(15_000)))
+        await asyncio.to_thread(journal.is_writing.wait)
+        back = connect_node(services, other)
+        journal.may_write.set()
+        await losing
+    assert not runtime.job.members[NODE].is_present
+    assert services.nodes.streams == {other: back}
 
 
 async def test_a_job_with_a_model_is_lent_nodes_of_its_own_workloads_version(
