@@ -13,7 +13,12 @@ from coordinator.config import Settings
 from coordinator.shell.failpoints import NAMES, VARIABLE, arm
 from hypergpu.errors import HyperGPUError
 from hypergpu.privacy import make_files_private
-from hypergpu.process import configure_logs, keep_bulk_memory, raise_descriptor_limit
+from hypergpu.process import (
+    collect_seldom,
+    configure_logs,
+    keep_bulk_memory,
+    raise_descriptor_limit,
+)
 from hypergpu.streams import prepare_streams, version_text
 
 
@@ -61,6 +66,7 @@ def _run(flags: dict[str, Any]) -> int:
         make_files_private()
         configure_logs(limiter=LineLimiter())
         keep_bulk_memory()
+        collect_seldom()
         raise_descriptor_limit()
         asyncio.run(_serve(settings))
     except Exception as failure:

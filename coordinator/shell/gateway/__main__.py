@@ -14,7 +14,7 @@ from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.identity.rate import LineLimiter
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import make_files_private
-from hypergpu.process import configure_logs, raise_descriptor_limit
+from hypergpu.process import collect_seldom, configure_logs, raise_descriptor_limit
 from hypergpu.streams import prepare_streams
 from hypergpu.wire.credentials import parse_token
 
@@ -28,6 +28,7 @@ def main() -> int:
         make_files_private()
         configure_logs(limiter=LineLimiter())
         raise_descriptor_limit()
+        collect_seldom()
         asyncio.run(_serve(settings, sys.stdin.readline()))
     except HyperGPUError as failure:
         return _report(failure)
