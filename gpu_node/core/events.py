@@ -79,7 +79,9 @@ class LinkLost(NodeEvent, frozen=True):
     wait_ms: Milliseconds = Milliseconds(0)
     """When the other side said to dial again; 0: it said nothing."""
     heartbeat_ms: Milliseconds = Milliseconds(0)
-    """The interval of heartbeats that the last greeting asked for; 0: there was none yet."""
+    """The interval of heartbeats by which the node dials, see `ToldPace`; 0: it was told none."""
+    is_silent: bool = False
+    """Nobody answered in time: whoever is there may have more to do than it can."""
 
 
 class LinkRejected(NodeEvent, frozen=True):

@@ -1,5 +1,7 @@
 """The link: it joins, dials, breaks and dials again. A broken link never ends the work."""
 
+from typing import NamedTuple
+
 from gpu_node.core import events, state
 from gpu_node.core.state import (
     FIRST_MS,
@@ -26,9 +28,21 @@ TOLD_WAIT_MS_MAX = 300_000
 USUAL_HEARTBEAT_MS = 5_000
 """A longer interval tells of thousands of nodes, which must not dial all at once."""
 SPREAD_INTERVALS = 1.5
-"""They dial again over so many: of 5,000 some 130 a second, half a core of a gateway."""
+"""They dial again over so many: of 5,000 some 130 a second, half a core of a gateway. Where nobody
+answers in time, over twice as many each time: who has more dials than it can answer in the time
+that nodes wait would answer none.
+"""
+SPREAD_MS_MAX = 150_000
+"""A node cannot tell a busy process from a dead line of its own, whose end it must not miss for
+long.
+"""
+PACE_KEPT_MS = 600_000
+"""How long a node goes by an interval after it is told a shorter one: a process that has only just
+started tells its first nodes to speak often, however many others come.
+"""
 SPREAD_PART = 8
 """A told wait is spread by up to so small a part of it, at most by 200 ms."""
+_DOUBLINGS_MAX = 8
 REJECTED_ATTEMPT = 8
 """A rejection does not pass in a moment: retry at the longest wait."""
 
@@ -36,6 +50,31 @@ REJECTED_ATTEMPT = 8
 def is_paced(heartbeat_ms: Milliseconds) -> bool:
     """Whether heartbeats of this interval tell of thousands of nodes."""
     return heartbeat_ms > USUAL_HEARTBEAT_MS
+
+
+class ToldPace(NamedTuple):
+    """Intervals of heartbeats that greetings asked for."""
+
+    newest_ms: Milliseconds = Milliseconds(0)
+    """0: there was no greeting yet."""
+    longer_ms: Milliseconds = Milliseconds(0)
+    """One before it that was longer; 0: none is kept."""
+    longer_until_ms: Milliseconds = Milliseconds(0)
+    """The next greeting from then on drops it."""
+
+    def after_greeting(self, interval_ms: Milliseconds, at_ms: Milliseconds) -> "ToldPace":
+        """The state after another greeting. Without one nothing is forgotten."""
+        longer_ms = self.longer_ms if at_ms < self.longer_until_ms else 0
+        if interval_ms >= max(self.newest_ms, longer_ms):
+            return ToldPace(interval_ms)
+        if longer_ms:
+            return self._replace(newest_ms=interval_ms)
+        return ToldPace(interval_ms, self.newest_ms, Milliseconds(at_ms + PACE_KEPT_MS))
+
+    @property
+    def longest_ms(self) -> Milliseconds:
+        """The interval to dial by; 0: there was no greeting yet."""
+        return max(self.newest_ms, self.longer_ms)
 
 
 def advance_link(session: NodeSession, event: events.NodeEvent) -> SessionStep:
@@ -77,9 +116,8 @@ def _advance_dial(session: NodeSession, event: events.NodeEvent) -> SessionStep:
             return _resume_connected(session, event.at_ms)
         case events.LinkLost(reason=reason, wait_ms=wait_ms) if wait_ms:
             return _wait_as_told(session, event.at_ms, reason, wait_ms)
-        case events.LinkLost(reason=reason):
-            spread_ms = _spread_ms(session, event.heartbeat_ms)
-            return _wait_to_retry(session, event.at_ms, reason, spread_ms=spread_ms)
+        case events.LinkLost():
+            return _dial_later(session, event)
         case events.LinkRejected(reason=reason):
             return _wait_to_retry(session, event.at_ms, reason, attempt_min=REJECTED_ATTEMPT)
         case _:
@@ -122,21 +160,34 @@ def _wait_to_retry(
     cap_ms = session.reconnect_cap_ms
     if is_quick:
         attempt, cap_ms = min(attempt, QUICK_ATTEMPT_MAX), min(cap_ms, QUICK_CAP_MS)
-    waits_ms = backoff_ms(session.node, attempt, cap_ms) + spread_ms
-    retry_at_ms = Milliseconds(at_ms + waits_ms)
+    waits_ms = backoff_ms(session.node, attempt, cap_ms)
+    retry_at_ms = at_ms + waits_ms
     if is_quick and session.link.phase is LinkPhase.CONNECTING:
         # A dial into a dead line has waited already.
-        retry_at_ms = Milliseconds(max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms))
-    waiting = CoordinatorLink(phase, at_ms, attempt + 1, retry_at_ms, reason, quick_until_ms)
+        retry_at_ms = max(at_ms + FIRST_MS // 2, session.link.since_ms + waits_ms)
+    waiting = CoordinatorLink(
+        phase=phase,
+        since_ms=at_ms,
+        attempt=attempt + 1,
+        retry_at_ms=Milliseconds(retry_at_ms + spread_ms),
+        reason=reason,
+        quick_until_ms=quick_until_ms,
+        silent_dials=session.link.silent_dials,
+    )
     return _wait(session, waiting)
 
 
-def _spread_ms(session: NodeSession, heartbeat_ms: Milliseconds) -> Milliseconds:
-    """This node's share of the time over which all nodes of a busy process dial again."""
-    if not is_paced(heartbeat_ms):
-        return Milliseconds(0)
-    key = f"{session.node}/spread/{session.link.attempt}"
-    return chosen_ms(key, round(SPREAD_INTERVALS * heartbeat_ms))
+def _dial_later(session: NodeSession, lost: events.LinkLost) -> SessionStep:
+    """Dial again after a wait, as do all other nodes that the same process served."""
+    is_another = lost.is_silent and not session.is_connected
+    silent_dials = session.link.silent_dials + is_another
+    spread_ms = 0
+    if is_paced(lost.heartbeat_ms):
+        whole_ms = round(SPREAD_INTERVALS * lost.heartbeat_ms) << min(silent_dials, _DOUBLINGS_MAX)
+        key = f"{session.node}/spread/{session.link.attempt}"
+        spread_ms = chosen_ms(key, min(whole_ms, SPREAD_MS_MAX))
+    session = replace(session, link=replace(session.link, silent_dials=silent_dials))
+    return _wait_to_retry(session, lost.at_ms, lost.reason, spread_ms=spread_ms)
 
 
 def _wait_as_told(
@@ -178,7 +229,9 @@ def _attempt(session: NodeSession, at_ms: Milliseconds) -> int:
 
 def _resume_connected(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     """Say what is owed since the last link, and go on with a transfer."""
-    link = replace(session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="")
+    link = replace(
+        session.link, phase=LinkPhase.CONNECTED, since_ms=at_ms, reason="", silent_dials=0
+    )
     reason = session.drain or session.unhealthy or session.withheld
     announced = (state.AnnounceDraining(reason),) if reason else ()
     step = SessionStep(replace(session, link=link, owed=()), (*announced, *session.owed))

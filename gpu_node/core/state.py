@@ -340,6 +340,8 @@ class CoordinatorLink(msgspec.Struct, frozen=True):
     """Why it is not connected, for people."""
     quick_until_ms: Milliseconds = Milliseconds(0)
     """A good link broke within the last minute: until then waits are short."""
+    silent_dials: int = 0
+    """Dials since the last greeting that nobody answered in time."""
 
 
 class Idle(msgspec.Struct, frozen=True):

@@ -238,14 +238,15 @@ class Access:
         """
         return split_address(self._coordinator().address)
 
-    def prepare_route(self) -> None:
-        """Set the congestion control of the route before a dial. Blocks.
+    async def prepare_route(self) -> None:
+        """Set the congestion control of the route before a dial, where one is wanted. Reads a
+        small file then.
 
         Raises:
             HyperGPUError: NODE_NOT_JOINED, or FILE_UNUSABLE.
         """
         if self._route is not None:
-            self._route.set_up(*self.coordinator_address)
+            await asyncio.to_thread(self._route.set_up, *self.coordinator_address)
 
     def restore_route(self) -> None:
         """Remove the route with its congestion control, for good. Blocks."""

@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import TypeVar
 
 import grpc
+import msgspec
 import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
-from gpu_node.core.link import is_paced
+from gpu_node.core.link import ToldPace, is_paced
 from gpu_node.shell.access import DIAL_MS_MAX, Access, describe_error, rejection_in
 from gpu_node.shell.calls import (
     Calls,
@@ -194,6 +195,7 @@ class CoordinatorStream:
         self._outbox: asyncio.Queue[node_pb2.ControlRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._interval = HeartbeatInterval()
+        self._pace = ToldPace()
         self._beat_at_s: dict[int, float] = {}
         self.capabilities = node_pb2.Capabilities()
         """Capabilities that the next hello names."""
@@ -255,7 +257,7 @@ class CoordinatorStream:
             before.cancel()
             await asyncio.wait([before])
         try:
-            await asyncio.to_thread(self._access.prepare_route)
+            await self._access.prepare_route()
             calls = await self._dial()
         except HyperGPUError as error:
             self._report(LinkRejected(at_ms=monotonic_ms(), reason=describe_error(error)))
@@ -285,7 +287,7 @@ class CoordinatorStream:
                 self._write(call),
                 self._beat(),
                 self._renew_certificate(calls),
-                *self.prober.begin(self.send),
+                *self.prober.begin(self.send, self._heartbeat_ms),
             ):
                 await self._listen(call)
         except (grpc.aio.AioRpcError, HyperGPUError, TimeoutError) as broken:
@@ -301,9 +303,12 @@ class CoordinatorStream:
             return LinkRejected(at_ms=at_ms, reason=describe_error(rejection))
         if rejection is None and (reason := self._access.expiry_reason()):
             return LinkRejected(at_ms=at_ms, reason=reason)
-        is_silent = isinstance(broken, TimeoutError)
-        reason = "the coordinator is silent" if is_silent else describe_error(broken)
-        return self._link_lost(reason, 0 if rejection is None else rejection.wait_ms)
+        if isinstance(broken, TimeoutError):
+            lost = self._link_lost("the coordinator is silent")
+            return msgspec.structs.replace(lost, is_silent=True)
+        return self._link_lost(
+            describe_error(broken), 0 if rejection is None else rejection.wait_ms
+        )
 
     def _link_lost(self, reason: str, wait_ms: int = 0) -> LinkLost:
         return LinkLost(
@@ -329,7 +334,9 @@ class CoordinatorStream:
         """Take in a welcome. It comes again: a stream outlives its token and its pace."""
         self._access.note_welcome(address, tuple(welcome.coordinators))
         self.prober.set_target(welcome, self._access.coordinator_address)
-        self._interval.set(max(1, welcome.heartbeat_interval_ms) / 1000)
+        interval_ms = Milliseconds(max(1, welcome.heartbeat_interval_ms))
+        self._pace = self._pace.after_greeting(interval_ms, monotonic_ms())
+        self._interval.set(interval_ms / 1000)
 
     async def _dial(self) -> Calls:
         """Calls over a channel that is connected, or knows that it cannot be."""
@@ -360,9 +367,8 @@ class CoordinatorStream:
 
     @property
     def _heartbeat_ms(self) -> Milliseconds:
-        """The interval of heartbeats, which a busy process lengthens; 0: none is known."""
-        seconds = self._interval.seconds
-        return Milliseconds(round(seconds * 1000) if math.isfinite(seconds) else 0)
+        """Interval of heartbeats to dial by; 0: none is known."""
+        return self._pace.longest_ms
 
     @property
     def _longest_trip_s(self) -> float:
@@ -372,7 +378,7 @@ class CoordinatorStream:
     def _welcome_timeout_s(self) -> float:
         """Time limit of a welcome over an open connection."""
         timeout_s, longest_s = self._timeout_s, self._longest_trip_s
-        if not longest_s:
+        if not longest_s or self._is_paced:
             return timeout_s
         interval_s = self._heartbeat_ms / 1000
         return min(timeout_s, max(_WELCOME_MIN_S, _WELCOME_TRIPS * longest_s, interval_s))

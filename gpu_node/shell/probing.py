@@ -191,14 +191,19 @@ class Prober:
         if welcome.probe_port and welcome.probe_token:
             self._target = ProbeTarget(host, welcome.probe_port, welcome.probe_token)
 
-    def begin(self, send: Send) -> tuple[Coroutine[None, None, None], ...]:
-        """Coroutines to run while the stream is up."""
+    def begin(self, send: Send, pace_ms: Milliseconds) -> tuple[Coroutine[None, None, None], ...]:
+        """Coroutines to run while the stream is up.
+
+        Args:
+            send: Sends a message over it.
+            pace_ms: Interval of heartbeats by which the node dials: the one that it was just told,
+                or a longer one before.
+        """
         self._send = send
         self._sent_at_s.clear()
         self._greeted_s = _now_s()
         # Thousands may have come back at once: what they measured before is good enough.
-        interval_ms = Milliseconds(round(self._heartbeat_s * 1000))
-        self._is_known = self._has_sent_trains and is_paced(interval_ms)
+        self._is_known = self._has_sent_trains and is_paced(pace_ms)
         self._judgment = BlockedJudgment(self._judgment.is_blocked)
         if not self._is_known:
             self._looked_s = -math.inf

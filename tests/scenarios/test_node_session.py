@@ -1,5 +1,6 @@
 from collections import Counter
 
+import pytest
 from msgspec.structs import replace
 
 from gpu_node.core.events import (
@@ -21,7 +22,7 @@ from gpu_node.core.events import (
     WorkerDied,
     WorkerReady,
 )
-from gpu_node.core.link import TOLD_WAIT_MS_MAX
+from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
 from gpu_node.core.session import transition
 from gpu_node.core.state import (
     CAP_MS,
@@ -461,6 +462,41 @@ def test_nodes_of_a_busy_process_come_back_over_some_time() -> None:
     assert set(range(37)) <= set(seconds) <= set(range(38))
     assert max(seconds.values()) < 2 * 2_000 / 37
     assert max(dials_after_ms(each, 5_000) for each in nodes) < 200
+
+
+def dialled_again(sessions: list[NodeSession], lost: LinkLost) -> tuple[list[NodeSession], int]:
+    """The sessions that all dialled again, and over how many milliseconds."""
+    waiting = [transition(each, lost).session for each in sessions]
+    dials = [TimerFired(at_ms=each.link.retry_at_ms, timer=Timer.RECONNECT) for each in waiting]
+    dialled = [transition(*each).session for each in zip(waiting, dials, strict=True)]
+    return dialled, max(dial.at_ms for dial in dials) - lost.at_ms
+
+
+def test_nodes_that_nobody_answers_in_time_dial_over_ever_more_time() -> None:
+    session = reach(*CONNECT)
+    sessions = [replace(session, node=f"node {number}") for number in range(200)]
+    lost = LinkLost(at_ms=at(session.link.since_ms + 10_000), reason="", heartbeat_ms=at(25_000))
+    sessions, took_ms = dialled_again(sessions, lost)
+    spreads_s = [took_ms / 1_000]
+    for _ in range(4):
+        lost = replace(lost, at_ms=at(lost.at_ms + took_ms + 90_000), is_silent=True)
+        sessions, took_ms = dialled_again(sessions, lost)
+        spreads_s.append(took_ms / 1_000)
+    assert spreads_s == pytest.approx([37, 75, 150, 150, 150], abs=4)
+    greeted = Connected(at_ms=at(lost.at_ms + took_ms))
+    back = [transition(each, greeted).session for each in sessions]
+    _, took_ms = dialled_again(back, replace(lost, at_ms=at(greeted.at_ms + 10_000)))
+    assert took_ms < 38_000
+
+
+def test_a_node_dials_for_ten_minutes_more_as_one_of_thousands() -> None:
+    pace = ToldPace()
+    assert pace.longest_ms == 0
+    for told_at_ms, interval_ms in ((0, 5_000), (1, 30_000), (2, 25_000), (3, 5_000)):
+        pace = pace.after_greeting(at(interval_ms), at(told_at_ms))
+    assert pace.after_greeting(at(5_000), at(600_001)).longest_ms == 30_000
+    assert pace.after_greeting(at(5_000), at(600_002)).longest_ms == 5_000
+    assert pace.after_greeting(at(40_000), at(4)) == ToldPace(at(40_000))
 
 
 def told_to_wait(session: NodeSession, wait_ms: int) -> NodeSession:

@@ -26,7 +26,8 @@ Context = Any  # grpc.aio.ServicerContext; its generic parameters differ between
 Behaviour = Callable[[bytes, Context], Awaitable[bytes]]
 SERVICE = "hypergpu.v1.NodeService"
 _SWEEP_S = 0.5
-_FIRST_MESSAGE_S = 10.0
+_FIRST_MESSAGE_S = 30.0
+"""Only nodes with a certificate come this far, and they may be busy where thousands dial."""
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 _STOPPING_DETAIL = "this gateway stops: dial again"
 _AWAY_DETAIL = "the coordinator does not answer this gateway"

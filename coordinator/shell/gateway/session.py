@@ -35,6 +35,8 @@ from hypergpu.v1 import node_pb2
 from hypergpu.wire.packing import MessagePacker, MessageUnpacker
 
 _FAREWELL_S = 5.0
+GREETING_MS_MAX = Milliseconds(90_000)
+"""How long a greeting of the coordinator is waited for; nodes of thousands wait as long."""
 
 
 log = structlog.get_logger()
@@ -115,7 +117,11 @@ class GatewaySession:
 
     @property
     def silence_limit_ms(self) -> Milliseconds:
-        """Silence after which the node counts as lost."""
+        """Silence after which the node counts as lost. Before its greeting it has no more to say:
+        the coordinator has to answer, however many others dial.
+        """
+        if self._welcome is None:
+            return GREETING_MS_MAX
         return self.pace.silence_limit_ms(monotonic_ms())
 
     async def flush(self) -> None:

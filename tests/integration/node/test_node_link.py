@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpu_node.core import events
+from gpu_node.core.link import ToldPace
 from gpu_node.shell.access import Access
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.control import CoordinatorStream, EventQueue, dial_first
@@ -260,6 +261,7 @@ async def test_a_coordinator_that_falls_silent_is_a_lost_link(node: JoinedNode) 
     event = await node.event()
     assert isinstance(event, events.LinkLost)
     assert event.reason == "the coordinator is silent"
+    assert event.is_silent
 
 
 async def test_a_welcome_over_a_known_line_is_waited_for_no_longer_than_that_line_takes(
@@ -276,10 +278,24 @@ async def test_a_handshake_with_a_process_of_thousands_may_wait_for_its_turn(
     node: JoinedNode,
 ) -> None:
     node.link.prober.measurements.add_round_trip(50_000)
-    node.link._interval.set(5.0)
+    node.link._pace = ToldPace(Milliseconds(5_000))
     assert (node.link._timeout_s, node.link._welcome_timeout_s()) == (TIMEOUT_MS / 1000, 5.0)
-    node.link._interval.set(30.0)
-    assert (node.link._timeout_s, node.link._welcome_timeout_s()) == (90.0, 30.0)
+    node.link._pace = ToldPace(Milliseconds(30_000))
+    assert (node.link._timeout_s, node.link._welcome_timeout_s()) == (90.0, 90.0)
+
+
+async def test_a_node_that_a_process_at_its_start_tells_to_speak_often_dials_as_before(
+    node: JoinedNode,
+) -> None:
+    for interval_ms in (30_000, 5_000):
+        node.service.welcome = node_pb2.Welcome(
+            version=WELCOME.version, heartbeat_interval_ms=interval_ms
+        )
+        await connect(node)
+        node.service.to_say.put_nowait(None)
+        event = await node.event()
+        assert isinstance(event, events.LinkLost)
+        assert event.heartbeat_ms == 30_000
 
 
 async def test_a_dial_into_a_half_open_line_is_through_once_that_is_healed(
@@ -374,6 +390,7 @@ async def test_a_dial_that_nobody_answers_ends(node: JoinedNode) -> None:
         event = await node.event()
         assert isinstance(event, events.LinkLost)
         assert event.reason == "the coordinator is silent"
+        assert event.is_silent
         await node.link.close()
 
 

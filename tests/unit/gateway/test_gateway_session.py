@@ -7,7 +7,12 @@ import grpc
 import pytest
 
 from coordinator.shell.gateway.counts import GatewayCounts
-from coordinator.shell.gateway.session import CoordinatorGoneError, GatewaySession, SessionParts
+from coordinator.shell.gateway.session import (
+    GREETING_MS_MAX,
+    CoordinatorGoneError,
+    GatewaySession,
+    SessionParts,
+)
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from hypergpu.ids import NodeId
@@ -62,6 +67,13 @@ async def test_what_is_due_when_a_stream_has_just_ended_breaks_nothing() -> None
     ended._welcome = node_pb2.Welcome()
     assert ended.is_due(0)
     await ended.flush()
+
+
+async def test_a_node_that_waits_for_its_greeting_is_not_silent() -> None:
+    waiting = session(SilentStream(), EndedStream())
+    assert waiting.silence_limit_ms == GREETING_MS_MAX
+    waiting._welcome = node_pb2.Welcome()
+    assert waiting.silence_limit_ms == 15_000
 
 
 async def test_a_stream_ends_with_the_channel_that_was_closed_under_it() -> None:
