@@ -120,6 +120,7 @@ class WireNode:
         async def requests() -> AsyncIterator[node_pb2.ControlRequest]:
             while (message := await outbox.get()) is not None:
                 yield message
+                outbox.task_done()
 
         call = self.stub.Control(requests(), metadata=self.metadata)
         return aiter(call)
@@ -127,6 +128,10 @@ class WireNode:
     def say(self, message: node_pb2.ControlRequest) -> None:
         """Send something on the control stream."""
         self._outbox.put_nowait(message)
+
+    async def flush(self) -> None:
+        """Wait until all was written. A write that a refusal meets would hide its reason."""
+        await self._outbox.join()
 
     def offer(
         self, assignment: node_pb2.Assignment, update: bytes, *, nonce: int | None = None

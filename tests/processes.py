@@ -53,6 +53,15 @@ class CoordinatorProcess:
         self._ready: ReadyLine | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
+    @contextlib.contextmanager
+    def freeze(self) -> Iterator[None]:
+        """Let it stand still, alive, for as long as the block lasts."""
+        os.killpg(self.child.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.child.pid, signal.SIGCONT)
+
     def start(self, *, failpoints: str = "") -> None:
         """Start it and wait for its ready line."""
         self.launch(failpoints=failpoints)

@@ -180,9 +180,11 @@ async def test_a_node_that_floods_its_stream_is_cut_off_and_others_go_on(tmp_pat
             await node.join(coordinator.node_token())
             streams.append(node.control([("null", 1)]))
             assert (await anext(streams[-1])).HasField("welcome")
-        for number in range(5_000):
-            heartbeat = node_pb2.Heartbeat(sequence=number)
-            nodes[0].say(node_pb2.ControlRequest(heartbeat=heartbeat))
+        with coordinator.freeze():
+            for number in range(3_000):
+                heartbeat = node_pb2.Heartbeat(sequence=number)
+                nodes[0].say(node_pb2.ControlRequest(heartbeat=heartbeat))
+            await nodes[0].flush()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await count_messages(streams[0])
         assert reason_of(refused.value) == "RATE_LIMITED"

@@ -1,11 +1,9 @@
 """A node's calls through a real gateway: what it answers, passes on and refuses."""
 
 import asyncio
-import os
 import shutil
-import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -61,17 +59,6 @@ class Front:
         return node
 
 
-@contextmanager
-def freeze(coordinator: CoordinatorProcess) -> Iterator[None]:
-    """Let a coordinator stand still for as long as the block lasts."""
-    group = coordinator.child.pid
-    os.killpg(group, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.killpg(group, signal.SIGCONT)
-
-
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with ExitStack() as owner:
@@ -103,7 +90,7 @@ async def test_signs_of_life_are_answered_while_the_coordinator_stands_still(fro
     node = await front.join_node()
     stream = node.control([("null", 1)])
     assert (await anext(stream)).HasField("welcome")
-    with freeze(front.cluster.coordinator):
+    with front.cluster.coordinator.freeze():
         node.say(heartbeat(5))
         assert (await echo(stream)).heartbeat_echo.sequence == 5
         probe = node_pb2.RoundTripProbe(sequence=6)
@@ -117,7 +104,7 @@ async def test_probes_of_losses_are_echoed_by_the_gateway(front: Front) -> None:
     stream = node.control([("null", 1)])
     welcome = (await anext(stream)).welcome
     target = ProbeTarget("127.0.0.1", welcome.probe_port, welcome.probe_token)
-    with freeze(front.cluster.coordinator):
+    with front.cluster.coordinator.freeze():
         assert (await send_train(target, 1, wait_s=60)).lost < PACKETS
     await node.close()
 
@@ -230,7 +217,7 @@ async def test_a_gateway_goes_over_to_the_coordinator_that_serves(tmp_path: Path
         await node.join(before.coordinator.node_token())
         stream = node.control([("null", 1)])
         assert (await anext(stream)).HasField("welcome")
-        with freeze(before.coordinator):
+        with before.coordinator.freeze():
             shutil.copytree(before.folder, after.folder, dirs_exist_ok=True)
             await asyncio.to_thread(after.start)
             # Nothing told the stream that its coordinator stands still.
