@@ -164,15 +164,6 @@ class NodeProcess:
         """SIGKILL the daemon and its worker."""
         kill_group(self.child)
 
-    @contextlib.contextmanager
-    def freeze(self) -> Iterator[None]:
-        """Let the daemon and its worker stand still, alive, for as long as the block lasts."""
-        os.killpg(self.child.pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            os.killpg(self.child.pid, signal.SIGCONT)
-
     def terminate(self) -> int:
         """SIGTERM; gives the exit status."""
         self.child.send_signal(signal.SIGTERM)
