@@ -43,7 +43,7 @@ from hypergpu.jobfile.rules import checked_spec
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import SignedReceipt
 from hypergpu.v1 import job_pb2, payments_pb2
-from hypergpu.wire.credentials import Role
+from hypergpu.wire.credentials import Role, Token
 from hypergpu.wire.messages import receipt_value
 
 
@@ -420,6 +420,16 @@ class AsyncCoordinator:
             listed += [values.token_view(each) for each in found.tokens]
             if not (page := found.next_page):
                 return listed
+
+    async def own_token(self, token: Token | None = None) -> TokenView:
+        """What the coordinator knows of the token of this connection, its role among it.
+
+        Args:
+            token: Another token of the same coordinator, in place of the connection's.
+        """
+        request = job_pb2.GetTokenRequest()
+        answer = await self._call(self._jobs.GetToken, request, token=token)
+        return values.token_view(answer.token)
 
     async def find_token(self, name: str) -> str:
         """Id of the token whose id begins so."""

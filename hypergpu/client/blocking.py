@@ -181,6 +181,7 @@ class Coordinator:
     revoke_node = _waiting(AsyncCoordinator.revoke_node)
     readmit_node = _waiting(AsyncCoordinator.readmit_node)
     tokens = _waiting(AsyncCoordinator.tokens)
+    own_token = _waiting(AsyncCoordinator.own_token)
     find_token = _waiting(AsyncCoordinator.find_token)
     create_token = _waiting(AsyncCoordinator.create_token)
     revoke_token = _waiting(AsyncCoordinator.revoke_token)

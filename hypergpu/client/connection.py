@@ -241,6 +241,10 @@ TRANSFER_TIMEOUT_S = 600.0
 """Deadline of one try of a transfer; the next try goes on from the committed offset."""
 
 
+def _call_metadata(token: Token) -> tuple[tuple[str, str], ...]:
+    return (("authorization", authorization(token)), PROTOCOL_ENTRY)
+
+
 class CoordinatorCalls:
     """An open channel. Messages are protobuf here and in the modules that translate them."""
 
@@ -250,7 +254,7 @@ class CoordinatorCalls:
         self.operator = job_pb2_grpc.OperatorServiceStub(channel)
         self._channel = channel
         self._bulk: BulkClient | None = None
-        self._metadata = (("authorization", authorization(to.token)), PROTOCOL_ENTRY)
+        self._metadata = _call_metadata(to.token)
         self.payments = payments_pb2_grpc.PaymentsServiceStub(channel)
 
     @classmethod
@@ -278,17 +282,29 @@ class CoordinatorCalls:
         await self._channel.close()
 
     async def call(
-        self, method: Callable[..., Any], request: object, timeout_s: float | None = None
+        self,
+        method: Callable[..., Any],
+        request: object,
+        timeout_s: float | None = None,
+        *,
+        token: Token | None = None,
     ) -> Any:
         """One answer of a stub's method.
+
+        Args:
+            method: Method of a stub of this connection.
+            request: Its message.
+            timeout_s: Deadline; None: that of the connection's target.
+            token: Token that the call carries; None: that of the target.
 
         Raises:
             HyperGPUError: The coordinator's numbered reason, or the meaning of the broken call.
             RemoteFailureError: A numbered reason that this version does not know.
         """
         timeout_s = timeout_s or self.to.timeout_s
+        metadata = self._metadata if token is None else _call_metadata(token)
         try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as broken:
             raise await self._explanation(broken) from broken
 

@@ -202,8 +202,8 @@ class PaymentsPlugin(Protocol):
 
         It has ``async def get_ledger(request, caller)`` for the method GetLedger, and so on; one
         that streams is an async generator, and each may raise `HyperGPUError`. The coordinator
-        authorises calls like those of `JobService`: it takes a user's token for `USER_METHODS`, an
-        operator's for all others.
+        authorises calls like those of `JobService`: it takes a user's token for `USER_METHODS`, a
+        node's for jobs in which its nodes had a part, an operator's for all others.
         """
         ...
 

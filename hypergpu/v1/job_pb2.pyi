@@ -1268,6 +1268,33 @@ class TokenSummary(google.protobuf.message.Message):
 global___TokenSummary = TokenSummary
 
 @typing.final
+class GetTokenRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___GetTokenRequest = GetTokenRequest
+
+@typing.final
+class GetTokenResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    @property
+    def token(self) -> global___TokenSummary: ...
+    def __init__(
+        self,
+        *,
+        token: global___TokenSummary | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["token", b"token"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["token", b"token"]) -> None: ...
+
+global___GetTokenResponse = GetTokenResponse
+
+@typing.final
 class RevokeTokenRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -95,6 +95,11 @@ class JobServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.FromString,
                 _registered_method=True)
+        self.GetToken = channel.unary_unary(
+                '/hypergpu.v1.JobService/GetToken',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.GetTokenRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.GetTokenResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer(object):
@@ -179,6 +184,13 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetToken(self, request, context):
+        """The token that the caller holds: its role is what the coordinator says, not what its text says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -241,6 +253,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.SerializeToString,
+            ),
+            'GetToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetToken,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.GetTokenRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.GetTokenResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -568,6 +585,33 @@ class JobService(object):
             '/hypergpu.v1.JobService/WatchJob',
             hypergpu_dot_v1_dot_job__pb2.WatchJobRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.WatchJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/GetToken',
+            hypergpu_dot_v1_dot_job__pb2.GetTokenRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.GetTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

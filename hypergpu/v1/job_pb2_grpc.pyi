@@ -87,6 +87,12 @@ class JobServiceStub:
     ]
     """The job's journal from a sequence number on, then live."""
 
+    GetToken: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.GetTokenRequest,
+        hypergpu.v1.job_pb2.GetTokenResponse,
+    ]
+    """The token that the caller holds: its role is what the coordinator says, not what its text says."""
+
 class JobServiceAsyncStub:
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
 
@@ -155,6 +161,12 @@ class JobServiceAsyncStub:
         hypergpu.v1.job_pb2.WatchJobResponse,
     ]
     """The job's journal from a sequence number on, then live."""
+
+    GetToken: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.GetTokenRequest,
+        hypergpu.v1.job_pb2.GetTokenResponse,
+    ]
+    """The token that the caller holds: its role is what the coordinator says, not what its text says."""
 
 class JobServiceServicer(metaclass=abc.ABCMeta):
     """What a user says to the coordinator. Each call carries a user token in the metadata `authorization`."""
@@ -248,6 +260,14 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[hypergpu.v1.job_pb2.WatchJobResponse], collections.abc.AsyncIterator[hypergpu.v1.job_pb2.WatchJobResponse]]:
         """The job's journal from a sequence number on, then live."""
+
+    @abc.abstractmethod
+    def GetToken(
+        self,
+        request: hypergpu.v1.job_pb2.GetTokenRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.GetTokenResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.GetTokenResponse]]:
+        """The token that the caller holds: its role is what the coordinator says, not what its text says."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 

@@ -29,6 +29,7 @@ from coordinator.shell.servicers.calls import (
     generic_handler,
 )
 from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.servicers.ledger import RequireVisible, VisibleLedgers
 from coordinator.shell.servicers.node import JOIN, NodeServicer
 from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.errors import HyperGPUError, Reason
@@ -169,8 +170,10 @@ class Listeners:
             )
         )
         if servicers.payments is not None:
-            found = payments_handlers(servicers.payments.servicer(), users, operators)
-            self._main.add_generic_rpc_handlers(found)
+            handlers = payments_handlers(
+                servicers.payments.servicer(), users, operators, servicers.jobs.require_visible
+            )
+            self._main.add_generic_rpc_handlers(handlers)
         gate = driving(servicers.node_gate)
         self._node.add_generic_rpc_handlers(
             (
@@ -187,13 +190,21 @@ class Listeners:
 
 
 def payments_handlers(
-    servicer: object, users: Gate, operators: Gate
+    servicer: object, users: Gate, operators: Gate, require_visible: RequireVisible
 ) -> tuple[grpc.GenericRpcHandler, grpc.GenericRpcHandler]:
-    """PaymentsService: some of its methods serve users, the others operators."""
+    """PaymentsService: some of its methods serve users, the others operators.
+
+    Args:
+        servicer: Of the payments package.
+        users: Gate of what users read.
+        operators: Gate of everything else.
+        require_visible: Refuses a reader who may not see the job.
+    """
     service = _service(payments_pb2, "PaymentsService")
     others = frozenset(service.methods_by_name) - USER_METHODS
+    ledgers = VisibleLedgers(servicer, require_visible)
     return (
-        generic_handler(service, servicer, users, methods=USER_METHODS),
+        generic_handler(service, ledgers, users, methods=USER_METHODS),
         generic_handler(service, servicer, operators, methods=others),
     )
 

@@ -283,6 +283,7 @@ _ROLES = {
     "JobService.ListJobs": _READERS,
     "JobService.GetJob": _READERS,
     "JobService.WatchJob": _READERS,
+    "JobService.GetToken": _READERS,
     "PaymentsService.GetLedger": _READERS,
     "PaymentsService.ListReceipts": _READERS,
     "OperatorService.ListNodes": _READERS,

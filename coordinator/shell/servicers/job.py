@@ -40,6 +40,7 @@ from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
+from hypergpu.streams import unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message
@@ -164,6 +165,13 @@ class JobServicer:
         source = self._changeable(caller, request.weights_job) if request.weights_job else None
         job_id = await self._creation.create(request, caller, source)
         return job_pb2.CreateJobResponse(job_id=job_id)
+
+    async def get_token(
+        self, request: job_pb2.GetTokenRequest, caller: Caller
+    ) -> job_pb2.GetTokenResponse:
+        if caller.token is None:
+            raise HyperGPUError(Reason.TOKEN_INVALID, "the call carries no token")
+        return job_pb2.GetTokenResponse(token=translate.token_summary(caller.token, unix_s()))
 
     async def get_job(
         self, request: job_pb2.GetJobRequest, caller: Caller
@@ -324,6 +332,15 @@ class JobServicer:
         if runtime is None:
             raise HyperGPUError(Reason.JOB_UNKNOWN, f"there is no job {job_id[:80]!r}")
         return runtime
+
+    def require_visible(self, caller: Caller, job_id: str) -> None:
+        """Refuse a node's token that asks about a job in which none of its nodes had a part.
+
+        Raises:
+            HyperGPUError: JOB_UNKNOWN, VERSION_MISMATCH or ROLE_FORBIDDEN.
+        """
+        if caller.own_nodes is not None:
+            self._visible(caller, job_id)
 
     def _visible(self, caller: Caller, job_id: str) -> JobRuntime:
         """The job, if the caller may see it.

@@ -440,10 +440,17 @@ class LedgerAnswers:
         return payments_pb2.RetryHaltedResponse(purposes=[request.job_id])
 
 
+def refuse_foreign_jobs(_caller: Caller, job_id: str) -> None:
+    if job_id == "foreign":
+        raise HyperGPUError(Reason.ROLE_FORBIDDEN, "no node of the caller had a part in it")
+
+
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server()
-    handlers = payments_handlers(LedgerAnswers(), RoleGate("user"), RoleGate("operator"))
+    handlers = payments_handlers(
+        LedgerAnswers(), RoleGate("user"), RoleGate("operator"), refuse_foreign_jobs
+    )
     server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
