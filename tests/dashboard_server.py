@@ -21,14 +21,25 @@ from dashboard_api.shell.server import (
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import fresh_link
 from hypergpu.client import ConnectionTarget
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
 from hypergpu.wire.credentials import Role, Token, token_text
 from hypergpu.wire.network import free_ports
 
 
 def token_of(role: Role, address: str) -> Token:
-    """A token of a coordinator without TLS."""
-    return Token((address,), Digest(""), role, TokenId("0123456789ab"), "s" * 22)
+    """A token of a coordinator without TLS, which `dashboard`'s own knows, an id for each role."""
+    token_id = TokenId(f"{list(Role).index(role):x}123456789ab")
+    return Token((address,), Digest(""), role, token_id, "s" * 22)
+
+
+async def tell_role(token: Token) -> str:
+    """Answer for the coordinator that is away: of the tokens of `token_of`, and no others."""
+    for role in Role:
+        known = token_of(role, token.addresses[0])
+        if (known.id, known.secret) == (token.id, token.secret):
+            return role.value
+    raise HyperGPUError(Reason.TOKEN_INVALID, "the token's id or secret is wrong")
 
 
 class DashboardUnderTest(NamedTuple):
@@ -70,7 +81,7 @@ async def dashboard(folder: Path, **settings: Any) -> AsyncIterator[DashboardUnd
     port = bound.getsockname()[1]
     address = f"127.0.0.1:{free_ports(1)[0]}"
     target = ConnectionTarget(address, token_of(Role.OPERATOR, address), 5.0)
-    services = open_services(given, target, port)
+    services = open_services(given, target, port, tell_role)
     started = asyncio.Event()
     server = PageServer(uvicorn_config(build_app(services)), services, lambda _: started.set())
     serving = asyncio.create_task(server.serve([bound]))

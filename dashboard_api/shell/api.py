@@ -128,8 +128,7 @@ def endpoint_function(
 
     async def answer(request: Request) -> Response:
         try:
-            session = await find_session(services, request)
-            call = Call(services, request, session)
+            call = Call(services, request, await _session_of(endpoint, services, request))
             if not endpoint.is_open:
                 _require_role(endpoint, call.who)
             if request.method == "GET":
@@ -139,6 +138,20 @@ def endpoint_function(
             return failure_response(failure)
 
     return answer
+
+
+async def _session_of(
+    endpoint: Endpoint, services: DashboardServices, request: Request
+) -> Session | None:
+    """Session of a request. One that opens or ends a session is answered without one, too: whose
+    token was revoked leaves, or comes back with another.
+    """
+    try:
+        return await find_session(services, request)
+    except (HyperGPUError, RemoteFailureError):
+        if endpoint.is_open and request.method != "GET":
+            return None
+        raise
 
 
 def _require_role(endpoint: Endpoint, session: Session) -> None:
@@ -171,15 +184,18 @@ async def find_session(services: DashboardServices, connection: HTTPConnection) 
     """Session of the cookie or bearer token that a request carries; None: it carries neither.
 
     Raises:
-        HyperGPUError: The bearer token is not one for this coordinator.
+        HyperGPUError: The coordinator does not take the token, or is away and never has.
     """
+    if services.recording is not None:
+        return None
     scheme, _, text = connection.headers.get("authorization", "").partition(" ")
     if scheme == "Bearer":
         token = user_token(text, services.target.token)
-        return Session(token, unix_ms())
-    if services.recording is not None:
-        return None
+        return Session(token, await services.checks.role(token), unix_ms())
     cookie = connection.cookies.get(services.cookie_name, "")
     if not cookie:
         return None
-    return await run_in_threadpool(services.sessions.find_session, cookie, unix_ms())
+    stored = await run_in_threadpool(services.sessions.find_session, cookie, unix_ms())
+    if stored is None:
+        return None
+    return Session(stored.token, await services.checks.role(stored.token), stored.ends_at_ms)

@@ -74,7 +74,7 @@ async def serve_feed(services: DashboardServices, socket: WebSocket) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIRST_STATE_WITHIN_S):
             await follower.has_answered.wait()
-    messages = _live_messages(follower.feed, session.role, resume_wanted(socket))
+    messages = _live_messages(follower.feed, session.role.value, resume_wanted(socket))
     await _exchange(socket, messages, services.stalled_after_ms)
     if follower.feed.refusal is not None:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect, ClientDisconnected):

@@ -48,6 +48,10 @@ def node_pieces(nodes: Sequence[NodeView]) -> Iterator[Sequence[NodeView]]:
         yield nodes[at : at + NODES_AT_ONCE]
 
 
+class _TokenRefusedError(Exception):
+    """Ends a follower whose token the coordinator refuses."""
+
+
 class Follower:
     """Keeps one feed up to date until it is stopped.
 
@@ -55,16 +59,23 @@ class Follower:
         target: The coordinator, and as whom it is called.
         recorder: Has the jobs' clocks, and gets everything that is to be kept.
         data_dir: The coordinator's folder if it is on this machine, for the free space of its disk.
+        ends_refused: Whether it ends once the coordinator refuses its token; else it asks on.
     """
 
     def __init__(
-        self, target: ConnectionTarget, recorder: JobClocks, data_dir: Path | None = None
+        self,
+        target: ConnectionTarget,
+        recorder: JobClocks,
+        data_dir: Path | None = None,
+        *,
+        ends_refused: bool = False,
     ) -> None:
         self.target = target
         self.feed = Feed(FeedProjection(target.address))
         self.coordinator: AsyncCoordinator | None = None
         self._recorder = recorder
         self._data_dir = data_dir
+        self._ends_refused = ends_refused
         self._clocks: dict[str, WallClock] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self.has_answered = asyncio.Event()
@@ -76,7 +87,7 @@ class Follower:
         return self.feed.projection
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow until cancelled, or until the token is refused where that ends it."""
         try:
             await self._connect()
             async with asyncio.TaskGroup() as tasks:
@@ -85,6 +96,8 @@ class Follower:
                 tasks.create_task(self._repeat(RETRY_MOST_S, self._watch_telemetry))
                 tasks.create_task(self._repeat(LEDGER_EVERY_S, self._ask_ledgers))
                 tasks.create_task(self._repeat(ALERTS_EVERY_S, self._judge))
+        except* _TokenRefusedError:
+            pass
         finally:
             for watcher in self._watchers.values():
                 watcher.cancel()
@@ -109,6 +122,8 @@ class Follower:
                 wait_s = every_s
             except Failure as failure:
                 self._tell_away(failure)
+                if self._ends_refused and self.feed.refusal is not None:
+                    raise _TokenRefusedError from failure
                 wait_s = min(RETRY_MOST_S, max(wait_s, JOBS_EVERY_S) * 1.5)
             await asyncio.sleep(wait_s)
 

@@ -15,6 +15,7 @@ from dashboard_api.shell.history import EVENTS_MOST, EventSearch, SeriesSpan
 from hypergpu.client import HyperGPUError
 from hypergpu.client.settings import comparisons_folder
 from hypergpu.errors import Reason
+from hypergpu.wire.credentials import Role
 
 ROUNDS_MOST = 500
 NAMES_MOST = 12
@@ -146,7 +147,7 @@ async def tell_events(call: Call) -> Response:
 
 async def tell_audit(call: Call) -> Response:
     """The newest actions; an operator's to read."""
-    if call.who.role != "operator":
+    if call.who.role is not Role.OPERATOR:
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, "the audit log is for operators")
     limit = call.whole("limit", 100, most=AUDIT_MOST)
     return json_response({"actions": await run_in_threadpool(call.services.history.audit, limit)})

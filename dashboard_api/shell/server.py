@@ -34,6 +34,7 @@ from dashboard_api.shell.recording import Recording
 from dashboard_api.shell.services import DashboardServices
 from dashboard_api.shell.session_routes import SESSION_ENDPOINTS, fresh_link
 from dashboard_api.shell.session_store import SessionStore
+from dashboard_api.shell.token_checks import TellRole, TokenChecks
 from dashboard_api.shell.upload_routes import UPLOAD_ENDPOINTS
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
@@ -64,12 +65,23 @@ class DashboardReady(msgspec.Struct, frozen=True):
 
 
 def open_services(
-    settings: DashboardSettings, target: ConnectionTarget, port: int
+    settings: DashboardSettings,
+    target: ConnectionTarget,
+    port: int,
+    tell_role: TellRole | None = None,
 ) -> DashboardServices:
-    """Everything that answers share; starts nothing."""
+    """Everything that answers share; starts nothing.
+
+    Args:
+        settings: Of this server.
+        target: The coordinator that it shows, and as whom.
+        port: The port that is listened at.
+        tell_role: Asked for the role of a token; None: the coordinator is.
+    """
     checked_webhooks(settings.webhook)
     history = HistoryStore(history_url(settings.database_url, settings.data_dir))
     recorder = HistoryRecorder(history)
+    checks = TokenChecks(target, tell_role)
     return DashboardServices(
         settings=settings,
         target=target,
@@ -78,7 +90,8 @@ def open_services(
         sessions=SessionStore(history.engine),
         codes=CodeBook(),
         uploads=Uploads(settings.data_dir / "uploads", settings.upload_bytes),
-        views=Views(target, recorder, settings.coordinator_data_dir),
+        views=Views(target, recorder, settings.coordinator_data_dir, checks),
+        checks=checks,
         port=port,
         recording=Recording.read(settings.recording) if settings.recording else None,
     )
@@ -151,6 +164,7 @@ async def running(services: DashboardServices) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await services.views.close()
+        await services.checks.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         await services.recorder.flush()
         services.history.close()

@@ -15,6 +15,7 @@ from dashboard_api.shell.page import PAGE_FOLDER
 from dashboard_api.shell.recorder import HistoryRecorder
 from dashboard_api.shell.recording import Recording
 from dashboard_api.shell.session_store import Session, SessionStore
+from dashboard_api.shell.token_checks import TokenChecks
 from dashboard_api.shell.uploads import Uploads
 from dashboard_api.shell.views import Views
 from hypergpu.client import AsyncCoordinator, ConnectionTarget
@@ -36,6 +37,7 @@ class DashboardServices(msgspec.Struct):
     codes: CodeBook
     uploads: Uploads
     views: Views
+    checks: TokenChecks
     port: int
     page_folder: Path = PAGE_FOLDER
     stalled_after_ms: int = STALLED_AFTER_MS
@@ -63,6 +65,6 @@ class DashboardServices(msgspec.Struct):
 
     async def note_action(self, session: Session | None, action: str, outcome: str) -> None:
         """Write an action into the audit log."""
-        token, role = (session.token.id, session.role) if session else ("", "")
+        token, role = (session.token.id, session.role.value) if session else ("", "")
         line = AuditLine(unix_ms(), token, role, action, outcome)
         await run_in_threadpool(self.history.add_audit, line)

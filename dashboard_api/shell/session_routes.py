@@ -1,6 +1,5 @@
 """Sessions: one-time codes and pasted tokens for a cookie."""
 
-import asyncio
 import secrets
 
 import msgspec
@@ -11,13 +10,9 @@ from dashboard_api.core.sessions import SESSION_GOOD_MS
 from dashboard_api.shell.api import Call, Endpoint
 from dashboard_api.shell.failures import json_response
 from dashboard_api.shell.services import DashboardServices
-from dashboard_api.shell.session_store import user_token
-from hypergpu.client import AsyncCoordinator
+from dashboard_api.shell.session_store import Session, user_token
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.streams import monotonic_ms, unix_ms
-from hypergpu.wire.credentials import Token
-
-CHECK_WITHIN_S = 10.0
 
 
 class SessionRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,14 +46,16 @@ async def open_session(call: Call) -> Response:
     given, services = await call.body(SessionRequest), call.services
     if given.token:
         token = user_token(given.token, services.target.token)
-        await check_token(services, token)
+        role = await services.checks.role(token)
     else:
         if refusal := services.codes.redeem(given.code, monotonic_ms()):
             fix = "take a fresh link: hypergpu dashboard --link"
             raise HyperGPUError(Reason.TOKEN_USED_UP, refusal, fix=fix)
         token = services.target.token
-    cookie, session = await run_in_threadpool(services.sessions.open_session, token, unix_ms())
-    answer = json_response(who(services, session.token, session.ends_at_ms))
+        role = token.role
+    cookie, stored = await run_in_threadpool(services.sessions.open_session, token, unix_ms())
+    session = Session(token, role, stored.ends_at_ms)
+    answer = json_response(who(services, session))
     answer.set_cookie(
         services.cookie_name,
         cookie,
@@ -70,21 +67,10 @@ async def open_session(call: Call) -> Response:
     return answer
 
 
-async def check_token(services: DashboardServices, token: Token) -> None:
-    """Ask the coordinator whether it takes a token.
-
-    Raises:
-        HyperGPUError: It does not, or it is away.
-    """
-    target = msgspec.structs.replace(services.target, token=token, timeout_s=CHECK_WITHIN_S)
-    async with await AsyncCoordinator.open(target) as coordinator:
-        async with asyncio.timeout(CHECK_WITHIN_S):
-            await coordinator.jobs()
-
-
-def who(services: DashboardServices, token: Token, ends_at_ms: int) -> WhoAmI:
+def who(services: DashboardServices, session: Session) -> WhoAmI:
     """A session for its holder."""
-    return WhoAmI(token.role.value, token.id, services.target.address, ends_at_ms)
+    address = services.target.address
+    return WhoAmI(session.role.value, session.token.id, address, session.ends_at_ms)
 
 
 async def tell_session(call: Call) -> Response:
@@ -92,8 +78,7 @@ async def tell_session(call: Call) -> Response:
     if call.services.recording is not None:
         hello = call.services.recording.hello()
         return json_response(WhoAmI(hello.role, "", hello.address, 0, recorded=True))
-    session = call.who
-    return json_response(who(call.services, session.token, session.ends_at_ms))
+    return json_response(who(call.services, call.who))
 
 
 async def end_session(call: Call) -> Response:
@@ -107,15 +92,10 @@ async def end_session(call: Call) -> Response:
 
 async def make_link(call: Call) -> Response:
     """A fresh link for the holder of the server's own token."""
-    if call.who.key != session_key(call.services):
+    if call.who.token != call.services.target.token:
         detail = "only the token that the dashboard was started with makes links"
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail, fix="paste your token into the page")
     return json_response(LinkAnswer(fresh_link(call.services)))
-
-
-def session_key(services: DashboardServices) -> str:
-    """Key of the server's own token."""
-    return services.views.own_key
 
 
 def fresh_link(services: DashboardServices) -> str:

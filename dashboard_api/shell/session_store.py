@@ -6,7 +6,7 @@ a digest. So sessions survive a restart of the dashboard, and a stolen database 
 
 import os
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -24,26 +24,30 @@ _NONCE_BYTES = 12
 COOKIE_MOST = 128
 
 
-class Session(msgspec.Struct, frozen=True):
-    """Who asks."""
+class StoredSession(NamedTuple):
+    """Session of a cookie, as it was opened."""
 
     token: Token
     ends_at_ms: int
 
-    @property
-    def role(self) -> str:
-        """Role of the token."""
-        return self.token.role.value
+
+class Session(msgspec.Struct, frozen=True):
+    """Who asks: the holder of a token that the coordinator has taken."""
+
+    token: Token
+    role: Role
+    """What the coordinator says it is."""
+    ends_at_ms: int
 
     @property
     def is_node_owner(self) -> bool:
         """Whether it sees and steers the nodes that joined with its token, and no others."""
-        return self.token.role is Role.NODE
+        return self.role is Role.NODE
 
     @property
     def key(self) -> str:
-        """Names the token, secret included, without telling it."""
-        return secret_digest(token_text(self.token))
+        """Id of the token: whatever is counted or kept for its holder goes by it."""
+        return self.token.id
 
 
 class SessionStore:
@@ -52,14 +56,10 @@ class SessionStore:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def open_session(self, token: Token, now_ms: int) -> tuple[str, Session]:
-        """Start a session; returns the cookie's value.
-
-        Raises:
-            HyperGPUError: RATE_LIMITED, there are too many.
-        """
+    def open_session(self, token: Token, now_ms: int) -> tuple[str, StoredSession]:
+        """Start a session; returns the cookie's value."""
         cookie = secrets.token_urlsafe(32)
-        session = Session(token, now_ms + SESSION_GOOD_MS)
+        session = StoredSession(token, now_ms + SESSION_GOOD_MS)
         nonce = os.urandom(_NONCE_BYTES)
         sealed = nonce + AESGCM(_key(cookie)).encrypt(nonce, token_text(token).encode(), None)
         row = {
@@ -79,7 +79,7 @@ class SessionStore:
             connection.execute(SESSIONS.insert(), [row])
         return cookie, session
 
-    def find_session(self, cookie: str, now_ms: int) -> Session | None:
+    def find_session(self, cookie: str, now_ms: int) -> StoredSession | None:
         """The session that a cookie opens; None: there is none any more."""
         if not cookie or len(cookie) > COOKIE_MOST:
             return None
@@ -95,7 +95,7 @@ class SessionStore:
             )
         except InvalidTag:
             return None
-        return Session(parse_token(opened.decode()), row.ends_at_ms)
+        return StoredSession(parse_token(opened.decode()), row.ends_at_ms)
 
     def end_session(self, cookie: str) -> None:
         """Forget a session."""

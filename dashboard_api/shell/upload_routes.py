@@ -36,8 +36,8 @@ async def begin_upload(call: Call) -> Response:
     """Begin an upload."""
     wanted = await call.body(UploadRequest)
     session = call.who
-    if session.token.role not in (Role.USER, Role.OPERATOR):
-        detail = f"a {session.role}'s token makes no jobs, so it sends no data"
+    if session.role not in (Role.USER, Role.OPERATOR):
+        detail = f"a {session.role.value}'s token makes no jobs, so it sends no data"
         raise HyperGPUError(Reason.ROLE_FORBIDDEN, detail)
     await call.services.coordinator(session)
     uploads = call.services.uploads

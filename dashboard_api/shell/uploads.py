@@ -35,7 +35,7 @@ class Upload(msgspec.Struct):
 
     id: str
     owner: str
-    """Key of the session's token: nobody else sees it."""
+    """Id of the session's token: nobody else sees it."""
     name: str
     size_bytes: int
     made_at_ms: int

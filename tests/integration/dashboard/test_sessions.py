@@ -39,7 +39,7 @@ async def test_a_code_is_exchanged_once_for_a_cookie_that_no_script_reads(tmp_pa
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         who = await client.get(f"{PREFIX}/session")
-        assert who.json()["name"] == "0123456789ab"
+        assert who.json()["name"] == under_test.services.target.token.id
         second = await client.post(f"{PREFIX}/session", json=given, headers=headers)
         assert second.status_code == 401
         assert "used already" in second.json()["message"]
@@ -171,7 +171,7 @@ async def test_actions_are_in_the_audit_log_with_their_outcome(tmp_path: Path) -
         answer = await client.get(f"{PREFIX}/audit", headers=under_test.bearer)
         newest = answer.json()["actions"][0]
         assert newest["action"] == "Pause a job once its open round is done (job-1)"
-        assert newest["token"] == "0123456789ab"
+        assert newest["token"] == under_test.services.target.token.id
         assert "COORDINATOR_UNREACHABLE" in newest["outcome"]
 
 
