@@ -31,7 +31,7 @@ WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . ||
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
+.PHONY: help setup demo test fresh test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: bandit audit
 .PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
@@ -43,9 +43,13 @@ setup: .venv/.installed ## Make .venv with everything pinned (about a minute the
 demo: setup node_modules/.installed ## Train digits on five nodes over five home lines, kill one half-way [SHORT=1] [NET=tunnel] [METERING=each] [FIXED=1 [SCALE=1]] [ATTACK=1] [BLOBS=s3].
 	@$(BIN)/hypergpu demo $(if $(SHORT),--short) $(if $(NET),--net $(NET)) $(if $(METERING),--metering $(METERING)) $(if $(FIXED),--fixed) $(if $(SCALE),--scale) $(if $(ATTACK),--attack --nodes 6) $(if $(BLOBS),--blobs $(BLOBS))
 
-# The tests of the page drive Chromium: apt-get install chromium.
-test: setup node_modules/.installed ## Run every test but the long ones, with PostgreSQL where one listens or can be started [ARGS=...] [WORKERS=2].
+# What a machine lacks is installed, or its tests are left out and named at the end.
+test: setup node_modules/.installed ## Run every test but the long ones; as root installs the programs that they drive [ARGS=...] [WORKERS=2].
+	@$(BIN)/python .ci/test_programs.py
 	@$(TESTS) $(ARGS)
+
+fresh: ## Run the README's two commands in a bare Debian 12 (root; up to an hour) [FOLDER=...].
+	@.ci/fresh $(FOLDER)
 
 test-gpu: setup ## Run the tests that need a GPU: the worker on CUDA [ARGS=...].
 	@$(BIN)/pytest tests/gpu $(ARGS)

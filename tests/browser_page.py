@@ -3,15 +3,14 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+from tests.programs import CHROMIUM_NAMES, find_program
+
 AXE = Path(__file__).parent.parent / "node_modules" / "axe-core" / "axe.min.js"
 LAYOUT_FAULTS = Path(__file__).parent / "browser" / "layout_faults.js"
 WIDTHS_PX = (1440, 768, 390)
@@ -27,12 +26,11 @@ expect.set_options(timeout=EXPECT_MS)
 
 
 def launch_options() -> dict[str, Any]:
-    """How Chromium is started here; fails the test where there is none."""
-    found = next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
-    if found is None:
-        pytest.fail("no Chromium was found. Fix: apt-get install chromium", pytrace=False)
+    """How Chromium is started here."""
+    program = find_program(*CHROMIUM_NAMES)
+    assert program, "tests of the page carry the marker needs"
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    return {"executable_path": found, "args": ["--disable-dev-shm-usage", *sandbox]}
+    return {"executable_path": program, "args": ["--disable-dev-shm-usage", *sandbox]}
 
 
 @contextlib.contextmanager

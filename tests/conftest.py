@@ -12,6 +12,7 @@ import structlog
 from hypothesis import settings
 
 from hypergpu.cluster.s3_server import S3Server
+from tests.programs import NEEDS, install_command, missing_needs
 
 TESTS = Path(__file__).parent
 TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "pytest_timeout")
@@ -31,6 +32,8 @@ settings.register_profile("hypergpu", deadline=None, derandomize="CI" in os.envi
 settings.load_profile("hypergpu")
 
 unpickled: list[str] = []
+left_out: dict[str, list[str]] = {}
+"""Tests that cannot run here, by what they lack."""
 
 
 def refuse_unpickling(event: str, arguments: tuple[object, ...]) -> None:
@@ -69,26 +72,51 @@ def _default_logs() -> Iterator[None]:
         structlog.reset_defaults()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the first folder below ``tests``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with the first folder below ``tests``; leave out what lacks its programs."""
+    absent = missing_needs()
+    runnable: list[pytest.Item] = []
+    unrunnable: list[pytest.Item] = []
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
+        needs = [name for mark in item.iter_markers("needs") for name in mark.args]
+        missing = [name for name in needs if name in absent]
+        (unrunnable if missing else runnable).append(item)
+        # One that `-m` leaves out anyway is missing nowhere.
+        if missing and not (item.get_closest_marker("full") and config.option.markexpr):
+            left_out.setdefault(missing[0], []).append(item.nodeid)
+    config.hook.pytest_deselected(items=unrunnable)
+    items[:] = runnable
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run even where somebody caught the hook's error; a worker tells who started it."""
+    """Fail the run even where somebody caught the hook's error, and in CI where a test is missing;
+    a worker tells who started it.
+    """
     # Libraries complain about what the interpreter cannot collect at its end.
     gc.unfreeze()
-    if unpickled:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["unpickled"] = unpickled
+        session.config.workeroutput |= {"unpickled": unpickled, "left_out": left_out}
+    elif unpickled or (left_out and os.environ.get("CI")):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_testnodedown(node: object) -> None:
     """What one of several workers saw counts as seen here."""
-    unpickled.extend(getattr(node, "workeroutput", {}).get("unpickled", []))
+    output = getattr(node, "workeroutput", {})
+    unpickled.extend(output.get("unpickled", []))
+    # Each worker collects all tests.
+    left_out.update(output.get("left_out", {}))
+
+
+def left_out_lines() -> Iterator[str]:
+    """What did not run, by the program that it lacks, each with the way to get it."""
+    for name, tests in sorted(left_out.items()):
+        program = NEEDS[name]
+        fix = program.fix or install_command(program.packages, is_root=os.geteuid() == 0)
+        files = ", ".join(sorted({each.partition("::")[0] for each in tests}))
+        yield f"{len(tests)} did not run, without {name}: {files}. Fix: {fix}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -98,6 +126,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, line in report.user_properties:
             if name == "said":
                 terminalreporter.write_line(line)
+    for line in left_out_lines():
+        terminalreporter.write_line(line, yellow=True)
     for line in unpickled:
         terminalreporter.write_line(f"FAILED: {line}", red=True)
 

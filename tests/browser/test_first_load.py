@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pytest
 from playwright.async_api import BrowserContext, async_playwright
 
 from dashboard_api.core.recording import decode_recording, encode_recording
 from dashboard_api.shell.recording import Recording
 from tests.browser_page import launch_options
 from tests.dashboard_server import dashboard
+
+pytestmark = pytest.mark.needs("chromium")
 
 FIXTURE = Path(__file__).parents[2] / "dashboard_api" / "web" / "fixtures" / "demo.json"
 FIRST_LOAD_BYTES_MAX = 60_000

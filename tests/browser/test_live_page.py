@@ -19,6 +19,8 @@ from tests.browser_page import WatchedPage, chromium
 from tests.npz_workload import FILE, NAME, digits_file, install
 from tests.processes import Cluster, NodeProcess
 
+pytestmark = pytest.mark.needs("chromium")
+
 JOB = """
 workload = "digits-softmax"
 name = "long"

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Page, async_playwright
 
 from dashboard_api.core.state import EventLine
 from tests.browser_page import launch_options
 from tests.dashboard_journal import JOB, START_MS, journal, summary
 from tests.dashboard_server import DashboardUnderTest, dashboard
+
+pytestmark = pytest.mark.needs("chromium")
 
 ROUNDS = 300
 SEEK = """

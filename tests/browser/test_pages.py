@@ -10,6 +10,8 @@ from playwright.sync_api import Browser, expect
 from dashboard_api.core.page_file import PageParts, page_with_recording
 from tests.browser_page import WatchedPage, chromium
 
+pytestmark = pytest.mark.needs("chromium")
+
 DASHBOARD = Path(__file__).parents[2] / "dashboard_api"
 NAMES = ("index.html", "page.js", "page.css")
 JOB, NODE = re.compile("^demo$"), re.compile(".")

@@ -6,12 +6,15 @@ import zipfile
 from pathlib import Path
 from random import Random
 
+import pytest
 from playwright.async_api import Page, Request, async_playwright
 
 from dashboard_api.shell.uploads import PIECE_BYTES_MAX
 from tests.browser_page import launch_options
 from tests.integration.dashboard.test_live import bearer, page_beside
 from tests.processes import Cluster
+
+pytestmark = pytest.mark.needs("chromium")
 
 
 def write_npz(path: Path, size_bytes: int) -> None:

@@ -8,14 +8,13 @@ import pytest
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.engine.ray_engine import RayEngine
 from tests.conformance.journal_stores import (
+    DATABASES,
     POSTGRES_URL,
     STORES,
     JournalStore,
     postgres_schema,
 )
 from tests.conformance.worker_process import ShardKit, Subject
-
-collect_ignore = [] if POSTGRES_URL else ["test_postgresql_tenure.py"]
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +27,7 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=sorted(STORES))
+@pytest.fixture(params=DATABASES)
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str
 ) -> Iterator[JournalStore]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine, create_engine, delete, text, update
 from sqlalchemy.engine import make_url
 
@@ -13,8 +14,9 @@ from coordinator.shell.journal.database import journal_url
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.schema import ENTRIES, JOURNAL, METADATA, SNAPSHOTS
 from hypergpu.ids import JobId
+from tests.programs import POSTGRES_VARIABLE
 
-POSTGRES_URL = os.environ.get("HYPERGPU_TEST_POSTGRES_URL", "")
+POSTGRES_URL = os.environ.get(POSTGRES_VARIABLE, "")
 
 
 class JournalStore:
@@ -88,4 +90,7 @@ def postgres_schema() -> Iterator[str]:
 
 STORES: dict[str, Callable[[Path, str], AbstractContextManager[JournalStore]]] = {
     "sqlite": sqlite_store,
-} | ({"postgresql": postgres_store} if POSTGRES_URL else {})
+    "postgresql": postgres_store,
+}
+DATABASES = ("sqlite", pytest.param("postgresql", marks=pytest.mark.needs("database")))
+"""Their names, for parametrised tests."""

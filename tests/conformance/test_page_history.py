@@ -19,9 +19,8 @@ from dashboard_api.shell.history import (
 from dashboard_api.shell.session_store import SessionStore
 from hypergpu.ids import Digest, TokenId
 from hypergpu.wire.credentials import Role, Token
-from tests.conformance.journal_stores import POSTGRES_URL, postgres_schema
+from tests.conformance.journal_stores import DATABASES, postgres_schema
 
-DATABASES = ["sqlite", *(["postgresql"] if POSTGRES_URL else [])]
 TOKEN = Token(("127.0.0.1:7700",), Digest(""), Role.USER, TokenId("0123456789ab"), "s" * 22)
 
 

@@ -12,13 +12,12 @@ from benchmarks.ours.metering.host import COORDINATOR, JobPlan
 from hypergpu.statements import Domain, SignedReceipt, terms_of
 from payments.core.transactions import Inclusion, OutboxRow, Variant
 from payments.shell.store import AccountName, JobRecord, PaymentStore
-from tests.conformance.journal_stores import POSTGRES_URL, postgres_schema
+from tests.conformance.journal_stores import DATABASES, postgres_schema
 
 PLAN = JobPlan(nodes=2, rounds_per_epoch=2)
 JOB = PLAN.job_id
 TERMS = terms_of(COORDINATOR.address, JOB, Domain())
 ACCOUNT = AccountName(31337, COORDINATOR.address)
-DATABASES = ["sqlite", "postgresql"] if POSTGRES_URL else ["sqlite"]
 
 
 @pytest.fixture(params=DATABASES)

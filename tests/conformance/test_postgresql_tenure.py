@@ -27,6 +27,8 @@ from hypergpu.ids import JobId
 from hypergpu.units import Milliseconds
 from tests.conformance.journal_stores import postgres_schema
 
+pytestmark = pytest.mark.needs("database")
+
 JOB = JobId("job-00000000000a")
 LONG = Milliseconds(60_000)
 

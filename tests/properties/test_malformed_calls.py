@@ -52,7 +52,13 @@ from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import digest_message
 from tests.calls_in_process import CallContext, Method, ServedMethods
-from tests.conformance.journal_stores import POSTGRES_URL, STORES, JournalStore, postgres_schema
+from tests.conformance.journal_stores import (
+    DATABASES,
+    POSTGRES_URL,
+    STORES,
+    JournalStore,
+    postgres_schema,
+)
 from tests.malformed import fill, mutate
 from tests.unit.shell.whole_shell import JOB, driving, services_in
 
@@ -334,16 +340,16 @@ def said_of(ended: Counter[grpc.StatusCode], bounds: Bounds) -> str:
     return f"{counts}; {bounds.check()}"
 
 
-@pytest.mark.parametrize("open_store", STORES.values(), ids=STORES)
+@pytest.mark.parametrize("database", DATABASES)
 async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothing(
-    open_store: OpenStore,
+    database: str,
     postgres_url: str,
     tmp_path: Path,
     log: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
     ended = Counter[grpc.StatusCode]()
-    async with world_in(tmp_path, open_store(tmp_path, postgres_url)) as world:
+    async with world_in(tmp_path, STORES[database](tmp_path, postgres_url)) as world:
         methods = [each for each in world.calls.methods if each.name.startswith("NodeService.")]
         bounds = Bounds(log)
         for seed in range(CALLS // 2):
@@ -356,9 +362,9 @@ async def test_malformed_calls_of_a_node_end_in_a_clean_status_and_change_nothin
         record_property("said", said_of(ended, bounds))
 
 
-@pytest.mark.parametrize("open_store", STORES.values(), ids=STORES)
+@pytest.mark.parametrize("database", DATABASES)
 async def test_malformed_calls_of_users_end_in_a_clean_status(
-    open_store: OpenStore,
+    database: str,
     postgres_url: str,
     tmp_path: Path,
     log: Path,
@@ -368,7 +374,7 @@ async def test_malformed_calls_of_users_end_in_a_clean_status(
     for seed in range(0, CALLS // 2, CALLS_A_WORLD):
         folder = tmp_path / str(seed)
         folder.mkdir(mode=0o700)
-        async with world_in(folder, open_store(folder, postgres_url)) as world:
+        async with world_in(folder, STORES[database](folder, postgres_url)) as world:
             methods = [each for each in world.calls.methods if "NodeService." not in each.name]
             for each in range(seed, seed + CALLS_A_WORLD):
                 ended[(await world.say_anything(random.Random(each), methods)).status] += 1

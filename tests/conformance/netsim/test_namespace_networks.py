@@ -22,6 +22,8 @@ from netsim.tc.traffic_control import TrafficControl
 from netsim.tunnel.tunnel import Tunnel
 from tests.conformance.netsim.backends import can_tunnel
 
+pytestmark = pytest.mark.needs("namespaces")
+
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 240
 SLOTS = 20

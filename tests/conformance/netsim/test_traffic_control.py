@@ -18,6 +18,8 @@ from netsim.network.options import Backend, Fallback
 from netsim.tc.plan import FRAME_BYTES
 from netsim.tc.traffic_control import TrafficControl, kernel_lacks
 
+pytestmark = pytest.mark.needs("namespaces")
+
 ROOT = Path(__file__).parents[3]
 MBIT = 1_000_000
 TIMEOUT_S = 240

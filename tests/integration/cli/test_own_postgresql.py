@@ -7,6 +7,8 @@ import pytest
 
 from hypergpu.cluster.postgresql import PostgresServer
 
+pytestmark = pytest.mark.needs("postgres server")
+
 
 def test_it_takes_its_own_password_only_and_ends_with_its_data(tmp_path: Path) -> None:
     folder, log = tmp_path / "postgresql", tmp_path / "postgresql.log"

@@ -18,6 +18,8 @@ from tests.integration.cli.conftest import JOIN, PROGRAM, end_and_wait, home
 from tests.processes import processes_left
 from tests.ssh_server import SshServer, make_key
 
+pytestmark = pytest.mark.needs("sshd")
+
 JOB = """
 workload = "digits-softmax"
 [training]

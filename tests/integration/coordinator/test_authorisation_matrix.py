@@ -76,7 +76,7 @@ IDLE_STREAM_S = 3
 WAITING = JobSpec(workload="null", training=TrainingSettings(nodes=7))
 
 
-class World(NamedTuple):
+class RequestSubjects(NamedTuple):
     """What requests name."""
 
     job: str
@@ -87,7 +87,7 @@ class World(NamedTuple):
     """The token that each caller joins with."""
 
 
-def filled(message: Any, **values: str) -> Any:
+def with_fields(message: Any, **values: str) -> Any:
     """A request with those fields that it has."""
     for name, value in values.items():
         if name in message.DESCRIPTOR.fields_by_name:
@@ -95,20 +95,20 @@ def filled(message: Any, **values: str) -> Any:
     return message
 
 
-def request_of(method: Any, world: World, caller: str) -> Any:
+def request_of(method: Any, subjects: RequestSubjects, caller: str) -> Any:
     """A request that the caller's rights alone decide about."""
     message: Any = GetMessageClass(method.input_type)()
     if method.name == "CreateJob":
-        return filled(message, spec_json='{"workload":"null","training":{"nodes":50}}')
+        return with_fields(message, spec_json='{"workload":"null","training":{"nodes":50}}')
     if method.name == "CreateToken":
         return job_pb2.CreateTokenRequest(role=job_pb2.TOKEN_ROLE_VIEWER, ttl_s=60, uses=1)
     if method.name == "RevokeToken":
-        return job_pb2.RevokeTokenRequest(token_id=world.victim)
+        return job_pb2.RevokeTokenRequest(token_id=subjects.victim)
     if method.name == "Join":
-        return join_request(world.joining.get(caller, world.joining["node"]))
+        return join_request(subjects.joining.get(caller, subjects.joining["node"]))
     if "lease" in message.DESCRIPTOR.fields_by_name:
-        message.lease.job_id = world.job
-    return filled(message, job_id=world.job, node_id=world.node, which="latest")
+        message.lease.job_id = subjects.job
+    return with_fields(message, job_id=subjects.job, node_id=subjects.node, which="latest")
 
 
 def join_request(token: Token) -> node_pb2.JoinRequest:
@@ -174,20 +174,20 @@ class Callers(NamedTuple):
 def callers(operator: Coordinator, node: str) -> Callers:
     """Tokens of every kind."""
 
-    def made(role: Role, ttl_s: int = 3600) -> Token:
+    def token_of(role: Role, ttl_s: int = 3600) -> Token:
         return parse_token(operator.create_token(role, ttl_s=ttl_s, label="matrix").token)
 
     def bearer(token: Token) -> tuple[str, str]:
         return ("authorization", authorization(token))
 
     tokens = {
-        "expired operator": made(Role.OPERATOR, ttl_s=1),
-        "revoked operator": made(Role.OPERATOR),
-        "node": made(Role.NODE),
-        "viewer": made(Role.VIEWER),
-        "another user": made(Role.USER),
-        "owner": made(Role.USER),
-        "operator": made(Role.OPERATOR),
+        "expired operator": token_of(Role.OPERATOR, ttl_s=1),
+        "revoked operator": token_of(Role.OPERATOR),
+        "node": token_of(Role.NODE),
+        "viewer": token_of(Role.VIEWER),
+        "another user": token_of(Role.USER),
+        "owner": token_of(Role.USER),
+        "operator": token_of(Role.OPERATOR),
     }
     operator.revoke_token(tokens["revoked operator"].id)
     # It has a second to live, and nothing tells its end.
@@ -224,7 +224,7 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
     target = ConnectionTarget(cluster.coordinator.address, named.tokens["owner"], 10.0)
     with Coordinator(target) as owner:
         job = owner.submit(WAITING)
-    world = World(job, node, victim, {"node": named.tokens["node"], **named.tokens})
+    subjects = RequestSubjects(job, node, victim, {"node": named.tokens["node"], **named.tokens})
     state = cluster.nodes[0].state_dir
     authority = (state / "authority.crt").read_bytes()
     certificate = grpc.ssl_channel_credentials(
@@ -253,7 +253,7 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
         )
         differing, count = [], 0
         for method in methods():
-            requests = [request_of(method, world, caller) for caller, *_ in cells]
+            requests = [request_of(method, subjects, caller) for caller, *_ in cells]
             outcomes = await asyncio.gather(
                 *(
                     outcome(channel, method, request, metadata)

@@ -27,6 +27,8 @@ from tests.processes import ENVIRONMENT, NodeProcess
 HOST = "127.0.0.1"
 STREAM = "hypergpu"
 WITHIN_S = 120
+pytestmark = pytest.mark.needs("database", "redis-server")
+
 SPEC = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=4, inner_steps=10, nodes=2),

@@ -27,11 +27,13 @@ from netsim.proxy.process import Forward, ProxiedNode, ProxyPlan, ProxyProcess
 from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
 from tests.postgres_server import RestartablePostgres
 from tests.processes import CoordinatorProcess
+from tests.programs import FAKETIME
+
+pytestmark = pytest.mark.needs("database", "postgres server")
 
 HALF = ROUNDS // 2
 DATABASE_AWAY_S, STORE_AWAY_S = 30.0, 60.0
 SKEW = "+10m"
-FAKETIME = "*/faketime/libfaketimeMT.so.1"
 CALL_S = 20.0
 POINTS = (
     *("initialise.made", "initialise.stored", "decide.begin:9", "decide.done:12"),
@@ -190,11 +192,11 @@ def test_a_coordinator_that_slept_answers_appends_and_signs_nothing(pair: Coordi
 
 
 @pytest.mark.full
+@pytest.mark.needs("faketime")
 def test_clocks_may_differ_by_ten_minutes(
     tmp_path: Path, database: RestartablePostgres, bucket: S3Server
 ) -> None:
-    library = next(Path("/usr/lib").glob(FAKETIME), None)
-    assert library is not None, "apt-get install libfaketime"
+    library = next(Path("/usr/lib").glob(FAKETIME))
     pair = CoordinatorPair(tmp_path, (database.url(), database.url()), bucket)
     pair.second.environment |= {
         "LD_PRELOAD": str(library),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import pytest
 from redis.asyncio import Redis
 
 from coordinator.shell.journal.journal import Journal
@@ -20,6 +21,8 @@ from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.statements import Domain, SignedReceipt, receipt_fault
 from tests.processes import Cluster
 from tests.redis_server import RedisServer
+
+pytestmark = pytest.mark.needs("redis-server")
 
 Pages = list[tuple[str, list[tuple[str, dict[str, str]]]]]
 JOB = JobId("1" * 26)

@@ -14,6 +14,8 @@ from hypergpu.cluster.s3_server import S3Server
 from tests.conformance.journal_stores import postgres_schema
 from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
 
+pytestmark = pytest.mark.needs("database")
+
 
 @pytest.fixture
 def pair(tmp_path: Path, s3_server: S3Server) -> Iterator[CoordinatorPair]:

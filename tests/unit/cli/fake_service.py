@@ -127,6 +127,11 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
         self._note("ListJobs", context)
         return job_pb2.ListJobsResponse(jobs=self.jobs)
 
+    def GetToken(self, request: Any, context: Context) -> job_pb2.GetTokenResponse:
+        self._note("GetToken", context)
+        token = job_pb2.TokenSummary(token_id=self.token_id, role=job_pb2.TOKEN_ROLE_USER)
+        return job_pb2.GetTokenResponse(token=token)
+
     def GetJob(self, request: Any, context: Context) -> job_pb2.GetJobResponse:
         self._note("GetJob", context)
         if self.is_away:
