@@ -28,7 +28,9 @@ async def follow(address: str, token: str) -> None:
     """Print until interrupted; a connection that breaks is opened again."""
     state, shown = {}, {}
     headers = {"Authorization": f"Bearer {token}"}
-    async for feed in websockets.connect(address, additional_headers=headers, max_size=None):
+    async for feed in websockets.connect(
+        address, additional_headers=headers, max_size=None, proxy=None
+    ):
         async for text in feed:
             frame = json.loads(text)
             state = frame.get("state", state)

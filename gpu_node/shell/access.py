@@ -36,6 +36,7 @@ from hypergpu.wire.credentials import (
     split_address,
 )
 from hypergpu.wire.errors import error_in
+from hypergpu.wire.keepalive import KEEPALIVE
 from hypergpu.wire.network import BBR
 
 DIAL_MS_MAX = 90_000
@@ -43,9 +44,7 @@ DIAL_MS_MAX = 90_000
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
-    # Home routers drop idle mappings within a minute; a dead path is noticed within forty seconds.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Bulk bytes go elsewhere: nothing here needs a window that follows the line, and the pings that

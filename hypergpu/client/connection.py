@@ -37,6 +37,7 @@ from hypergpu.wire.credentials import (
     split_address,
 )
 from hypergpu.wire.errors import error_in
+from hypergpu.wire.keepalive import KEEPALIVE
 
 RESTARTING = frozenset({Reason.COORDINATOR_UNREACHABLE, Reason.NOT_READY, Reason.STORE_UNREACHABLE})
 """Reasons that pass, as while a coordinator is being restarted: trying again may help."""
@@ -72,8 +73,7 @@ HANDSHAKE_TIMEOUT_S = 20.0
 """Deadline for the handshake of a coordinator that is busy."""
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *KEEPALIVE,
     # Home networks' proxies speak no HTTP/2; the coordinator is dialled directly.
     ("grpc.enable_http_proxy", 0),
     # A new connection does not inherit the back-off of an earlier one that failed.

@@ -13,14 +13,14 @@ from typing import Protocol
 import grpc
 
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.wire.keepalive import KEEPALIVE
 
 MESSAGE_BYTES_MAX = 4 << 20
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?", re.ASCII)
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 15_000),
     # Whoever says nothing is let go of: a port must not fill up with connections that do nothing.

@@ -23,12 +23,12 @@ from hypergpu.wire.credentials import (
     split_address,
 )
 from hypergpu.wire.errors import error_in
+from hypergpu.wire.keepalive import KEEPALIVE
 
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.max_send_message_length", 4 << 20),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *KEEPALIVE,
     # Channels to one address have a connection each.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
