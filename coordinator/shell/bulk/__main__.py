@@ -4,11 +4,12 @@ import asyncio
 import signal
 
 from coordinator.shell.bulk.server import serve
+from coordinator.shell.identity.rate import LineLimiter
 from hypergpu.process import configure_logs, make_way
 
 if __name__ == "__main__":
     # Ctrl-C reaches the whole process group; the coordinator closes stdin when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logs()
+    configure_logs(limiter=LineLimiter())
     make_way()
     asyncio.run(serve())

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 from coordinator.shell.blobs.store import blob_path, open_locked
@@ -42,6 +43,7 @@ _IDLE_S = 120.0
 _COPY_BYTES = 512 << 10
 _LINGER_S = 1.0
 """Time for which bytes after a refusal are read, so that the refusal is seen."""
+_REASON_LENGTH_MAX = 200
 _BUFFER_BYTES = 256 << 10
 """Most bytes of a connection that wait in memory, twice."""
 
@@ -66,6 +68,17 @@ class _Connection(RequestHandler):
         super().connection_made(transport)
         if self.is_refused and isinstance(transport, asyncio.WriteTransport):
             transport.abort()
+
+    def log_exception(self, *args: Any, **details: Any) -> None:
+        """Log a request that the server could not answer: a stranger's fault in one line."""
+        error = details.get("exc_info")
+        if isinstance(error, HttpProcessingError):
+            peer = self.transport.get_extra_info("peername") if self.transport else None
+            host = peer[0] if peer else ""
+            why = (error.message.splitlines() or [""])[0][:_REASON_LENGTH_MAX]
+            log.info("a request that is no HTTP was refused", peer=host, why=why)
+        else:
+            log.error("a request broke", exc_info=error)
 
 
 class BulkServer:

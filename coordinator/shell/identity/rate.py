@@ -102,12 +102,12 @@ class GuessLimiter:
 
 
 LINES = Rate(burst=100, interval_ms=Milliseconds(1_000))
-"""Log lines about one node or token."""
+"""Log lines about one node, token or peer."""
 
 
 class LineLimiter:
-    """Processor of structlog that leaves out lines about a node or token beyond their rate. The
-    next line that is written says how many were left out. Errors are always written.
+    """Processor of structlog that leaves out lines about a node, token or peer beyond their rate.
+    The next line that is written says how many were left out. Errors are always written.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class LineLimiter:
         self, _logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         """Pass a line on, or drop it."""
-        peer = event.get("node") or event.get("token_id")
+        peer = event.get("node") or event.get("token_id") or event.get("peer")
         if peer is None or method in {"error", "exception", "critical"}:
             return event
         if not self._lines.take(peer, monotonic_ms()):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import grpc
 import pytest
 
 from coordinator.shell.app.listeners import payments_handlers
+from coordinator.shell.identity.rate import LINES
 from coordinator.shell.servicers.calls import Caller, page_of
 from hypergpu.client import AsyncCoordinator, ConnectionTarget, Coordinator
 from hypergpu.errors import HyperGPUError, Reason
@@ -18,8 +20,9 @@ from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.v1 import node_pb2, payments_pb2, payments_pb2_grpc
 from hypergpu.wire.credentials import Role, parse_token, token_text
+from hypergpu.wire.network import free_ports
 from tests.node_client import NOBODY_LOST, WireNode, next_assignment, reason_of
-from tests.processes import Cluster
+from tests.processes import Cluster, json_lines
 
 VERSION = (PROTOCOL_ENTRY,)
 
@@ -480,3 +483,20 @@ async def test_an_error_of_the_service_keeps_its_reason(channel: grpc.aio.Channe
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.GetLedger(payments_pb2.GetLedgerRequest(job_id="unknown"), metadata=USER)
     assert reason_of(refused.value) == "JOB_UNKNOWN"
+
+
+def test_requests_that_are_no_http_are_a_line_each_up_to_a_rate(tmp_path: Path) -> None:
+    """Anybody who reaches the port can send them: no traceback, and no log that grows by them."""
+    count = 3 * LINES.burst
+    (bulk_port,) = free_ports(1)
+    with Cluster(tmp_path, "--bulk-port", str(bulk_port)) as cluster:
+        for number in range(count):
+            with socket.create_connection(("127.0.0.1", bulk_port)) as connection:
+                connection.sendall(f"GET /{number} HTTP/1.1\r\nbad header\r\n\r\n".encode())
+                assert b"400 Bad Request" in connection.recv(4096)
+        text = cluster.coordinator.log.read_text("utf-8")
+        lines = [each for each in json_lines(cluster.coordinator.log) if "no HTTP" in each["event"]]
+    assert "Traceback" not in text
+    assert LINES.burst <= len(lines) < 2 * LINES.burst
+    assert {line["peer"] for line in lines} == {"127.0.0.1"}
+    assert all(line["why"] for line in lines)
