@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,7 +135,7 @@ def join(  # noqa: PLR0913 - each is an option
         devices=",".join(device) if device else None,
     )
     token = _token(token_file)
-    with StatePaths(settings.state_dir) as paths:
+    with StatePaths(settings.state_dir) as paths, _named_storage_errors(paths.root):
         limits = load_limits(paths.root, limit or ())
         for address in token.addresses:
             check_coordinator(limits, address, token.authority)
@@ -170,7 +171,7 @@ def run(  # noqa: PLR0913 - each is an option
         passphrase_file=passphrase_file,
         devices=",".join(device) if device else None,
     )
-    with StatePaths(settings.state_dir) as paths:
+    with StatePaths(settings.state_dir) as paths, _named_storage_errors(paths.root):
         if (coordinator := load_coordinator(paths)) is None:
             raise HyperGPUError(Reason.NODE_NOT_JOINED, f"{paths.root} holds no certificate")
         limits = load_limits(paths.root, limit or ())
@@ -335,6 +336,31 @@ def _token(source: str | None) -> Token:
 def _report(error: HyperGPUError) -> int:
     typer.echo(f"hypergpu-node: {error.detail}\nfix: {error.fix}", err=True)
     return error.reason.exit_code
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextlib.contextmanager
+def _named_storage_errors(root: Path) -> Iterator[None]:
+    """Report a folder of the node that takes no file in one sentence, with what is needed.
+
+    Raises:
+        HyperGPUError: DISK_FULL or FILE_UNUSABLE.
+    """
+    try:
+        yield
+    except OSError as broken:
+        place = Path(broken.filename or root)
+        detail = f"{place}: {broken.strerror}"
+        if broken.errno in _FULL:
+            fix = f"free 1 MB in {root} for the node's own files, and what node.toml calls disk"
+            fix += " for models and data; or choose another folder: --state-dir FOLDER"
+            raise HyperGPUError(Reason.DISK_FULL, detail, fix=fix) from broken
+        if not place.is_relative_to(root):
+            raise
+        fix = f"let this user write into {root}, or choose another folder: --state-dir FOLDER"
+        raise HyperGPUError(Reason.FILE_UNUSABLE, detail, fix=fix) from broken
 
 
 def main() -> None:

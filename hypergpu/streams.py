@@ -4,11 +4,12 @@ standard streams, durable files, the clocks that time them, and the protocol's v
 Imported by `hypergpu --help`: nothing heavy is imported here.
 """
 
+import contextlib
 import io
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO
@@ -338,11 +339,22 @@ def write_durably(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(beside, flags, mode), "wb") as file:
+    with _naming(path), os.fdopen(os.open(beside, flags, mode), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     _take_place(beside, path)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the system, which tells none of those of a descriptor."""
+    try:
+        yield
+    except OSError as broken:
+        if broken.filename is None:
+            broken.filename = str(path)
+        raise
 
 
 def fill_durably(path: Path, fill: Callable[[Path], None]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hypergpu.errors import Reason
+from hypergpu.ids import Digest, TokenId
+from hypergpu.wire.credentials import Role, Token, token_text
 from tests.integration.cli.conftest import PROGRAM, Ended, home
 
 ANYWHERE = [
@@ -92,6 +94,22 @@ def test_full_disk_is_named(program: list[str], kib: int, tmp_path: Path) -> Non
     limit = kib if CAN_MOUNT else 16
     command = on_small_disk([*program, "--data-dir", str(disk / "data")], disk, limit)
     assert_one_sentence(run_to_end(command, tmp_path), Reason.DISK_FULL, "free disk space")
+
+
+@pytest.mark.parametrize("kib", [4, 12])
+def test_a_node_names_the_folder_of_its_full_disk(kib: int, tmp_path: Path) -> None:
+    """Its name does not fit, or its key."""
+    disk, token_file = tmp_path / "disk", tmp_path / "token"
+    token = Token(("127.0.0.1:9",), Digest("a" * 64), Role.NODE, TokenId("0" * 12), "s" * 43)
+    token_file.write_text(token_text(token))
+    node = [sys.executable, "-m", "gpu_node", "join", "--token-file", str(token_file)]
+    command = on_small_disk([*node, "--state-dir", str(disk / "node")], disk, kib)
+    ended = run_to_end(command, tmp_path, HYPERGPU_NODE_NAME="x")
+    assert ended.returncode == Reason.DISK_FULL.exit_code, ended.stderr
+    error, fix = ended.stderr.splitlines()
+    assert str(disk) in error
+    assert "1 MB" in fix
+    assert "--state-dir" in fix
 
 
 def test_home_that_takes_nothing_is_named(program: list[str], tmp_path: Path) -> None:
