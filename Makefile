@@ -29,6 +29,10 @@ WEB := dashboard_api/web
 # The pinned Node where npm has one for this machine.
 WEB_NODE = "$$(ls node_modules/node-*/bin/node 2>/dev/null | head -1 | grep . || echo node)"
 
+# npm leaves packages out, without a word, that want a newer Node than it runs on: with Debian 12's
+# that is Anvil. There it runs on the page's own Node. Exits with 1 where that is so.
+IS_OLD_NODE = 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)'
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test fresh test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
@@ -226,7 +230,11 @@ web-drift: $(WEB)/node_modules/.installed
 node_modules/.installed: package-lock.json
 	@command -v npm >/dev/null || { echo "npm was not found. Fix: install nodejs and npm" >&2; exit 1; }
 	@echo "Installing buf, Anvil, forge, solc, OpenZeppelin and axe into node_modules"
-	@npm install --no-save --silent
+	@node -e $(IS_OLD_NODE) && exit; $(MAKE) --no-print-directory $(WEB)/node_modules/.installed
+	@PATH="$$(node -e $(IS_OLD_NODE) || echo "$(CURDIR)/$(WEB)/node_modules/$$(cd $(WEB)/node_modules && echo node-*)/bin:")$$PATH" \
+		npm install --no-save --silent
+	@ls node_modules/@foundry-rs/anvil-*/bin/anvil >/dev/null 2>&1 || { echo "npm left Anvil out:" \
+		"it has none for this machine. Fix: name its program: HYPERGPU_ANVIL=/path/to/anvil" >&2; }
 	@touch $@
 
 $(WEB)/node_modules/.installed: $(WEB)/package-lock.json
