@@ -14,7 +14,7 @@ from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from hypergpu.client import AsyncCoordinator
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
-from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.jobfile.toml import JobFileError, KeyLines
 from hypergpu.workloads.workload import entries
 
@@ -45,6 +45,19 @@ class ParametersRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     set: dict[str, str | int | float | bool]
     preview: bool = False
+
+
+class ParameterLine(msgspec.Struct):
+    """A setting that a running job takes changes of."""
+
+    key: str
+    meaning: str
+
+
+class SettableAnswer(msgspec.Struct):
+    """Every such setting, by section."""
+
+    parameters: list[ParameterLine]
 
 
 class ParameterChange(msgspec.Struct):
@@ -109,6 +122,12 @@ async def tell_workloads(_call: Call) -> Response:
         about = (each.name, each.meaning, each.dataset, each.kind, each.metric, each.takes_data)
         found.append(WorkloadLine(*about, options))
     return json_response(WorkloadsAnswer(found))
+
+
+async def tell_settable(_call: Call) -> Response:
+    """What a running job takes changes of."""
+    lines = [ParameterLine(key, meaning) for key, meaning in SETTABLE.items()]
+    return json_response(SettableAnswer(lines))
 
 
 async def create_job(call: Call) -> Response:
@@ -240,6 +259,13 @@ CONTROL_ENDPOINTS = (
         tell_workloads,
         "Workloads with their options.",
         result=WorkloadsAnswer,
+    ),
+    Endpoint(
+        "GET",
+        "/parameters",
+        tell_settable,
+        "Settings that a running job takes changes of.",
+        result=SettableAnswer,
     ),
     Endpoint(
         "POST",

@@ -254,25 +254,25 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.pay.escrow or self.pay.most_for(self.most_samples)
 
 
-SETTABLE = (
-    "training.rounds",
-    "training.inner_steps",
-    "inner.learning_rate",
-    "inner.weight_decay",
-    "inner.clip_norm",
-    "inner.micro_batch",
-    "outer.learning_rate",
-    "outer.momentum",
-    "round.deadline_ms",
-    "round.quorum",
-    "evaluation.every",
-    "evaluation.target",
-    "aware.utilisation",
-    "aware.inner_steps_max",
-    "aware.rounds_min",
-    "pay.escrow",
-)
-"""Keys that a running job accepts changes of, from its next round on."""
+SETTABLE: Mapping[str, str] = {
+    "training.rounds": "Rounds in all; the job ends after the last of them",
+    "training.inner_steps": "Steps of a node between two updates",
+    "inner.learning_rate": "Learning rate of the nodes' optimizer",
+    "inner.weight_decay": "Weight decay of the nodes' optimizer",
+    "inner.clip_norm": "Longest gradient of a step; 0: any",
+    "inner.micro_batch": "Samples that are computed at a time; 0: the whole batch",
+    "outer.learning_rate": "Learning rate of the step that is made of a round's updates",
+    "outer.momentum": "Momentum of that step, from 0 to below 1",
+    "round.deadline_ms": "Longest time of a round in milliseconds; 0: as planned, or none",
+    "round.quorum": "Least share of the updates that may close a round",
+    "evaluation.every": "Rounds between evaluations",
+    "evaluation.target": "Value of the metric at which the job ends; 0: none",
+    "aware.utilisation": "Share of their time that nodes are to compute",
+    "aware.inner_steps_max": "Most steps of a node between two updates",
+    "aware.rounds_min": "Least rounds",
+    "pay.escrow": "Most that the job pays, in the token's smallest units",
+}
+"""Keys that a running job accepts changes of, from its next round on, and what each means."""
 
 
 Scalar = str | int | float | bool

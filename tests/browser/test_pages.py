@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs("chromium")
 DASHBOARD = Path(__file__).parents[2] / "dashboard_api"
 NAMES = ("index.html", "page.js", "page.css")
 JOB, NODE = re.compile("^demo$"), re.compile(".")
-PAGES = ("jobs", "nodes", "network", "compare", "payments", "mine", "control", "alerts")
+PAGES = ("jobs", "nodes", "network", "compare", "payments", "mine", "control", "alerts", "events")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { band, commonTarget, joined, reachedAt, type Curve } from "../src/lib/compare";
+import { band, commonTarget, joined, reachedAt, taskName, tasks, type Curve } from "../src/lib/compare";
+import type { Job } from "../src/lib/types";
 import { FIELDS, dataMeaning, flat, likeBefore, offered, settingsTree, type Workload } from "../src/lib/settings";
 
 const curve = (name: string, ...points: [number, number, number][]): Curve => ({
@@ -10,6 +11,27 @@ const quick = curve("quick", [1000, 10, 0.5], [2000, 20, 0.9]);
 const slow = curve("slow", [4000, 100, 0.4], [8000, 300, 0.95]);
 
 const workload = (name: string, takes_data: string): Workload => ({ name, takes_data, meaning: "", dataset: "", kind: "torch", metric: "accuracy", options: [] });
+
+const job = (id: string, created_at_ms: number, spec: Record<string, unknown>, metric_name = "accuracy"): Job => ({ id, created_at_ms, spec, metric_name }) as unknown as Job;
+
+describe("jobs of one task", () => {
+  const digits = { workload: "digits-cnn", data: { name: "" }, options: {} };
+
+  test("are compared with each other whatever their strategy, and with no others", () => {
+    const all = [job("a", 1, { ...digits, strategy: "aware" }), job("b", 2, { ...digits, strategy: "diloco" }), job("c", 3, { workload: "digits-mlp" })];
+    expect(tasks(all).map((each) => each.jobs.map((one) => one.id))).toEqual([["c"], ["a", "b"]]);
+  });
+
+  test("have the same data, options and metric", () => {
+    const others = [{ ...digits, data: { name: "cats" } }, { ...digits, options: { width: 8 } }, { ...digits, model: { init: "a.safetensors" } }];
+    const all = [job("a", 1, digits), ...others.map((spec, place) => job(String(place), 2, spec)), job("m", 3, digits, "mae")];
+    expect(tasks(all)).toHaveLength(5);
+  });
+
+  test("are told by workload, data and metric", () => {
+    expect(taskName([job("a", 1, { workload: "program", data: { name: "cats" } }, "f1")])).toBe("program on cats, f1 (1)");
+  });
+});
 
 describe("comparisons", () => {
   test("a target is reached on the line between two evaluations", () => {

@@ -32,6 +32,30 @@ export function jobCurve(job: Job): Curve {
   return { name: typeof strategy === "string" && !name.includes(strategy) ? `${name}, ${strategy}` : name, points };
 }
 
+/** What a job trains: jobs of another model, other data or another metric have nothing to compare. */
+export function taskOf(job: Job): string {
+  const { workload, options, data, model } = job.spec as Record<string, unknown>;
+  return JSON.stringify([job.metric_name, workload, options ?? null, data ?? null, model ?? null]);
+}
+
+/** A task for people: its workload, its data where it has some of its own, and how many jobs train it. */
+export function taskName(jobs: readonly Job[]): string {
+  const first = jobs[0];
+  if (!first) return "";
+  const data = first.spec["data"] as Record<string, unknown> | undefined;
+  const name = data?.["name"] || data?.["path"];
+  const workload = String(first.spec["workload"] ?? "");
+  return `${workload}${typeof name === "string" && name ? ` on ${name}` : ""}, ${first.metric_name || "accuracy"} (${jobs.length})`;
+}
+
+/** Jobs by what they train, the task of the newest job first. */
+export function tasks(jobs: readonly Job[]): { key: string; jobs: Job[] }[] {
+  const found = new Map<string, Job[]>();
+  for (const job of jobs) found.set(taskOf(job), [...(found.get(taskOf(job)) ?? []), job]);
+  const newest = (each: Job[]): number => Math.max(...each.map((job) => job.created_at_ms));
+  return [...found].map(([key, each]) => ({ key, jobs: each })).sort((a, b) => newest(b.jobs) - newest(a.jobs));
+}
+
 /** Where a curve reaches the target, on the line between the evaluations before and after; null: nowhere. */
 export function reachedAt(curve: Curve, axis: Axis, target: number): number | null {
   const place = curve.points.findIndex((point) => point.metric >= target);

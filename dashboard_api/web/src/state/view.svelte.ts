@@ -1,7 +1,7 @@
 // Which page is shown, in which colours, and what time it is.
 import { store, stored } from "../lib/storage";
 
-export const PAGES = ["jobs", "job", "nodes", "network", "compare", "payments", "mine", "control", "alerts"] as const;
+export const PAGES = ["jobs", "job", "nodes", "network", "compare", "payments", "mine", "control", "alerts", "events"] as const;
 export type PageName = (typeof PAGES)[number];
 export type Theme = "auto" | "light" | "dark";
 
