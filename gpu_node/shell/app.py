@@ -32,10 +32,9 @@ from gpu_node.shell.interpreter import worker_python
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.packages import watch_packages
 from gpu_node.shell.probing import ProbeIntervals, Prober
-from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import Sandbox, worker_sandbox
+from gpu_node.shell.sandbox import worker_sandbox
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -55,11 +54,13 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
+from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.statements import Assignment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token
+from hypergpu.workloads.public_data import FETCH_MODULE, PublicDatasets
 
 log = structlog.get_logger()
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpu_node.shell.worker.confinement import ConfinementError, confine_if_told
 from gpu_node.shell.worker.protocol import (
     KINDS,
     LimitError,
@@ -15,6 +14,7 @@ from gpu_node.shell.worker.protocol import (
     cap_threads,
     limits_from_environment,
 )
+from hypergpu.sandbox.confinement import ConfinementError, confine_if_told
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainers import Trainers

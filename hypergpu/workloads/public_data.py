@@ -7,8 +7,8 @@ import os
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 
-from gpu_node.shell.sandbox import datasets_folder, worker_environment
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.sandbox.sandbox import datasets_folder, worker_environment
 from hypergpu.workloads.entry import BUILT_IN
 
 _PUBLIC = frozenset({"cifar10", "mnist"})
