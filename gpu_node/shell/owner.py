@@ -23,6 +23,7 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.own_data import check_places
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process import memory_of, process_tree
 from hypergpu.statements import OUT_OF_MEMORY
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
@@ -195,21 +196,12 @@ class MachineReader:
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         whole_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return whole_s, whole_s - idle_s, _used_s(_tree(os.getpid()))
+        return whole_s, whole_s - idle_s, _used_s(process_tree(os.getpid()))
 
     def _is_gpu_shared(self) -> bool:
-        own = {each.pid for each in _tree(os.getpid())}
+        own = {each.pid for each in process_tree(os.getpid())}
         found = gpu_figures("pid", self._limits.gpu, "compute-apps")
         return any(int(each) not in own for each in found if each.isdecimal())
-
-
-def _tree(process_id: int) -> list[psutil.Process]:
-    """A process with all that it started."""
-    try:
-        first = psutil.Process(process_id)
-        return [first, *first.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _used_s(processes: Sequence[psutil.Process]) -> float:
@@ -221,17 +213,6 @@ def _used_s(processes: Sequence[psutil.Process]) -> float:
             continue
         total_s += times.user + times.system
     return total_s
-
-
-def memory_of(process_id: int) -> int:
-    """Bytes of memory that a process and all that it started hold."""
-    total = 0
-    for process in _tree(process_id):
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
 
 
 async def watch_owner(limits: OwnerLimits, say: Callable[[str], None]) -> None:
