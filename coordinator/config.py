@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     this machine), ray://HOST:10001 (a cluster); the coordinator itself when empty."""
     engine_parameters_least: int = Field(default=8 << 20, ge=0)
     """Models of fewer parameters are folded by the coordinator's threads, whatever the engine."""
+    job_turn_ms: int = Field(default=60_000, ge=1_000)
+    """For how long a job keeps the least nodes it needs while others wait for nodes."""
     evaluators: int = Field(default=0, ge=0)
     """Evaluator processes at once, each for one job. 0: as many as fit into three quarters of the
     memory, one a processor at most and two at least."""

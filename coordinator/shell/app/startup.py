@@ -403,7 +403,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         ),
         driver=driver,
         nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal),
+        allocator=NodeAllocator(driver, nodes, journal, Milliseconds(settings.job_turn_ms)),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),

@@ -280,6 +280,13 @@ class Services(NamedTuple):
             return ""
         return runtime.obstacle or self.bulk.obstacle or self._evaluator_reason(runtime)
 
+    def waiting_reason(self, runtime: JobRuntime) -> str:
+        """Reason for which the job waits, beyond what its journal tells; empty: there is none."""
+        obstacle = self.obstacle(runtime)
+        if obstacle or runtime.job.phase not in {Phase.WAITING, Phase.PREPARING}:
+            return obstacle
+        return self.allocator.outlook(runtime.job.job_id)
+
     def _evaluator_reason(self, runtime: JobRuntime) -> str:
         """Why the job waits for an evaluator; empty where it does not, or has other work."""
         if runtime.job.phase not in _WAITS_FOR_EVALUATOR:
