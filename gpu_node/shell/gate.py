@@ -90,7 +90,8 @@ class OwnerGate:
 
     def kept_bytes(self) -> int:
         """Bytes on disk of all that the node keeps and its worker writes."""
-        own = (self._paths.jobs, self._paths.open_folder, self._paths.scratch)
+        scratches = (self._paths.scratch, self._paths.second_scratch)
+        own = (self._paths.jobs, self._paths.open_folder, *scratches)
         return self._cache.size_bytes() + _size(own)
 
     def _refusal_of_disk(self, assignment: Assignment) -> Refusal | None:

@@ -22,6 +22,7 @@ from gpu_node.core.limits import (
     refusal_of_work,
 )
 from gpu_node.shell.own_data import check_places
+from gpu_node.shell.spare import SpareWorker
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.process import memory_of, process_tree
 from hypergpu.statements import OUT_OF_MEMORY
@@ -234,6 +235,8 @@ async def watch_worker(
     process_id: Callable[[], int | None],
     kept_bytes: Callable[[], int],
     end: Callable[[str], None],
+    *,
+    spare: SpareWorker | None = None,
 ) -> None:
     """End a worker that takes more memory or disk than the owner allows.
 
@@ -242,12 +245,17 @@ async def watch_worker(
         process_id: Id of the worker; None while there is none.
         kept_bytes: Bytes on disk of what the node keeps and the worker writes; blocks.
         end: Ends the worker for a reason.
+        spare: Ends before the worker where both take more than is allowed.
     """
     while limits.memory_bytes or limits.disk_bytes:
         await asyncio.sleep(_WATCH_EVERY_S)
         if (worker := process_id()) is None:
             continue
         taken = await asyncio.to_thread(memory_of, worker) if limits.memory_bytes else 0
+        if limits.memory_bytes and spare is not None and (reserve := spare.process_id):
+            both = taken + await asyncio.to_thread(memory_of, reserve)
+            if both > limits.memory_bytes:
+                spare.kill()
         if taken > limits.memory_bytes:
             end(f"{OUT_OF_MEMORY}: it took {taken} bytes, its owner allows {limits.memory_bytes}")
         kept = await asyncio.to_thread(kept_bytes) if limits.disk_bytes else 0

@@ -81,6 +81,11 @@ class Sandbox(NamedTuple):
         folders = self.folders._replace(readable=readable, hidden=hidden)
         return self._replace(folders=folders)
 
+    def with_home(self, folder: Path) -> "Sandbox":
+        """The same one with another home."""
+        writable = (folder, *self.folders.writable[1:])
+        return self._replace(folders=self.folders._replace(writable=writable))
+
     def command(self, command: Sequence[str]) -> tuple[str, ...]:
         """A worker's command line, in the sandbox."""
         if self.kind is not SandboxKind.BWRAP:

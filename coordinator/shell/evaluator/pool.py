@@ -237,6 +237,7 @@ class EvaluatorPool:
         try:
             seat = await self._maker.seat()
             if await seat.warm(workload):
+                log.info("a spare evaluator is ready", pid=seat.process_id)
                 self._spares.append(seat)
                 seat = None
         except (HyperGPUError, OSError) as failed:
