@@ -1,6 +1,7 @@
 """Settings of the coordinator: flags first, then `HYPERGPU_COORDINATOR_*` in the environment."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -46,6 +47,20 @@ class Settings(BaseSettings):
     this machine), ray://HOST:10001 (a cluster); the coordinator itself when empty."""
     engine_parameters_least: int = Field(default=8 << 20, ge=0)
     """Models of fewer parameters are folded by the coordinator's threads, whatever the engine."""
+    job_turn_ms: int = Field(default=60_000, ge=1_000)
+    """For how long a job keeps the least nodes it needs while others wait for nodes."""
+    evaluators: int = Field(default=0, ge=0)
+    """Evaluator processes at once, each for one job. 0: as many as fit into three quarters of the
+    memory, one a processor at most and two at least."""
+    evaluator_memory_bytes: int = Field(default=0, ge=0)
+    """Most memory of an evaluator. 0: a quarter of this machine's, at least 4 GB where that is
+    no more than three eighths."""
+    evaluator_limit_s: int = Field(default=600, ge=1)
+    """Most seconds of a first model, an evaluation or a gradient: a job over it goes on without."""
+    evaluator_spares: int = Field(default=1, ge=0)
+    """Evaluators that are ready for the next job, where there is memory for one."""
+    evaluator_sandbox: Literal["auto", "bwrap", "landlock", "off"] = "auto"
+    """The sandbox of evaluators; auto takes the first one that starts here."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""

@@ -42,6 +42,10 @@ class NodeSettings(BaseSettings):
     """Memory the worker may take; 0: no cap."""
     worker_step_floor_ms: int = Field(default=0, ge=0)
     """Least time of an inner step: lets a fast machine play a slow one."""
+    worker_spares: int = Field(default=1, ge=0, le=1)
+    """Workers in reserve, which let the next job begin at once; 0: none. There is none either
+    where memory is short.
+    """
     cache_bytes: int = Field(default=20 << 30, ge=0)
     """Downloaded models and datasets may take this much beyond what the work at hand needs."""
     drain_limit_ms: int = Field(default=25_000, ge=0)

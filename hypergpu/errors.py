@@ -44,6 +44,12 @@ class Reason(Enum):
         "install it where the coordinator runs: pip install 'hypergpu[torch]'",
     )
     MODEL_MISSING = 2006, "FAILED_PRECONDITION", "wait for the job's first model"
+    EVALUATOR_LIMIT = (
+        2007,
+        "RESOURCE_EXHAUSTED",
+        "raise the evaluators' limits where the coordinator runs: docs/scale.md",
+    )
+    PROGRAM_FAILED = 2008, "INVALID_ARGUMENT", "mend the workload's code, and submit the job again"
     # 3xxx: updates
     UPDATE_TOO_LARGE = 3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
     NONCE_REPLAYED = 3002, "ALREADY_EXISTS", "use a nonce above the last one"

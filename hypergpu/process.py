@@ -14,6 +14,7 @@ from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+import psutil
 import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
@@ -106,6 +107,35 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def memory_of(process_id: int) -> int:
+    """Bytes of memory that a process and all that it started hold, pages of files aside, which the
+    system takes back as it needs them. 0: there is no such process any more.
+    """
+    return sum(_held_bytes(each) for each in process_tree(process_id))
+
+
+def _held_bytes(process: psutil.Process) -> int:
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text("ascii").splitlines()
+        found = dict(line.split(":", 1) for line in lines)
+        return sum(int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def process_tree(process_id: int) -> list[psutil.Process]:
+    """A process with all that it started, those that are there."""
+    try:
+        process = psutil.Process(process_id)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 _COLLECT_AFTER = (20_000, 10, 5)

@@ -27,6 +27,9 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Each spare imports torch beside the next test.
+    "HYPERGPU_COORDINATOR_EVALUATOR_SPARES": "0",
+    "HYPERGPU_NODE_WORKER_SPARES": "0",
     # A coordinator that is killed every other second finds its nodes there again at once.
     "HYPERGPU_NODE_RECONNECT_CAP_MS": "1000",
 }

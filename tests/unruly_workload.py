@@ -62,6 +62,11 @@ def devour() -> None:
     HELD.append(np.ones(1 << 27))
 
 
+def miss() -> None:
+    """Look for what is not there."""
+    HELD[-1 - len(HELD)]
+
+
 def hold_lock() -> None:
     """Hold the interpreter's lock for hours: no other thread of this process runs meanwhile."""
     re.match("(a+)+$", "a" * 60 + "b")
@@ -77,6 +82,7 @@ DEEDS: dict[str, Callable[[], None]] = {
     "crash": crash,
     "devour": devour,
     "hold_lock": hold_lock,
+    "miss": miss,
     "spoil": spoil,
 }
 

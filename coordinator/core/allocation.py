@@ -1,63 +1,35 @@
 """Which node works for which job, when several jobs share one coordinator.
 
-Each job first gets the number of nodes that it needs to start: jobs that have nodes come first,
-then the order of creation decides. What is left is dealt out evenly, up to what each job takes at
-most. A job that cannot start yet gets none. A job gets only nodes that offer its workload and meet
-its requirements, and of those the ones that fewest others can use. A node that is paused is
-withdrawn from its job and lent to none.
+Each job first gets the number of nodes that it needs to start, in the order of
+`coordinator.core.job_turns`. What is left is dealt out evenly among owners, and by weight among the
+jobs of one, up to what each job takes at most. A job that cannot start yet gets none; while it is
+the first of those that wait, no other one begins on nodes that it could use, and those that train
+go on. A job gets only nodes that offer its workload and meet its requirements, and of those the
+ones that fewest others can use. A node is moved once it has finished what it holds, or after
+`RECALL_LIMIT_MS`. A node that is paused is withdrawn from its job and lent to none.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from functools import partial
 
 import msgspec
 
-from coordinator.core.node_fit import NodeFeatures, operator_reason, unmet_reason
-from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.requirements import Requirement
-from hypergpu.units import several
+from coordinator.core.demand import (
+    JobDemand,
+    NodeOffer,
+    away_count,
+    startable_jobs,
+    unfit_reason,
+)
+from coordinator.core.job_turns import TURN_MS, ordered_demands
+from hypergpu.ids import JobId, NodeId, TokenId
+from hypergpu.units import Milliseconds, several
 
-
-class JobDemand(msgspec.Struct, frozen=True):
-    """A job that can use nodes."""
-
-    job_id: JobId
-    nodes_min: int
-    """Nodes without which it does not start; 1 once it has started."""
-    workload: str
-    workload_version: int
-    members: frozenset[NodeId]
-    """Nodes that work for it now and are not about to leave it."""
-    nodes_max: int = 0
-    """Nodes that it gets at most; 0: no limit."""
-    requirements: tuple[Requirement, ...] = ()
-    """Every node of it meets all of them."""
-    data_name: str = ""
-    """The data set that a node must have of its own; empty: none."""
-    operators: frozenset[str] = frozenset()
-    """Operators of torch that a node must have."""
-    excluded: Mapping[NodeId, str] = {}
-    """Nodes that it gives no work, with the reason; those that are members stay until others are
-    due them.
-    """
-
-
-class NodeOffer(msgspec.Struct, frozen=True):
-    """A connected node that is not draining."""
-
-    node: NodeId
-    job_id: JobId | None
-    workloads: Mapping[str, int]
-    pause_reason: str = ""
-    """Why it takes no work though it is connected; empty: it takes some."""
-    features: NodeFeatures = {}
-    data_names: frozenset[str] = frozenset()
-    """Data sets that its owner has named a folder for."""
-    torch: str = ""
-    """Version of its torch."""
-    lacking_operators: frozenset[str] = frozenset()
-    """Operators of programs that this has not."""
+RECALL_LIMIT_MS = Milliseconds(600_000)
+"""A node that has not finished its work so long after it was asked back is taken: its samples go
+out again, and it keeps its state for its return.
+"""
 
 
 class Lend(msgspec.Struct, frozen=True):
@@ -87,14 +59,18 @@ class Withdraw(msgspec.Struct, frozen=True):
 Move = Lend | Recall | Withdraw
 
 
-def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> tuple[Move, ...]:
+def plan_allocation(
+    demands: Sequence[JobDemand],
+    offers: Sequence[NodeOffer],
+    turn_ms: Milliseconds = TURN_MS,
+) -> tuple[Move, ...]:
     """Deal nodes out to jobs.
 
     Args:
         demands: Jobs that can use nodes, in order of creation.
         offers: Every connected node that is not draining. A node of a job that is not in
-        ``demands``
-            counts as free.
+            ``demands`` counts as free.
+        turn_ms: For how long a job keeps its least nodes though others wait.
 
     Returns:
         Moves with their reasons; none when every job has its share. Withdrawals come alone: what
@@ -105,8 +81,9 @@ def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -
     offers = sorted(
         (offer for offer in offers if not offer.pause_reason), key=lambda offer: offer.node
     )
-    demands = sorted(demands, key=lambda demand: not demand.members)
-    deal = _Deal(demands, offers)
+    startable = startable_jobs(demands, offers)
+    demands = ordered_demands(demands, startable, turn_ms)
+    deal = _Deal(demands, offers, startable)
     deal.give_least()
     deal.give_rest()
     return (*_lend(demands, offers, deal), *_recall(demands, offers, deal))
@@ -114,46 +91,34 @@ def plan_allocation(demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -
 
 def _withdraw(offers: Sequence[NodeOffer]) -> tuple[Withdraw, ...]:
     return tuple(
-        Withdraw(offer.node, offer.job_id, offer.pause_reason)
+        Withdraw(offer.node, offer.job_id, offer.pause_reason or _OVERDUE)
         for offer in offers
-        if offer.pause_reason and offer.job_id is not None
+        if offer.job_id is not None and (offer.pause_reason or offer.leaving_ms > RECALL_LIMIT_MS)
     )
 
 
-def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
-    """Why a node can never work for a job as both are now; empty: it can."""
-    if reason := demand.excluded.get(offer.node, ""):
-        return reason
-    if offer.workloads.get(demand.workload) != demand.workload_version:
-        return f"it does not offer {demand.workload} {demand.workload_version}"
-    if demand.data_name and demand.data_name not in offer.data_names:
-        return f"its owner has named no folder for {demand.data_name}"
-    lacking = operator_reason(demand.operators, offer.lacking_operators, offer.torch)
-    return lacking or unmet_reason(demand.requirements, offer.features)
+_OVERDUE = f"it did not finish within {RECALL_LIMIT_MS // 60_000} min of being asked back"
 
 
 class _Deal:
     """Places of nodes, as far as they are dealt out."""
 
-    def __init__(self, demands: Sequence[JobDemand], offers: Sequence[NodeOffer]) -> None:
+    def __init__(
+        self,
+        demands: Sequence[JobDemand],
+        offers: Sequence[NodeOffer],
+        startable: frozenset[JobId],
+    ) -> None:
         self._demands = demands
+        self._startable = startable
         able = {
             demand.job_id: [offer for offer in offers if not unfit_reason(demand, offer)]
             for demand in demands
         }
-        connected = {offer.node for offer in offers}
-        # A member that is away for a moment still counts: it may be back before it is given up.
-        self.shares = {
-            demand.job_id: len(demand.members - connected - demand.excluded.keys())
-            for demand in demands
-        }
+        connected = frozenset(offer.node for offer in offers)
+        self.shares = {demand.job_id: away_count(demand, connected) for demand in demands}
         # One that cannot start whatever it is dealt makes nobody swap nodes.
-        startable = [
-            able[each.job_id]
-            for each in demands
-            if len(able[each.job_id]) + self.shares[each.job_id] >= each.nodes_min
-        ]
-        users = Counter(offer.node for found in startable for offer in found)
+        users = Counter(offer.node for job_id in startable for offer in able[job_id])
         active = {demand.job_id for demand in demands}
         self._able = {
             demand.job_id: sorted(
@@ -161,7 +126,10 @@ class _Deal:
             )
             for demand in demands
         }
-        self._left = {job_id: iter(found) for job_id, found in self._able.items()}
+        self._taking = {demand.job_id: demand for demand in demands}
+        """Jobs that take more than they are dealt so far."""
+        self._reserved: set[NodeId] = set()
+        """Nodes on which no job begins, as one that waits longer could use them."""
         self.places: dict[NodeId, JobId] = {}
 
     def give_least(self) -> None:
@@ -169,33 +137,54 @@ class _Deal:
         for demand in self._demands:
             job_id = demand.job_id
             needed = demand.nodes_min - self.shares[job_id]
-            if needed > sum(offer.node not in self.places for offer in self._able[job_id]):
-                del self._left[job_id]
+            barred: Container[NodeId] = () if demand.is_served else self._reserved
+            usable = [each.node for each in self._able[job_id] if self._is_free(each, barred)]
+            if needed <= len(usable):
+                for node in usable[: max(0, needed)]:
+                    self._give(node, job_id)
                 continue
-            for _ in range(needed):
-                self._give_one(job_id)
+            del self._taking[job_id]
+            if job_id in self._startable and not demand.is_served:
+                self._reserved |= {each.node for each in self._able[job_id]}
 
     def give_rest(self) -> None:
-        """Give what is left to the jobs that start, evenly."""
-        demands = {demand.job_id: demand for demand in self._demands}
-        taking = list(self._left)
-        while taking:
-            job_id = min(taking, key=lambda one: self.shares[one])
-            if self.is_full(demands[job_id]) or not self._give_one(job_id):
-                taking.remove(job_id)
+        """Give what is left to the jobs that start: evenly to owners, by weight to their jobs."""
+        owner_shares: Counter[TokenId] = Counter()
+        owner_members: Counter[TokenId] = Counter()
+        for demand in self._demands:
+            owner_shares[demand.owner] += self.shares[demand.job_id]
+            owner_members[demand.owner] += len(demand.members)
+
+        def turn(demand: JobDemand) -> tuple[float, ...]:
+            # Of equals who has more keeps it: nothing moves to and fro.
+            return (
+                owner_shares[demand.owner],
+                -owner_members[demand.owner],
+                self.shares[demand.job_id] / demand.weight,
+                -len(demand.members),
+            )
+
+        left = {job_id: iter(self._able[job_id]) for job_id in self._taking}
+        while self._taking:
+            demand = min(self._taking.values(), key=turn)
+            free = (each.node for each in left[demand.job_id] if self._is_free(each, ()))
+            node = None if self.is_full(demand) else next(free, None)
+            if node is None:
+                del self._taking[demand.job_id]
+                continue
+            self._give(node, demand.job_id)
+            owner_shares[demand.owner] += 1
 
     def is_full(self, demand: JobDemand) -> bool:
         """Whether a job is dealt the most nodes that it takes."""
         return 0 < demand.nodes_max <= self.shares[demand.job_id]
 
-    def _give_one(self, job_id: JobId) -> bool:
-        """Give a job the next of its nodes that is not given yet; tells whether there was one."""
-        for offer in self._left[job_id]:
-            if offer.node not in self.places:
-                self.places[offer.node] = job_id
-                self.shares[job_id] += 1
-                return True
-        return False
+    def _is_free(self, offer: NodeOffer, barred: Container[NodeId]) -> bool:
+        return offer.node not in self.places and offer.node not in barred
+
+    def _give(self, node: NodeId, job_id: JobId) -> None:
+        self.places[node] = job_id
+        self.shares[job_id] += 1
 
 
 def _preference(

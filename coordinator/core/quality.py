@@ -75,6 +75,7 @@ def contribution(
 
 LATE_LEAST = BasisPoints(5_000)
 """Quality left to a useful update that took twice its time or more."""
+NO_EVIDENCE = "nothing was measured of it: it counted by the weight that its node had before"
 RULE = "quality/3 held-out"
 
 
@@ -169,6 +170,9 @@ def _votes(
     job: Job, round_: Round, weighing: Weighing | None
 ) -> tuple[Mapping[NodeId, int], Mapping[NodeId, str]]:
     """What the fold found, and where nothing was folded, what is known of each node."""
+    if weighing is not None and weighing.no_evidence:
+        nodes = [node for node, _, _ in round_.accepted_updates]
+        return weighing.votes, {node: weighing.reasons.get(node, NO_EVIDENCE) for node in nodes}
     if weighing is not None:
         return weighing.votes, weighing.reasons
     votes = known_votes(job.trust, [node for node, _, _ in round_.accepted_updates])

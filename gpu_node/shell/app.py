@@ -16,6 +16,7 @@ from gpu_node.core import events, state
 from gpu_node.core.limits import OwnerLimits
 from gpu_node.core.phases import PhaseClock
 from gpu_node.core.session import transition
+from gpu_node.core.spares import spare_refusal
 from gpu_node.core.state import NodeSession, StallTimeouts
 from gpu_node.shell.access import Access
 from gpu_node.shell.cache import BlobCache
@@ -32,10 +33,10 @@ from gpu_node.shell.interpreter import worker_python
 from gpu_node.shell.owner import gpu_environment, refusal_error, watch_owner, watch_worker
 from gpu_node.shell.packages import watch_packages
 from gpu_node.shell.probing import ProbeIntervals, Prober
-from gpu_node.shell.public_data import FETCH_MODULE, PublicDatasets
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.report import Reporter
-from gpu_node.shell.sandbox import Sandbox, worker_sandbox
+from gpu_node.shell.sandbox import worker_sandbox
+from gpu_node.shell.spare import SpareWorker
 from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import (
     JoinedCoordinator,
@@ -48,18 +49,22 @@ from gpu_node.shell.state import (
     save_memory,
 )
 from gpu_node.shell.step_log import log_step
-from gpu_node.shell.supervision import WorkerLaunch, WorkerSupervisor, worker_caps
+from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.transfers import TransferTasks, Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
+from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
+from hypergpu.process import memory_of
+from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.statements import Assignment
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token
+from hypergpu.workloads.public_data import FETCH_MODULE, PublicDatasets
 
 log = structlog.get_logger()
 
@@ -100,14 +105,9 @@ class Daemon:
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
-        self._stage = Stage(paths)
+        self._stage = Stage(paths, lambda: self._spare.home)
         self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
-        self._worker = WorkerSupervisor(
-            *self._launch(self._sandbox),
-            report=self._event_queue.put,
-            report_progress=lambda progress: self._stream.send(progress_message(progress)),
-            launch_of=self._launch_of,
-        )
+        self._worker, self._spare = self._supervised_worker()
         self._phases = PhaseClock()
         self._uploader = Uploader(paths, identity, prober.measurements, receipts, self._phases)
         cache = BlobCache(paths, Bytes(settings.cache_bytes))
@@ -132,11 +132,35 @@ class Daemon:
             stall_timeouts=timeouts,
         )
 
+    def _supervised_worker(self) -> tuple[WorkerSupervisor, SpareWorker]:
+        """The worker, and the one in reserve, which have a home each."""
+        spare = SpareWorker(self._spare_refusal)
+        second = self._launch(self._sandbox.with_home(self._paths.second_scratch))
+        worker = WorkerSupervisor(
+            self._launch(self._sandbox),
+            report=self._event_queue.put,
+            report_progress=lambda progress: self._stream.send(progress_message(progress)),
+            launch_of=self._launch_of,
+            spares=(spare, second) if self._settings.worker_spares else None,
+        )
+        return worker, spare
+
     def _launch(self, sandbox: Sandbox) -> WorkerLaunch:
         """How a worker is started in a sandbox."""
         command = self._python.command(self._settings.worker_module)
         variables = public_environment() | _worker_variables(self._settings, self._limits)
-        return WorkerLaunch(sandbox.command(command), sandbox.environment(variables))
+        home = str(sandbox.folders.writable[0])
+        return WorkerLaunch(sandbox.command(command), sandbox.environment(variables), home)
+
+    def _spare_refusal(self) -> str:
+        """Why the node keeps no spare worker now; empty: it may. Blocks."""
+        worker, spare = self._worker.process_id, self._spare.process_id
+        available = psutil.virtual_memory().available + (memory_of(spare) if spare else 0)
+        return spare_refusal(
+            limit_bytes=self._settings.worker_memory_bytes,
+            worker_bytes=memory_of(worker) if worker else 0,
+            available_bytes=available,
+        )
 
     def _launch_of(self, job_id: JobId) -> WorkerLaunch | None:
         """How the worker of a job that trains on a folder of this machine's is started."""
@@ -198,6 +222,7 @@ class Daemon:
                     lambda: worker.process_id,
                     self._gate.kept_bytes,
                     worker.end_worker,
+                    spare=self._spare,
                 )
             )
             self._start_task(watch_packages(worker, self._offer, self._start_limit_s))

@@ -13,10 +13,10 @@ from gpu_node.core.limits import (
 )
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.own_data import checked_folder
-from gpu_node.shell.sandbox import SandboxKind
 from gpu_node.shell.state import StatePaths
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
+from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.statements import Assignment
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkRates, RateLimit
@@ -90,7 +90,8 @@ class OwnerGate:
 
     def kept_bytes(self) -> int:
         """Bytes on disk of all that the node keeps and its worker writes."""
-        own = (self._paths.jobs, self._paths.open_folder, self._paths.scratch)
+        scratches = (self._paths.scratch, self._paths.second_scratch)
+        own = (self._paths.jobs, self._paths.open_folder, *scratches)
         return self._cache.size_bytes() + _size(own)
 
     def _refusal_of_disk(self, assignment: Assignment) -> Refusal | None:

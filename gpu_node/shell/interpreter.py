@@ -20,9 +20,9 @@ import structlog
 
 from gpu_node.config import NodeSettings
 from gpu_node.shell.owner import gpu_figures
-from gpu_node.shell.sandbox import python_folders
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.privacy import public_environment
+from hypergpu.sandbox.sandbox import python_folders
 from hypergpu.streams import SOFTWARE, write_durably
 from hypergpu.torch_wheels import torch_arguments
 

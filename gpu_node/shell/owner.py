@@ -22,7 +22,9 @@ from gpu_node.core.limits import (
     refusal_of_work,
 )
 from gpu_node.shell.own_data import check_places
+from gpu_node.shell.spare import SpareWorker
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.process import memory_of, process_tree
 from hypergpu.statements import OUT_OF_MEMORY
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
@@ -195,21 +197,12 @@ class MachineReader:
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         whole_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return whole_s, whole_s - idle_s, _used_s(_tree(os.getpid()))
+        return whole_s, whole_s - idle_s, _used_s(process_tree(os.getpid()))
 
     def _is_gpu_shared(self) -> bool:
-        own = {each.pid for each in _tree(os.getpid())}
+        own = {each.pid for each in process_tree(os.getpid())}
         found = gpu_figures("pid", self._limits.gpu, "compute-apps")
         return any(int(each) not in own for each in found if each.isdecimal())
-
-
-def _tree(process_id: int) -> list[psutil.Process]:
-    """A process with all that it started."""
-    try:
-        first = psutil.Process(process_id)
-        return [first, *first.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _used_s(processes: Sequence[psutil.Process]) -> float:
@@ -221,17 +214,6 @@ def _used_s(processes: Sequence[psutil.Process]) -> float:
             continue
         total_s += times.user + times.system
     return total_s
-
-
-def memory_of(process_id: int) -> int:
-    """Bytes of memory that a process and all that it started hold."""
-    total = 0
-    for process in _tree(process_id):
-        try:
-            total += process.memory_info().rss
-        except psutil.Error:
-            continue
-    return total
 
 
 async def watch_owner(limits: OwnerLimits, say: Callable[[str], None]) -> None:
@@ -253,6 +235,8 @@ async def watch_worker(
     process_id: Callable[[], int | None],
     kept_bytes: Callable[[], int],
     end: Callable[[str], None],
+    *,
+    spare: SpareWorker | None = None,
 ) -> None:
     """End a worker that takes more memory or disk than the owner allows.
 
@@ -261,12 +245,17 @@ async def watch_worker(
         process_id: Id of the worker; None while there is none.
         kept_bytes: Bytes on disk of what the node keeps and the worker writes; blocks.
         end: Ends the worker for a reason.
+        spare: Ends before the worker where both take more than is allowed.
     """
     while limits.memory_bytes or limits.disk_bytes:
         await asyncio.sleep(_WATCH_EVERY_S)
         if (worker := process_id()) is None:
             continue
         taken = await asyncio.to_thread(memory_of, worker) if limits.memory_bytes else 0
+        if limits.memory_bytes and spare is not None and (reserve := spare.process_id):
+            both = taken + await asyncio.to_thread(memory_of, reserve)
+            if both > limits.memory_bytes:
+                spare.kill()
         if taken > limits.memory_bytes:
             end(f"{OUT_OF_MEMORY}: it took {taken} bytes, its owner allows {limits.memory_bytes}")
         kept = await asyncio.to_thread(kept_bytes) if limits.disk_bytes else 0

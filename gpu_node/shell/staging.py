@@ -7,6 +7,7 @@ a worker cannot put a link in its place.
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from gpu_node.shell.state import StatePaths, remove_entry
@@ -16,10 +17,16 @@ from hypergpu.streams import write_durably
 
 
 class Stage:
-    """The folders that the worker sees. All methods block; none may run beside another."""
+    """The folders that the worker sees. All methods block; none may run beside another.
 
-    def __init__(self, paths: StatePaths) -> None:
+    Args:
+        paths: The node's folder.
+        in_reserve: Names the home of a spare worker; empty: there is none.
+    """
+
+    def __init__(self, paths: StatePaths, in_reserve: Callable[[], str] = lambda: "") -> None:
         self._paths = paths
+        self._in_reserve = in_reserve
 
     @property
     def job_id(self) -> JobId | None:
@@ -32,7 +39,10 @@ class Stage:
         self._paths.opened = None
         if opened is not None:
             self._move(self._paths.open_folder, self._paths.job(opened))
+        reserve = self._in_reserve()
         for folder in self._paths.of_worker:
+            if str(folder) == reserve:
+                continue  # No job's worker has written there.
             for left in folder.iterdir():
                 remove_entry(left)
         self._paths.open_name.unlink(missing_ok=True)

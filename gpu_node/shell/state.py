@@ -110,9 +110,14 @@ class StatePaths:
         return self.root / "lock"
 
     @property
+    def second_scratch(self) -> Path:
+        """Home and temporary files of a worker that takes turns with one whose are `scratch`."""
+        return self.root / "scratch-2"
+
+    @property
     def of_worker(self) -> tuple[Path, ...]:
         """Folders that the worker sees."""
-        return (self.scratch, self.open_folder, self.inputs)
+        return (self.scratch, self.second_scratch, self.open_folder, self.inputs)
 
     def job(self, job_id: JobId) -> Path:
         """The folder of one job's end states and updates."""

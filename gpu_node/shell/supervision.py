@@ -1,31 +1,25 @@
-"""The daemon's side of its worker: the process, and the trainings it is given. Replies of the
-worker become events; what is done about them is the core's.
+"""The daemon's side of its worker: the trainings it is given. Replies of the worker become events;
+what is done about them is the core's.
 """
 
 import asyncio
-import contextlib
 import math
-import signal
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from gpu_node.core import events
+from gpu_node.shell.spare import SpareWorker
 from gpu_node.shell.worker import protocol
+from gpu_node.shell.worker_process import WorkerLaunch, WorkerProcess
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.statements import Lease, Task
-from hypergpu.streams import FrameError, frame, monotonic_ms, next_frame
+from hypergpu.streams import monotonic_ms
 
 log = structlog.get_logger()
-
-_STOP_GRACE_S = 5.0
-_LOG_LINE_BYTES = 1 << 16
 
 
 def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict[str, str]:
@@ -38,153 +32,6 @@ def worker_caps(threads: int, memory_bytes: int, step_floor_ms: int = 0) -> dict
     return {name: str(cap) for name, cap in caps.items() if cap}
 
 
-class WorkerLaunch(NamedTuple):
-    """How a worker is started."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-
-
-class WorkerProcess:
-    """One worker. After a death the next `ensure_started` spawns another.
-
-    Args:
-        command: Command line.
-        environment: Environment of the process.
-        on_reply: Called with each message of the worker.
-        on_death: Called with the reason after each death, and when it cannot be spawned.
-    """
-
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        environment: Mapping[str, str],
-        *,
-        on_reply: Callable[[protocol.Reply], None],
-        on_death: Callable[[str], None],
-    ) -> None:
-        self.launch = WorkerLaunch(command, environment)
-        """How the next one is started."""
-        self._on_reply = on_reply
-        self._on_death = on_death
-        self._process: Process | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._spawning = asyncio.Lock()
-        self.death_reason = ""
-        """Reason of the coming death, where it is known before."""
-
-    @property
-    def process_id(self) -> int | None:
-        """Id of the running process; None when there is none."""
-        return None if self._process is None else self._process.pid
-
-    async def ensure_started(self) -> None:
-        """Spawn the worker unless it is there."""
-        async with self._spawning:
-            if self._process is None:
-                await self._spawn()
-
-    def send(self, request: protocol.Request) -> None:
-        """Send without waiting for the worker to read: one that hangs may not."""
-        process = self._process
-        # One that just died is reported as a death.
-        if process is not None and process.stdin is not None:
-            process.stdin.write(frame(protocol.encode(request)))
-
-    def kill(self, reason: str) -> None:
-        """End the worker at once."""
-        if self._process is not None:
-            self.death_reason = self.death_reason or reason
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-
-    async def stop(self) -> None:
-        """End the worker in good order, and kill it should it not leave."""
-        watching = self._watching
-        if self._process is None or watching is None:
-            return
-        self.send(protocol.StopWorker())
-        await asyncio.wait([watching], timeout=_STOP_GRACE_S)
-        self.kill("")
-        await asyncio.wait([watching])
-
-    async def _spawn(self) -> None:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self.launch.command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=PIPE,
-                env=dict(self.launch.environment),
-                limit=_LOG_LINE_BYTES,
-            )
-        except OSError as broken:
-            self._on_death(f"it cannot be started: {broken.strerror}")
-            return
-        self._process, self.death_reason = process, ""
-        self._watching = asyncio.create_task(self._watch(process), name="worker")
-        log.info("a worker was started", pid=process.pid, command=self.launch.command[-1])
-
-    async def _watch(self, process: Process) -> None:
-        logging = asyncio.create_task(self._log(process))
-        await self._read_replies(process)
-        ending = asyncio.create_task(self._await_end(process))
-        # Its own children may hold its pipes open for any time: that is not waited for.
-        await asyncio.wait([logging, ending], timeout=_STOP_GRACE_S)
-        if process.returncode is None:
-            self.kill("it closed its pipe and did not leave")
-            await asyncio.wait([ending], timeout=_STOP_GRACE_S)
-        logging.cancel()
-        ending.cancel()
-        self._process = None
-        self._on_death(self.death_reason or _exit_reason(process.returncode))
-
-    async def _read_replies(self, process: Process) -> None:
-        if process.stdout is None:
-            raise AssertionError("the worker was spawned with a pipe")
-        try:
-            while (payload := await next_frame(process.stdout)) is not None:
-                self._on_reply(protocol.decode_reply(payload))
-        except (FrameError, msgspec.MsgspecError, UnicodeError) as broken:
-            self.kill(f"it is not understood: {broken}")
-
-    async def _await_end(self, process: Process) -> None:
-        """Wait for a process. Asyncio takes it for alive until all its output is read."""
-        while process.stdout is not None and await process.stdout.read(_LOG_LINE_BYTES):
-            pass
-        await process.wait()
-
-    async def _log(self, process: Process) -> None:
-        if process.stderr is None:
-            return
-        while line := await _line(process.stderr):
-            log.info(line, pid=process.pid)
-
-
-async def _line(stream: asyncio.StreamReader) -> str:
-    """The next line; one that is too long comes in pieces."""
-    try:
-        raw = await stream.readuntil(b"\n")
-    except asyncio.IncompleteReadError as ended:
-        raw = ended.partial
-    except asyncio.LimitOverrunError as overrun:
-        raw = await stream.read(max(1, overrun.consumed))
-    text = raw.decode("utf-8", "replace")
-    return text.rstrip() or (" " if raw else "")
-
-
-def _exit_reason(status: int | None) -> str:
-    if status is None:
-        return "it cannot be ended"
-    # A sandbox says so of what it ran, as shells do.
-    number = status - 128 if status > 128 else -status
-    if number <= 0:
-        return f"it left with status {status}"
-    with contextlib.suppress(ValueError):
-        return f"it was ended by {signal.Signals(number).name}"
-    return f"it was ended by signal {number}"
-
-
 _ABORT_GRACE_S = 10.0
 """A worker may be deep in one inner step; one that takes longer hangs."""
 _REPORT_INTERVAL_MS = 1000
@@ -195,28 +42,31 @@ class WorkerSupervisor:
     """The worker as the daemon uses it.
 
     Args:
-        command: Command line of the worker.
-        environment: Environment of the process.
+        launch: How the worker is started.
         report: Called with each event.
         report_progress: Called with progress that the coordinator should know, at most once a
             second.
         launch_of: Says how a job's worker is started; None: like any other.
+        spares: Where a spare worker is kept, and how that one is started; None: there is none.
     """
 
     def __init__(
         self,
-        command: tuple[str, ...],
-        environment: Mapping[str, str],
+        launch: WorkerLaunch,
         *,
         report: Callable[[events.NodeEvent], None],
         report_progress: Callable[[protocol.ShardProgress], None] = lambda _: None,
         launch_of: Callable[[JobId], WorkerLaunch | None] = lambda _: None,
+        spares: tuple[SpareWorker, WorkerLaunch] | None = None,
     ) -> None:
-        self._process = WorkerProcess(
-            command, environment, on_reply=self._take_reply, on_death=self._note_death
-        )
-        self._launch = WorkerLaunch(command, environment)
+        self._process = WorkerProcess(launch, on_reply=self._take_reply, on_death=self._note_death)
+        self._launch = launch
+        self._own_launch: WorkerLaunch | None = None
+        """How the present job's worker is started, where not like any other."""
         self._launch_of = launch_of
+        self._spare = None if spares is None else spares[0]
+        self._spare_launch = launch if spares is None else spares[1]
+        self._reviewing: asyncio.Task[None] | None = None
         self._report = report
         self._report_progress = report_progress
         self._capabilities: asyncio.Future[protocol.WorkerCapabilities] | None = None
@@ -275,6 +125,10 @@ class WorkerSupervisor:
     async def stop(self) -> None:
         """End the worker; its death is not reported."""
         self._is_stopping = True
+        if self._reviewing is not None:
+            self._reviewing.cancel()
+        if self._spare is not None:
+            await self._spare.end()
         await self._process.stop()
 
     async def begin_job(self, job_id: JobId) -> None:
@@ -283,12 +137,35 @@ class WorkerSupervisor:
         That is no death for the session, unless it waits for the end of a shard. So ends one that
         does not see a folder that this job's shards are of.
         """
-        launch = self._launch_of(job_id) or self._launch
+        own_launch = self._launch_of(job_id)
         async with self._turn:
-            is_other = self._job_id not in {None, job_id} or launch != self._process.launch
+            is_other = self._job_id not in {None, job_id} or own_launch != self._own_launch
+            is_free = self._lease is None
             if is_other and self._process.process_id is not None:
                 await self._end_unnoticed()
-            self._job_id, self._process.launch = job_id, launch
+            self._job_id, self._own_launch = job_id, own_launch
+            self._process.launch = own_launch or self._launch
+            if is_other and is_free and own_launch is None:
+                self._use_spare()
+
+    def _use_spare(self) -> None:
+        """Take the spare, if one is ready, in place of a worker that is still to be started."""
+        spare = self._spare.take() if self._spare is not None else None
+        if spare is None or self._process.process_id is not None:
+            return
+        self._launch, self._spare_launch = spare.launch, self._launch
+        self._process = spare
+        spare.bind(self._take_reply, self._note_death)
+        spare.send(protocol.UseSpare())
+        log.info("a spare worker takes the job", pid=spare.process_id, job_id=self._job_id)
+
+    def _review_spare(self) -> None:
+        """See beside the work whether there is to be a spare."""
+        is_under_way = self._reviewing is not None and not self._reviewing.done()
+        if self._spare is None or is_under_way or self._is_stopping:
+            return
+        review = self._spare.review(self._spare_launch)
+        self._reviewing = asyncio.create_task(review, name="spare worker")
 
     async def start_anew(self, limit_s: float) -> protocol.WorkerCapabilities:
         """End the worker, start another and wait until it has named its capabilities.
@@ -300,6 +177,8 @@ class WorkerSupervisor:
             HyperGPUError: WORKER_UNUSABLE, it died before it was ready.
         """
         async with self._turn:
+            if self._spare is not None:
+                await self._spare.end()
             await self._end_unnoticed()
             return await self.capabilities(limit_s)
 
@@ -379,6 +258,8 @@ class WorkerSupervisor:
                     answer.set_result(reply)
             case protocol.ShardProgress():
                 self._note_progress(reply)
+            case protocol.SpareReady():
+                pass  # It is the worker already.
             case _:
                 self._end_training(reply)
 
@@ -403,6 +284,7 @@ class WorkerSupervisor:
         if lease != self._lease:
             return
         self._lease = None
+        self._review_spare()
         match reply:
             case protocol.ShardTrained(update=update):
                 self._report(events.TrainingFinished(at_ms=at_ms, lease=lease, update=update))

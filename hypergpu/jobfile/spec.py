@@ -37,6 +37,10 @@ class NodeSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max: int = 0
     """Nodes that it gets at most; 0: no limit."""
+    priority: int = 0
+    """Among the jobs of one owner the higher gets its least nodes first."""
+    weight: int = 1
+    """Its part of the nodes beyond the least that the owner's jobs get."""
     labels: tuple[str, ...] = ()
     """Requirements that a node has to meet, all of them: see `hypergpu.jobfile.requirements`."""
 
@@ -257,6 +261,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 SETTABLE: Mapping[str, str] = {
     "training.rounds": "Rounds in all; the job ends after the last of them",
     "training.inner_steps": "Steps of a node between two updates",
+    "nodes.priority": "Jobs of a higher priority get their least nodes first",
+    "nodes.weight": "Share of the other nodes, beside other jobs",
     "inner.learning_rate": "Learning rate of the nodes' optimizer",
     "inner.weight_decay": "Weight decay of the nodes' optimizer",
     "inner.clip_norm": "Longest gradient of a step; 0: any",
@@ -352,6 +358,8 @@ LIMITS: Mapping[str, NumberRange] = {
     "training.seed": NumberRange(0, SEED_MOST),
     "training.nodes": NumberRange(1, 10_000),
     "nodes.max": NumberRange(0, 10_000),
+    "nodes.priority": NumberRange(-100, 100),
+    "nodes.weight": NumberRange(1, 100),
     "inner.learning_rate": NumberRange(0, 100, excludes_least=True),
     "inner.weight_decay": NumberRange(0, 10),
     "inner.warmup_steps": NumberRange(0, 1_000_000_000),

@@ -6,7 +6,8 @@ from functools import partial
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocation
+from coordinator.core.allocation import Lend, plan_allocation
+from coordinator.core.demand import JobDemand, NodeOffer
 from coordinator.core.job import commands, events
 from coordinator.core.job.commands import Command
 from coordinator.core.job.events import Event

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.state import TrainingStart
-from gpu_node.shell.sandbox import Sandbox
 from gpu_node.shell.worker import protocol
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.streams import frame, read_frame
 from hypergpu.tensors.codec import decode_parameters

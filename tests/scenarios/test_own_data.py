@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.allocation import JobDemand, Lend, NodeOffer, plan_allocation
+from coordinator.core.allocation import Lend, plan_allocation
+from coordinator.core.demand import JobDemand, NodeOffer
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job

@@ -8,14 +8,8 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.allocation import (
-    JobDemand,
-    Lend,
-    NodeOffer,
-    Recall,
-    Withdraw,
-    plan_allocation,
-)
+from coordinator.core.allocation import Lend, Recall, Withdraw, plan_allocation
+from coordinator.core.demand import JobDemand, NodeOffer
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
     DELTAS_MOST,

@@ -206,6 +206,11 @@ class Weighing(msgspec.Struct, frozen=True):
     """Those whose update of this round spoke clearly against them, whatever their weight."""
     rollback: str = ""
     """Why the job went back to the model before instead; empty: it did not."""
+    no_evidence: str = ""
+    """Why the updates were held against no held-out gradient. Then nothing is learned of any node,
+    and each update counts by the weight that its node had before; empty: there was one, or the job
+    uses none.
+    """
 
 
 class Round(msgspec.Struct, frozen=True):

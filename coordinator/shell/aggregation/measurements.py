@@ -25,6 +25,8 @@ class RoundMeasurements:
     gradients: dict[Digest, "Task[HeldOutGradient | None]"] = field(default_factory=dict)
     sketches: dict[Digest, "Task[UpdateSketch]"] = field(default_factory=dict)
     newest_gradient: HeldOutGradient | None = None
+    gradient_failure: str = ""
+    """Why the newest gradient could not be measured; empty: it could, or none was asked for."""
     is_evaluator_slow: bool = False
     """Whether the last fold waited for a gradient in vain: then the next one does not wait."""
 

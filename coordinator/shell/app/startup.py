@@ -34,8 +34,14 @@ from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certific
 from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
-from coordinator.shell.engine.evaluation import EngineEvaluator
-from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.evaluator.seat import (
+    EvaluatorLimits,
+    SeatMaker,
+    clear_seats,
+    machine_limits,
+)
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority, AuthorityError
 from coordinator.shell.identity.rate import GuessLimiter
@@ -72,6 +78,7 @@ from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
+from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
@@ -299,6 +306,7 @@ class CoordinatorApp:
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
                 release_members(self._services, runtime)
+                self._services.evaluator.end_job(job_id)
         if decision.moves_nodes:
             self._services.allocator.review()
             # Updates that arrive make nothing superfluous.
@@ -370,7 +378,9 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     payments = load_payments(PaymentsHost(settings, key, journal, driver, nodes))
 
     engine = open_engine(settings.engine) if settings.engine else None
-    evaluator = EvaluatorProcess()
+    clear_seats(settings.data_dir)
+    limits = evaluator_limits(settings)
+    evaluator = EvaluatorPool(SeatMaker(settings.data_dir, limits))
     readings = Readings()
 
     def count_bytes(moved: BytesServed | BytesReceived) -> None:
@@ -386,10 +396,14 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         journal=journal,
         blobs=blobs,
         uploads=uploads,
-        evaluator=evaluator if engine is None else EngineEvaluator(engine, evaluator),
+        evaluator=evaluator
+        if engine is None
+        else EngineEvaluator(
+            engine, evaluator, EvaluatorPlace(str(settings.data_dir.absolute()), limits)
+        ),
         driver=driver,
         nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal),
+        allocator=NodeAllocator(driver, nodes, journal, Milliseconds(settings.job_turn_ms)),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
@@ -400,6 +414,19 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=turn.others,
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
+    )
+
+
+def evaluator_limits(settings: Settings) -> EvaluatorLimits:
+    """What evaluators may take on this machine."""
+    return machine_limits(
+        EvaluatorLimits(
+            answer_s=settings.evaluator_limit_s,
+            memory_bytes=settings.evaluator_memory_bytes,
+            places=settings.evaluators,
+            spares=settings.evaluator_spares,
+            sandbox=SandboxKind(settings.evaluator_sandbox),
+        )
     )
 
 

@@ -27,7 +27,7 @@ from coordinator.shell.evaluator import process
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.crypto import digest_from_wire
 from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
@@ -168,7 +168,7 @@ async def initialise(services: Services, runtime: JobRuntime, command: Initialis
 
 
 async def _initialise(services: Services, runtime: JobRuntime, command: InitialiseModel) -> None:
-    made, model_path = await _make_model(services, command)
+    made, model_path = await _make_model(services, runtime, command)
     failpoint("initialise.made")
     blob = BlobRef(made.digest, made.size_bytes)
     runtime.layout = await _store_layout(services, command.job_id, made)
@@ -210,7 +210,7 @@ async def load_layout(services: Services, runtime: JobRuntime) -> None:
     if runtime.layout is None:
         # Given weights would give the same layout.
         drawn = InitialiseModel(job.job_id, job.spec, job.manifest, weights=None)
-        made, model_path = await _make_model(services, drawn)
+        made, model_path = await _make_model(services, runtime, drawn)
         model_path.unlink(missing_ok=True)
         runtime.layout = await _store_layout(services, job.job_id, made)
 
@@ -245,7 +245,9 @@ def _kept_layout(blobs: BlobStore, digest: Digest) -> Layout | None:
         return None
 
 
-async def _make_model(services: Services, command: InitialiseModel) -> tuple[Initialised, Path]:
+async def _make_model(
+    services: Services, runtime: JobRuntime, command: InitialiseModel
+) -> tuple[Initialised, Path]:
     job_id, spec, weights = command.job_id, command.spec, command.weights
     model_path = services.blobs.work_path(f"{job_id}-initial")
     layout_path = services.blobs.work_path(f"{job_id}-layout")
@@ -263,7 +265,7 @@ async def _make_model(services: Services, command: InitialiseModel) -> tuple[Ini
         model_path=str(model_path),
         layout_path=str(layout_path),
     )
-    made = await services.evaluator.initialise(request)
+    made = await services.evaluator.initialise(evaluated_job(runtime), request)
     layout_path.unlink(missing_ok=True)
     return made, model_path
 
@@ -333,7 +335,7 @@ async def _evaluate_model(
         model_path=str(path),
         layout_digest=runtime.layout.digest,
     )
-    measured = await services.evaluator.evaluate(request)
+    measured = await services.evaluator.evaluate(evaluated_job(runtime), request)
     # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
     if not (math.isfinite(measured.loss) and math.isfinite(measured.metric)):
         return failed_evaluation(command.round, f"the model's loss is {measured.loss}")

@@ -27,7 +27,7 @@ from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch
 from coordinator.shell.commands.evaluation import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -97,6 +97,9 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         gradient,
         command.duplicates,
     )
+    if gradient is None and _has_gradient(command.spec):
+        why = runtime.measurements.gradient_failure or "it was not measured in time"
+        weighing = replace(weighing, no_evidence=why)
     if command.fallback is None:
         # A model that the job went back to was good before: it ends no row of rollbacks.
         memory = replace(weighing.memory, rollbacks=command.trust.rollbacks)
@@ -160,6 +163,7 @@ async def _measure_gradient(
     try:
         path = await asyncio.to_thread(services.blobs.path, model.digest)
         found = await services.evaluator.measure_gradient(
+            evaluated_job(runtime),
             MeasureGradient(
                 workload=spec.workload,
                 workload_version=runtime.job.workload_version,
@@ -170,11 +174,15 @@ async def _measure_gradient(
                 layout_digest=runtime.required_layout.digest,
                 samples_most=_SAMPLES_MOST,
                 sketch_secret=_job_secret(services, runtime.job.job_id),
-            )
+            ),
         )
     except (HyperGPUError, OSError) as failed:
         log.warning("no held-out gradient", job_id=runtime.job.job_id, reason=str(failed))
+        runtime.measurements.gradient_failure = (
+            failed.detail if isinstance(failed, HyperGPUError) else str(failed)
+        )
         return None
+    runtime.measurements.gradient_failure = ""
     sketch = np.frombuffer(found.sketch, np.float64)
     return HeldOutGradient(model.digest, found.loss, sketch if np.isfinite(sketch).all() else None)
 

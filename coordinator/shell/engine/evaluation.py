@@ -8,32 +8,43 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
+from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import (
-    ANSWER_TIMEOUT_S,
     Evaluate,
     Evaluated,
     EvaluatorFailure,
-    EvaluatorProcess,
     GradientMeasured,
     Initialise,
     Initialised,
     MeasureGradient,
     Reply,
 )
+from coordinator.shell.evaluator.seat import EvaluatorLimits, EvaluatorSeat, SeatMaker
 from coordinator.shell.evaluator.threads import LIBRARY_THREADS, library_threads
 from hypergpu.engine.engine import Engine
 from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError
+from hypergpu.ids import JobId
 from hypergpu.privacy import public_environment
 from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 KIND = "evaluate"
-_LIMIT_S = 2 * ANSWER_TIMEOUT_S
-"""It may wait for a GPU."""
+_TIMES_LIMIT = 2
+"""A task may wait for a GPU: it has so many times the time of an answer."""
 _AT_ONCE = 64
+
+
+class EvaluatorPlace(msgspec.Struct, frozen=True):
+    """Where evaluators beside workers of an engine run, and what they may take."""
+
+    data_dir: str
+    """The coordinator's folder."""
+    limits: EvaluatorLimits
 
 
 class EvaluatorTask(msgspec.Struct, frozen=True):
@@ -42,6 +53,9 @@ class EvaluatorTask(msgspec.Struct, frozen=True):
     request: Evaluate | MeasureGradient
     threads: tuple[str, ...]
     """As `library_threads` gives them."""
+    job_id: JobId
+    """Whose it is: a process serves one job."""
+    place: EvaluatorPlace
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -54,40 +68,52 @@ class EngineEvaluator:
     measure, are the business of the coordinator's own evaluator, as are the errors.
     """
 
-    def __init__(self, engine: Engine, own: EvaluatorProcess) -> None:
+    def __init__(self, engine: Engine, own: EvaluatorPool, place: EvaluatorPlace) -> None:
         self._engine = engine
         self._own = own
+        self._place = place
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="evaluation")
         self._running_count = 0
         self._change = asyncio.Condition()
 
-    async def initialise(self, request: Initialise) -> Initialised:
-        """See `EvaluatorProcess`."""
-        return await self._own.initialise(request)
+    async def initialise(self, job: EvaluatorJob, request: Initialise) -> Initialised:
+        """See `EvaluatorPool`."""
+        return await self._own.initialise(job, request)
 
-    async def evaluate(self, request: Evaluate) -> Evaluated:
-        """See `EvaluatorProcess`."""
-        reply = await self._ask(request)
-        return reply if isinstance(reply, Evaluated) else await self._own.evaluate(request)
+    async def evaluate(self, job: EvaluatorJob, request: Evaluate) -> Evaluated:
+        """See `EvaluatorPool`."""
+        reply = await self._ask(job, request)
+        return reply if isinstance(reply, Evaluated) else await self._own.evaluate(job, request)
 
-    async def measure_gradient(self, request: MeasureGradient) -> GradientMeasured:
-        """See `EvaluatorProcess`."""
-        reply = await self._ask(request)
+    async def measure_gradient(
+        self, job: EvaluatorJob, request: MeasureGradient
+    ) -> GradientMeasured:
+        """See `EvaluatorPool`."""
+        reply = await self._ask(job, request)
         if isinstance(reply, GradientMeasured):
             return reply
-        return await self._own.measure_gradient(request)
+        return await self._own.measure_gradient(job, request)
+
+    def waiting_reason(self, job: EvaluatorJob) -> str:
+        """See `EvaluatorPool`."""
+        return self._own.waiting_reason(job)
+
+    def end_job(self, job_id: JobId) -> None:
+        """See `EvaluatorPool`. A task of an engine cannot be taken back: its time is bounded."""
+        self._own.end_job(job_id)
 
     async def stop(self) -> None:
-        """See `EvaluatorProcess`. The engine ends with its owner."""
+        """See `EvaluatorPool`. The engine ends with its owner."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._own.stop()
 
-    async def _ask(self, request: Evaluate | MeasureGradient) -> Reply | None:
+    async def _ask(self, job: EvaluatorJob, request: Evaluate | MeasureGradient) -> Reply | None:
         """The engine's answer; None: it lost the task."""
-        arguments = _encoder.encode(EvaluatorTask(request, library_threads()))
-        task = EngineTask(
-            KIND, arguments, wants_gpu=_uses_torch(request.workload), limit_s=_LIMIT_S
+        arguments = _encoder.encode(
+            EvaluatorTask(request, library_threads(), job.job_id, self._place)
         )
+        limit_s = _TIMES_LIMIT * self._place.limits.answer_s
+        task = EngineTask(KIND, arguments, wants_gpu=_uses_torch(request.workload), limit_s=limit_s)
         loop = asyncio.get_running_loop()
         # One worker is left to folds, which rounds wait for.
         async with self._change:
@@ -122,13 +148,15 @@ def _evaluator_here() -> "TaskEvaluator":
 
 
 class TaskEvaluator:
-    """An evaluator's process beside a worker of an engine; it stays for the worker's next task."""
+    """An evaluator's process beside a worker of an engine. It stays for the worker's next task, if
+    that is one of the same job.
+    """
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
         self._turn = threading.Lock()
-        self._environment: dict[str, str] = {}
-        self._process: EvaluatorProcess | None = None
+        self._serves: tuple[object, ...] = ()
+        self._seat: EvaluatorSeat | None = None
 
     def answer(self, task: EvaluatorTask) -> Reply:
         """Answer the task's request. Blocks."""
@@ -139,13 +167,17 @@ class TaskEvaluator:
         threads = zip(LIBRARY_THREADS, task.threads, strict=True)
         # It names the GPU, too, which an engine may give to somebody else meanwhile.
         environment = public_environment() | dict(threads)
-        if self._process is not None and environment != self._environment:
-            await self._process.stop()
-            self._process = None
-        if self._process is None:
-            self._environment = environment
-            self._process = EvaluatorProcess(environment=environment)
+        serves = (task.job_id, task.place, environment)
+        if self._seat is not None and serves != self._serves:
+            await self._seat.close()
+            self._seat = None
         try:
-            return await self._process.reply(task.request)
+            if self._seat is None:
+                self._serves = serves
+                maker = SeatMaker(
+                    Path(task.place.data_dir), task.place.limits, environment=environment
+                )
+                self._seat = await maker.seat()
+            return await self._seat.reply(task.request)
         except HyperGPUError as error:
-            return EvaluatorFailure(reason=error.reason.name, detail=error.detail)
+            return EvaluatorFailure(reason=error.reason.name, detail=error.detail, fix=error.fix)

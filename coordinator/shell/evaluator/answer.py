@@ -2,10 +2,12 @@
 their gradients. Imports torch only for a torch workload.
 """
 
+import importlib
 import math
 import os
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from coordinator.shell.blobs.store import open_locked
 from coordinator.shell.evaluator.examples import example_outputs, held_out_examples
 from coordinator.shell.evaluator.model_evaluator import ModelEvaluator, NumpyEvaluator, batches
 from coordinator.shell.evaluator.process import (
+    MEMORY_BYTES,
     Evaluate,
     Evaluated,
     EvaluatorFailure,
@@ -25,6 +28,8 @@ from coordinator.shell.evaluator.process import (
     MeasureGradient,
     Reply,
     Request,
+    memory_error,
+    work_name,
 )
 from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from hypergpu.dataset import Sharding, partition_indices
@@ -32,7 +37,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Layout, LayoutError
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.entry import OptionError, WorkloadEntry
+from hypergpu.workloads.entry import BUILT_IN, OptionError, WorkloadEntry, missing_modules
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
@@ -64,7 +69,7 @@ class Evaluator:
                 return _measure_gradient(model, request)
             return _evaluate(entry, model, request)
         except HyperGPUError as error:
-            return EvaluatorFailure(reason=error.reason.name, detail=error.detail)
+            return EvaluatorFailure(reason=error.reason.name, detail=error.detail, fix=error.fix)
         except UnknownWorkloadError as error:
             return EvaluatorFailure(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
         except BuilderMissingError as error:
@@ -73,9 +78,8 @@ class Evaluator:
             return EvaluatorFailure(reason=reason.name, detail=str(error))
         except (OptionError, DatasetError, LayoutError, ValueError) as error:
             return EvaluatorFailure(reason=Reason.SPEC_INVALID.name, detail=str(error))
-        except (MemoryError, RuntimeError, OSError) as error:
-            detail = f"{type(error).__name__}: {error}"
-            return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=detail)
+        except Exception as error:  # noqa: BLE001 - a workload may raise anything, at its own cost
+            return failure_of(error, request)
 
     def _open(self, entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         folder = (request.data_dir, request.is_held_out)
@@ -85,6 +89,48 @@ class Evaluator:
             self._model = _open_workload(entry, request)
             self._key = key
         return self._model
+
+
+def import_builder(workload: str) -> None:
+    """Import what builds and measures a built-in workload; nothing of other packages is imported
+    before a job asks for it.
+    """
+    entry = next((each for each in BUILT_IN if each.name == workload), None)
+    if entry is None or missing_modules(entry):
+        return
+    with suppress(ImportError):  # torch may be missing: a job will be told
+        importlib.import_module(entry.builder.partition(":")[0])
+        if entry.kind == "torch":
+            importlib.import_module("coordinator.shell.evaluator.torch_evaluator")
+
+
+def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
+    """An error of a workload's code as an answer: one sentence for the owner of the job.
+
+    The process stays as it is: it serves this job alone.
+    """
+    text = next(iter(str(error).splitlines()), "")
+    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY_SIGNS):
+        found = memory_error(work_name(request), int(os.environ.get(MEMORY_BYTES, "0")))
+        return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
+    traceback.print_exception(error)
+    said = f"{type(error).__name__}: {_clipped(text)}" if text else type(error).__name__
+    if isinstance(error, OSError):
+        fix = "see the whole error in the coordinator's log"
+        return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=said, fix=fix)
+    detail = f"{work_name(request)} failed in the code of {request.workload}: {said}"
+    return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
+
+
+def _clipped(text: str) -> str:
+    """A text of so many words as fit, with a sign that there were more."""
+    if len(text) <= _TEXT_MOST:
+        return text
+    return text[:_TEXT_MOST].rpartition(" ")[0] + " ..."
+
+
+_TEXT_MOST = 300
+_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:

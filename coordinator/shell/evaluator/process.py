@@ -15,6 +15,7 @@ import structlog
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.privacy import public_environment
+from hypergpu.process import memory_of
 from hypergpu.streams import FrameError, frame, next_frame
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import HeldOutExample
@@ -109,46 +110,92 @@ class GradientMeasured(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """``float64``, as in `coordinator.shell.aggregation.sketch`."""
 
 
+class Warm(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Import what jobs of a workload need, and see no job."""
+
+    workload: str
+
+
+class Warmed(msgspec.Struct, frozen=True, tag=True):
+    """It is done."""
+
+
 class EvaluatorFailure(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The request cannot be met. ``reason`` names a `hypergpu.errors.Reason`."""
 
     reason: str
     detail: str
+    fix: str = ""
+    """Empty: the reason's own."""
 
 
 Request = Initialise | Evaluate | MeasureGradient
 Reply = Initialised | Evaluated | GradientMeasured | EvaluatorFailure
+Order = Request | Warm
+Answer = Reply | Warmed
 
 
-_COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
+COMMAND = (sys.executable, "-m", "coordinator.shell.evaluator")
 _STOP_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 """A killed process on a busy machine takes this long at most."""
-ANSWER_TIMEOUT_S = 3600.0
-"""Far beyond any evaluation: it ends one that hangs, which every other job would wait for."""
+ANSWER_TIMEOUT_S = 600.0
+"""More than a first model or an evaluation takes on a usual machine; it ends one that hangs."""
+_WATCH_EVERY_S = 0.25
+MEMORY_BYTES = "HYPERGPU_EVALUATOR_MEMORY_BYTES"
+"""Environment variable with the most memory that a process may take; without it there is no cap."""
+_RAISE_LIMIT = "raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
+_RAISE_MEMORY = "raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coordinator runs"
 
 _Answer = TypeVar("_Answer", Initialised, Evaluated, GradientMeasured)
+
+
+def work_name(request: Request) -> str:
+    """A request for people."""
+    if isinstance(request, Initialise):
+        return "its first model"
+    if isinstance(request, MeasureGradient):
+        return "the gradient of its held-out loss"
+    return "its evaluation"
+
+
+def memory_error(work: str, most_bytes: int) -> HyperGPUError:
+    """The error of work that needs more memory than a process may take."""
+    most = f"{most_bytes / 10**9:.1f} GB" if most_bytes else "this machine has"
+    detail = f"{work} needs more memory than the {most} that an evaluator may take"
+    return HyperGPUError(Reason.EVALUATOR_LIMIT, detail, fix=_RAISE_MEMORY)
 
 
 class EvaluatorProcess:
     """One evaluator, asked one thing at a time in order of asking.
 
-    A request raises `HyperGPUError` with the evaluator's reason where it cannot be met, and with
-    NOT_READY when the process died twice or did not answer in time. Cancelling a request kills the
-    process, as its answer would otherwise be taken for the next one's.
+    A request raises `HyperGPUError` with the evaluator's reason where it cannot be met, with
+    EVALUATOR_LIMIT when it takes more time or memory than it may, and with NOT_READY when the
+    process died twice. Cancelling a request kills the process, as its answer would otherwise be
+    taken for the next one's.
+
+    Args:
+        command: Command line.
+        environment: Of the process; None: this one's without secrets.
+        answer_timeout_s: Most seconds of one answer.
+        memory_bytes: Most memory that the process may take, looked at four times a second; 0: any.
     """
 
     def __init__(
         self,
-        command: tuple[str, ...] = _COMMAND,
+        command: tuple[str, ...] = COMMAND,
         *,
         environment: Mapping[str, str] | None = None,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        memory_bytes: int = 0,
     ) -> None:
         self._command = command
         self._answer_timeout_s = answer_timeout_s
+        self._memory_bytes = memory_bytes
         # It runs code of workloads, which is to see no secret.
-        self._environment = public_environment() if environment is None else environment
+        environment = public_environment() if environment is None else environment
+        cap = {MEMORY_BYTES: str(memory_bytes)} if memory_bytes else {}
+        self._environment = {**environment, **cap}
         self._process: Process | None = None
         self._turn = asyncio.Lock()
         self._packages = PackageWatch()
@@ -160,15 +207,20 @@ class EvaluatorProcess:
 
     async def initialise(self, request: Initialise) -> Initialised:
         """Make an initial model."""
-        return await self._ask(request, Initialised)
+        return expected_answer(await self.reply(request), Initialised)
 
     async def evaluate(self, request: Evaluate) -> Evaluated:
         """Measure a model."""
-        return await self._ask(request, Evaluated)
+        return expected_answer(await self.reply(request), Evaluated)
 
     async def measure_gradient(self, request: MeasureGradient) -> GradientMeasured:
         """Differentiate the held-out loss."""
-        return await self._ask(request, GradientMeasured)
+        return expected_answer(await self.reply(request), GradientMeasured)
+
+    async def warm(self, order: Warm) -> bool:
+        """Start the process and let it import; tells whether it did."""
+        async with self._turn:
+            return isinstance(await self._ask_once(order, "its start"), Warmed)
 
     async def stop(self) -> None:
         """Let the process end after its current request, and kill it when that takes too long."""
@@ -186,25 +238,24 @@ class EvaluatorProcess:
                 async with asyncio.timeout(_KILL_TIMEOUT_S):
                     await process.wait()
 
+    async def end(self) -> None:
+        """End the process at once."""
+        if self._process is not None:
+            await self._kill(self._process)
+
     async def reply(self, request: Request) -> Reply:
         """The reply to a request, which may be an `EvaluatorFailure`."""
         async with self._turn:
             await self._end_outdated()
-            reply = await self._ask_once(request) or await self._ask_once(request)
-        if reply is None:
+            work = work_name(request)
+            answer = await self._ask_once(request, work) or await self._ask_once(request, work)
+        if answer is None or isinstance(answer, Warmed):
             raise HyperGPUError(
-                Reason.NOT_READY, "the evaluator died twice on this request; its log says why"
+                Reason.NOT_READY,
+                "the evaluator died twice on this request",
+                fix="see its last lines in the coordinator's log",
             )
-        return reply
-
-    async def _ask(self, request: Request, answer: type[_Answer]) -> _Answer:
-        reply = await self.reply(request)
-        if isinstance(reply, EvaluatorFailure):
-            raise HyperGPUError(Reason[reply.reason], reply.detail)
-        if not isinstance(reply, answer):
-            detail = f"the evaluator answered {type(reply).__name__}"
-            raise HyperGPUError(Reason.NOT_READY, detail)
-        return reply
+        return answer
 
     async def _end_outdated(self) -> None:
         """End a process that has imported packages which changed since; the next has the new."""
@@ -212,24 +263,45 @@ class EvaluatorProcess:
             log.info("the evaluator starts anew: workload packages changed", changes=changes)
             await self.stop()
 
-    async def _ask_once(self, request: Request) -> Reply | None:
-        """The reply; None when the process died first."""
+    async def _ask_once(self, order: Order, work: str) -> Answer | None:
+        """The answer; None when the process died first.
+
+        Raises:
+            HyperGPUError: EVALUATOR_LIMIT, it took more than it may, and was ended.
+        """
         process = await self._spawn()
-        reply: Reply | None = None
+        answer: Answer | None = None
+        watching = asyncio.create_task(self._watch_memory(process))
         try:
             async with asyncio.timeout(self._answer_timeout_s):
-                payload = await _exchange(process, frame(msgspec.msgpack.encode(request)))
-            reply = None if payload is None else msgspec.msgpack.decode(payload, type=Reply)
+                payload = await _exchange(process, frame(msgspec.msgpack.encode(order)))
+            answer = None if payload is None else msgspec.msgpack.decode(payload, type=Answer)
         except (FrameError, ConnectionError, msgspec.MsgspecError, RecursionError, UnicodeError):
             pass
         except TimeoutError:
             limit = f"{self._answer_timeout_s:g} s"
-            detail = f"the evaluator did not answer within {limit} and was ended"
-            raise HyperGPUError(Reason.NOT_READY, detail) from None
+            detail = f"{work} took more than {limit}, the most that an evaluator may take"
+            raise HyperGPUError(Reason.EVALUATOR_LIMIT, detail, fix=_RAISE_LIMIT) from None
         finally:
-            if reply is None:
+            is_over = watching.done() and not watching.cancelled()
+            watching.cancel()
+            if answer is None:
                 await self._kill(process)
-        return reply
+        if answer is None and is_over:
+            raise memory_error(work, self._memory_bytes)
+        return answer
+
+    async def _watch_memory(self, process: Process) -> None:
+        """End a process that takes too much; returns once it was ended."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            if not self._memory_bytes:
+                continue
+            taken = await asyncio.to_thread(memory_of, process.pid)
+            if taken > self._memory_bytes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                return
 
     async def _spawn(self) -> Process:
         if self._process is None or self._process.returncode is not None:
@@ -247,6 +319,20 @@ class EvaluatorProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await process.communicate()
+
+
+def expected_answer(reply: Reply, answer: type[_Answer]) -> _Answer:
+    """The reply as the answer that was asked for.
+
+    Raises:
+        HyperGPUError: With the evaluator's reason; NOT_READY, it is another answer.
+    """
+    if isinstance(reply, EvaluatorFailure):
+        raise HyperGPUError(Reason[reply.reason], reply.detail, fix=reply.fix)
+    if not isinstance(reply, answer):
+        detail = f"the evaluator answered {type(reply).__name__}"
+        raise HyperGPUError(Reason.NOT_READY, detail)
+    return reply
 
 
 async def _exchange(process: Process, question: bytes) -> bytes | None:

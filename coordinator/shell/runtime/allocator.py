@@ -2,22 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
 from coordinator.core.allocation import (
-    JobDemand,
+    RECALL_LIMIT_MS,
     Lend,
     Move,
-    NodeOffer,
     Withdraw,
     plan_allocation,
-    unfit_reason,
 )
+from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.job.state import ENDED, Job, Phase
+from coordinator.core.job_turns import TURN_MS, turn_left_ms
 from coordinator.core.node_fit import operator_reason, unmet_reason
+from coordinator.core.outlook import job_outlooks
 from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
@@ -40,15 +44,39 @@ _USES_NODES = frozenset(
 )
 
 
+_LATER_S = 0.05
+"""Turns are over by the time that a plan looks again."""
+_OUTLOOK_MS = 1_000
+"""Outlooks of all jobs are made at most so often, however many ask."""
+
+
+class _Turn(NamedTuple):
+    is_served: bool
+    since_ms: Milliseconds
+    has_had_turn: bool
+
+
 class NodeAllocator:
     """Moves nodes between jobs, one plan at a time."""
 
-    def __init__(self, driver: Driver, nodes: ConnectedNodes, journal: Journal) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        nodes: ConnectedNodes,
+        journal: Journal,
+        turn_ms: Milliseconds = TURN_MS,
+    ) -> None:
         self._driver = driver
         self._nodes = nodes
         self._journal = journal
+        self._turn_ms = turn_ms
         self._wanted = asyncio.Event()
         self._settling: list[asyncio.Future[None]] = []
+        self._turns: dict[JobId, _Turn] = {}
+        self._recalled_ms: dict[tuple[NodeId, JobId], Milliseconds] = {}
+        """When jobs were asked for nodes that they have still."""
+        self._outlooks: dict[JobId, str] = {}
+        self._outlooks_ms = Milliseconds(-_OUTLOOK_MS)
 
     def review(self) -> None:
         """Something changed: plan again as soon as the moves under way are done."""
@@ -63,18 +91,40 @@ class NodeAllocator:
 
     async def run(self) -> None:
         """Carry out plans, for ever."""
+        left_s: float | None = None
         while True:
-            await self._wanted.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._wanted.wait()
             self._wanted.clear()
             settling, self._settling = self._settling, []
             began_s = time.monotonic()
-            moves = plan_allocation(self._demands(), self._offers())
+            demands = self._demands()
+            moves = plan_allocation(demands, self._offers(), self._turn_ms)
+            left_s = self._time_left_s(demands)
             took_s = time.monotonic() - began_s
             await asyncio.gather(*(self._carry_out(move) for move in moves))
             for each in settling:
                 if not each.done():  # nobody waits for one that was cancelled
                     each.set_result(None)
             await asyncio.sleep(min(_PAUSE_PARTS * took_s, _PAUSE_S_MAX))
+
+    def _time_left_s(self, demands: Sequence[JobDemand]) -> float | None:
+        """Time until a plan may differ though nothing happens; None: it never does."""
+        left_ms = turn_left_ms(demands, self._turn_ms)
+        ends = [] if left_ms is None else [left_ms]
+        if self._recalled_ms:
+            now_ms, first_ms = monotonic_ms(), min(self._recalled_ms.values())
+            ends.append(Milliseconds(max(0, first_ms + RECALL_LIMIT_MS - now_ms)))
+        return min(ends) / 1000 + _LATER_S if ends else None
+
+    def outlook(self, job_id: JobId) -> str:
+        """Why a job waits for nodes that are there, and for about how long; empty: it does not."""
+        now_ms = monotonic_ms()
+        if now_ms - self._outlooks_ms >= _OUTLOOK_MS:
+            self._outlooks = job_outlooks(self._demands(), self._offers(), self._turn_ms)
+            self._outlooks_ms = now_ms
+        return self._outlooks.get(job_id, "")
 
     async def watch(self, lost_after_ms: Milliseconds) -> None:
         """Report nodes that went silent, for ever."""
@@ -128,10 +178,12 @@ class NodeAllocator:
 
     def _demand(self, runtime: JobRuntime) -> JobDemand:
         job, chosen = runtime.job, runtime.job.spec.nodes
+        # A job that waits for nodes opens no round that would take new settings over.
+        newest = (job.next_spec or job.spec).nodes
         version = runtime.workload_version
         if version and job.model is not None:
             version = job.workload_version  # as its tasks say; the catalogue may have a newer one
-        return JobDemand(
+        demand = JobDemand(
             job_id=job.job_id,
             nodes_min=nodes_needed(job),
             workload=job.spec.workload,
@@ -146,7 +198,22 @@ class NodeAllocator:
             data_name=job.spec.data.name,
             operators=runtime.operators,
             excluded=self._exclusions(job),
+            owner=job.owner,
+            priority=newest.priority,
+            weight=newest.weight,
         )
+        return self._with_turn(demand)
+
+    def _with_turn(self, demand: JobDemand) -> JobDemand:
+        """The demand with how long it has had its least nodes, or been without them."""
+        now_ms, before = monotonic_ms(), self._turns.get(demand.job_id)
+        if before is None or before.is_served is not demand.is_served:
+            has_had_turn = before is not None and (before.has_had_turn or before.is_served)
+            before = self._turns[demand.job_id] = _Turn(demand.is_served, now_ms, has_had_turn)
+        passed_ms = Milliseconds(now_ms - before.since_ms)
+        if demand.is_served:
+            return replace(demand, served_ms=passed_ms)
+        return replace(demand, waited_ms=passed_ms, has_had_turn=before.has_had_turn)
 
     def _exclusions(self, job: Job) -> dict[NodeId, str]:
         """Nodes without work in a job. One that left is tried again, unless others were due it."""
@@ -162,12 +229,21 @@ class NodeAllocator:
 
     def _offers(self) -> list[NodeOffer]:
         places: dict[NodeId, JobId] = {}
+        leaving: dict[tuple[NodeId, JobId], Milliseconds] = {}
         for runtime in self._open_runtimes():
             for node, member in runtime.job.members.items():
                 if member.is_present:
                     places[node] = runtime.job.job_id
+                key = (node, runtime.job.job_id)
+                if member.is_leaving and key in self._recalled_ms:
+                    leaving[key] = self._recalled_ms[key]
+        self._recalled_ms, now_ms = leaving, monotonic_ms()
+        since_ms = {node: at_ms for (node, _), at_ms in leaving.items()}
         return [
-            _offer(session, places.get(node), self._nodes.pause_reason(node))
+            replace(
+                _offer(session, places.get(node), self._nodes.pause_reason(node)),
+                leaving_ms=Milliseconds(now_ms - since_ms.get(node, now_ms)),
+            )
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
         ]
@@ -212,6 +288,7 @@ class NodeAllocator:
         if not isinstance(move, Lend):
             if (stream := self._nodes.streams.get(move.node)) is not None:
                 stream.recalled_from.add(move.job_id)
+            self._recalled_ms[move.node, move.job_id] = monotonic_ms()
             event = NodeDraining(at_ms=_NOW, node=move.node, reason=move.reason)
             await self._driver.insist(move.job_id, event)
             return

@@ -16,13 +16,14 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from coordinator.config import Settings
+from coordinator.core.evaluator_turns import EvaluatorJob
 from coordinator.core.job.events import UpdateReceived
-from coordinator.core.job.state import ENDED, Funding, live_blobs
+from coordinator.core.job.state import ENDED, Funding, Phase, live_blobs
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore
 from coordinator.shell.engine.evaluation import EngineEvaluator
-from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
@@ -231,6 +232,14 @@ class Pins:
             return frozenset(self._counts)
 
 
+_WAITS_FOR_EVALUATOR = frozenset({Phase.PREPARING, Phase.AGGREGATING, Phase.FINISHING})
+
+
+def evaluated_job(runtime: JobRuntime) -> EvaluatorJob:
+    """A job as the evaluators know it."""
+    return EvaluatorJob(runtime.job.job_id, runtime.job.owner)
+
+
 class Services(NamedTuple):
     """Everything, wired in `coordinator.shell.app.startup`."""
 
@@ -238,7 +247,7 @@ class Services(NamedTuple):
     journal: Journal
     blobs: BlobStore
     uploads: UploadStore
-    evaluator: EvaluatorProcess | EngineEvaluator
+    evaluator: EvaluatorPool | EngineEvaluator
     driver: Driver
     nodes: ConnectedNodes
     allocator: NodeAllocator
@@ -269,7 +278,20 @@ class Services(NamedTuple):
         """Numbered reason for which a job waits; empty: it goes on, or has ended."""
         if runtime.job.phase in ENDED:
             return ""
-        return runtime.obstacle or self.bulk.obstacle
+        return runtime.obstacle or self.bulk.obstacle or self._evaluator_reason(runtime)
+
+    def waiting_reason(self, runtime: JobRuntime) -> str:
+        """Reason for which the job waits, beyond what its journal tells; empty: there is none."""
+        obstacle = self.obstacle(runtime)
+        if obstacle or runtime.job.phase not in {Phase.WAITING, Phase.PREPARING}:
+            return obstacle
+        return self.allocator.outlook(runtime.job.job_id)
+
+    def _evaluator_reason(self, runtime: JobRuntime) -> str:
+        """Why the job waits for an evaluator; empty where it does not, or has other work."""
+        if runtime.job.phase not in _WAITS_FOR_EVALUATOR:
+            return ""
+        return self.evaluator.waiting_reason(evaluated_job(runtime))
 
     def needed_blobs(self) -> frozenset[Digest]:
         """Every blob that some job is known to need."""

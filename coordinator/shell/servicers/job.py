@@ -320,7 +320,7 @@ class JobServicer:
 
     def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
         summary = translate.job_summary(runtime.job, runtime.now_ms())
-        summary.reason = self._services.obstacle(runtime) or summary.reason
+        summary.reason = self._services.waiting_reason(runtime) or summary.reason
         return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:

@@ -1,20 +1,27 @@
 """The worker process. Its real stdout carries frames; whatever is printed goes to stderr."""
 
 import argparse
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
-from gpu_node.shell.worker.confinement import ConfinementError, confine_if_told
 from gpu_node.shell.worker.protocol import (
     KINDS,
+    SPARE,
     LimitError,
+    SpareReady,
+    UseSpare,
     cap_memory,
     cap_threads,
+    decode_request,
+    encode,
     limits_from_environment,
 )
+from hypergpu.sandbox.confinement import ConfinementError, confine_if_told
+from hypergpu.streams import frame, read_frame
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainers import Trainers
@@ -66,10 +73,23 @@ def serve(load: "Callable[[], type[Trainers]]") -> int:
     from gpu_node.shell.worker.loop import WorkerLoop
     from hypergpu.workloads.workload import complaints
 
+    if os.environ.pop(SPARE, "") and not _wait_for_use(kind, load, replies):
+        return 0
     loop = WorkerLoop(sys.stdin.buffer, replies, sys.stderr.buffer)
     for complaint in complaints():
         loop.log(complaint)
     return loop.run(load()(kind, limits))
+
+
+def _wait_for_use(kind: str, load: "Callable[[], type[Trainers]]", replies: BinaryIO) -> bool:
+    """Import what training needs, touch no device, and wait; tells whether there is work."""
+    load()
+    if kind == "torch":
+        importlib.import_module("gpu_node.shell.worker.torch_engine")
+    replies.write(frame(encode(SpareReady())))
+    replies.flush()
+    payload = read_frame(sys.stdin.buffer)
+    return payload is not None and isinstance(decode_request(payload), UseSpare)
 
 
 if __name__ == "__main__":

@@ -73,6 +73,8 @@ class WorkerLoop:
                 if request.lease in self._open_leases:
                     self._aborted_leases.add(request.lease)
                 return
+            if isinstance(request, protocol.UseSpare):
+                return  # It is in use.
             if isinstance(request, protocol.TrainShard):
                 self._open_leases.add(request.lease)
             self._waiting.put(request)

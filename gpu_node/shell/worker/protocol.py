@@ -75,6 +75,14 @@ class StopWorker(msgspec.Struct, frozen=True, tag=True):
     """Leave, dropping the work at hand."""
 
 
+class UseSpare(msgspec.Struct, frozen=True, tag=True):
+    """A spare becomes the worker: answered by its capabilities."""
+
+
+class SpareReady(msgspec.Struct, frozen=True, tag=True):
+    """A spare has imported what it needs."""
+
+
 class WorkerCapabilities(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Device and workloads of a worker, which has proved the device with a real kernel."""
 
@@ -137,10 +145,10 @@ class InitialModelFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     is_fatal: bool = False
 
 
-Request = TrainShard | WriteInitialModel | AbortShard | StopWorker
+Request = TrainShard | WriteInitialModel | AbortShard | StopWorker | UseSpare
 ShardReply = ShardProgress | ShardTrained | ShardFailed | ShardAborted
 InitialModelReply = InitialModelWritten | InitialModelFailed
-Reply = WorkerCapabilities | ShardReply | InitialModelReply
+Reply = WorkerCapabilities | SpareReady | ShardReply | InitialModelReply
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -169,6 +177,8 @@ def decode_reply(payload: bytes) -> Reply:
 THREADS = "HYPERGPU_WORKER_THREADS"
 MEMORY_BYTES = "HYPERGPU_WORKER_MEMORY_BYTES"
 STEP_FLOOR_MS = "HYPERGPU_WORKER_STEP_FLOOR_MS"
+SPARE = "HYPERGPU_WORKER_SPARE"
+"""Set for a worker that waits to be used."""
 SLOWNESS_FILE = "HYPERGPU_WORKER_SLOWNESS_FILE"
 _LIBRARY_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

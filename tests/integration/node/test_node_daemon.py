@@ -22,6 +22,7 @@ from gpu_node.shell.staging import Stage
 from gpu_node.shell.state import identity_key, load_memory
 from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
+from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest
@@ -271,7 +272,7 @@ async def test_a_worker_that_dies_or_hangs_over_a_drawing_is_not_asked_again(
 ) -> None:
     events: list[NodeEvent] = []
     command = (sys.executable, "-c", HANGS + then)
-    worker = WorkerSupervisor(command, os.environ, report=events.append)
+    worker = WorkerSupervisor(WorkerLaunch(command, os.environ), report=events.append)
     wanted: Assignment = msgspec.structs.replace(
         assignment(), initial=InitialModel(Digest("0d" * 32), 3)
     )

@@ -15,6 +15,7 @@ from gpu_node.core.state import TrainingStart
 from gpu_node.shell.interpreter import WorkerPython, worker_kind
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
+from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.errors import HyperGPUError
 from hypergpu.streams import frame
 from hypergpu.units import Bytes
@@ -26,7 +27,7 @@ class SupervisedWorker(WorkerSupervisor):
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self.events: asyncio.Queue[NodeEvent] = asyncio.Queue()
-        super().__init__(command, os.environ, report=self.events.put_nowait)
+        super().__init__(WorkerLaunch(command, os.environ), report=self.events.put_nowait)
 
     async def next_event(self) -> NodeEvent:
         async with asyncio.timeout(240):

@@ -13,17 +13,17 @@ import pytest
 
 from gpu_node.config import NodeSettings
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.sandbox import (
+from gpu_node.shell.sandbox import worker_sandbox
+from gpu_node.shell.state import StatePaths
+from gpu_node.shell.worker import protocol
+from hypergpu.errors import HyperGPUError
+from hypergpu.sandbox.sandbox import (
     Sandbox,
     SandboxKind,
     WorkerFolders,
     chosen_sandbox,
     worker_environment,
-    worker_sandbox,
 )
-from gpu_node.shell.state import StatePaths
-from gpu_node.shell.worker import protocol
-from hypergpu.errors import HyperGPUError
 from tests import unruly_workload
 from tests.conformance.worker_process import ShardKit, Subject, spawn_worker
 
@@ -125,7 +125,7 @@ def test_the_first_sandbox_that_starts_is_taken(sandboxes: list[Sandbox], tmp_pa
 PROGRAM = """
 import sys
 from pathlib import Path
-from gpu_node.shell.sandbox import SandboxKind, WorkerFolders, chosen_sandbox
+from hypergpu.sandbox.sandbox import SandboxKind, WorkerFolders, chosen_sandbox
 folder = Path(sys.argv[1])
 found = chosen_sandbox(SandboxKind.AUTO, WorkerFolders((folder,), (), (folder / "node",)))
 print(found.kind, found.text)
@@ -178,7 +178,7 @@ def test_a_worker_inherits_what_libraries_need_and_no_secret() -> None:
 
 READS = """
 import sys
-from gpu_node.shell.worker.confinement import confine_if_told
+from hypergpu.sandbox.confinement import confine_if_told
 confine_if_told()
 for mode in ("rb", "ab"):
     try:

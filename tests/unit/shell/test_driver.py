@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.core.evaluator_turns import EvaluatorJob
 from coordinator.core.job.commands import Command, InitialiseModel
 from coordinator.core.job.events import (
     Event,
@@ -22,7 +23,7 @@ from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.evaluation import packed_manifest
 from coordinator.shell.commands.perform import take_up
-from coordinator.shell.evaluator.process import EvaluatorProcess, Initialise, Initialised
+from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
 from coordinator.shell.runtime.driver import (
     Decision,
@@ -47,6 +48,7 @@ from tests.unit.shell.whole_shell import (
     JOB,
     NODE,
     SPEC,
+    NoEvaluators,
     connect_node,
     driving,
     prepared_job,
@@ -173,14 +175,14 @@ async def test_what_arrived_just_before_the_end_is_written_and_the_driver_ends(
 OTHER = JobId("job-000000000002")
 
 
-class RefusingEvaluator(EvaluatorProcess):
+class RefusingEvaluator(NoEvaluators):
     """Has no torch."""
 
-    async def initialise(self, request: Initialise) -> Initialised:
+    async def initialise(self, job: EvaluatorJob, request: Initialise) -> Initialised:
         raise HyperGPUError(Reason.TORCH_MISSING, "torch is not installed")
 
 
-def start_again(folder: Path, journal: FolderJournal, evaluator: EvaluatorProcess) -> Services:
+def start_again(folder: Path, journal: FolderJournal, evaluator: NoEvaluators) -> Services:
     """A coordinator that has just replayed its journal."""
     blobs = BlobStore(folder, Space(folder))
     services = services_in(folder, journal)._replace(blobs=blobs, evaluator=evaluator)
@@ -194,12 +196,12 @@ def start_again(folder: Path, journal: FolderJournal, evaluator: EvaluatorProces
     ("evaluator", "reason"),
     [
         (RefusingEvaluator(), "torch is not installed. Fix: install it"),
-        (EvaluatorProcess(("/nowhere/python",)), "No such file"),
+        (NoEvaluators(("/nowhere/python",)), "No such file"),
     ],
     ids=["refused", "broken"],
 )
 async def test_a_job_whose_layout_cannot_be_had_is_paused_with_the_reason(
-    evaluator: EvaluatorProcess, reason: str, tmp_path: Path
+    evaluator: NoEvaluators, reason: str, tmp_path: Path
 ) -> None:
     journal = FolderJournal(tmp_path)
     before = services_in(tmp_path, journal)

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from coordinator.shell.engine.evaluation import EngineEvaluator
-from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess
+from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.evaluator.process import Evaluate, Evaluated
+from coordinator.shell.evaluator.seat import EvaluatorLimits
 from hypergpu.engine.tasks import EngineTask, UnknownTaskError, compute
-from hypergpu.ids import Digest
+from hypergpu.ids import Digest, JobId, TokenId
+from tests.unit.shell.whole_shell import NoEvaluators
 
+JOB = EvaluatorJob(JobId("job-000000000001"), TokenId("owner"))
+PLACE = EvaluatorPlace("/nowhere", EvaluatorLimits())
 REQUEST = Evaluate(workload="digits-cnn", model_path="/model", layout_digest=Digest(""))
 MEASURED = Evaluated(loss=1.0, metric=0.5, metric_name="accuracy")
 
@@ -38,8 +43,8 @@ class MeetingEngine:
 
 
 async def evaluate_at_once(engine: MeetingEngine, count: int) -> list[Evaluated]:
-    evaluator = EngineEvaluator(engine, EvaluatorProcess(("false",)))
-    found = await asyncio.gather(*(evaluator.evaluate(REQUEST) for _ in range(count)))
+    evaluator = EngineEvaluator(engine, NoEvaluators(), PLACE)
+    found = await asyncio.gather(*(evaluator.evaluate(JOB, REQUEST) for _ in range(count)))
     await evaluator.stop()
     return list(found)
 

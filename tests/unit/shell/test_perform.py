@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from coordinator.core.evaluator_turns import EvaluatorJob
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import (
     Event,
@@ -42,7 +43,6 @@ from coordinator.shell.commands.perform import perform, perform_outstanding, ret
 from coordinator.shell.evaluator.process import (
     Evaluate,
     Evaluated,
-    EvaluatorProcess,
     Initialise,
     Initialised,
 )
@@ -61,13 +61,21 @@ from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.messages import blob_message
 from tests.journals import FolderJournal
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB, NODE, SPEC, driving, prepared_job, services_in
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    SPEC,
+    NoEvaluators,
+    driving,
+    prepared_job,
+    services_in,
+)
 
 NOW = Milliseconds(0)
 CREATED = JobCreated(at_ms=NOW, job_id=JOB, spec=SPEC)
 
 
-class BreakingEvaluator(EvaluatorProcess):
+class BreakingEvaluator(NoEvaluators):
     """Ends each request, once it may, with the next error; the last one for ever."""
 
     def __init__(self, *errors: Exception) -> None:
@@ -75,15 +83,15 @@ class BreakingEvaluator(EvaluatorProcess):
         self._errors = list(errors)
         self.may_go_on = asyncio.Event()
 
-    async def initialise(self, request: Initialise) -> Initialised:
+    async def initialise(self, job: EvaluatorJob, request: Initialise) -> Initialised:
         await self.may_go_on.wait()
         raise self._errors.pop(0) if len(self._errors) > 1 else self._errors[0]
 
 
-class ForgetfulEvaluator(EvaluatorProcess):
+class ForgetfulEvaluator(NoEvaluators):
     """Breaks on every model."""
 
-    async def evaluate(self, request: Evaluate) -> Evaluated:
+    async def evaluate(self, job: EvaluatorJob, request: Evaluate) -> Evaluated:
         raise MemoryError("no more")
 
 

@@ -12,13 +12,12 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, Event, JobPaused
 from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
-from coordinator.core.trust import ROLLBACKS_MOST, WHOLE
+from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.shell.aggregation.fold_files import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
 from coordinator.shell.commands.weighing import WeighedRound, prepare_sketch, weigh_round
-from coordinator.shell.evaluator.process import EvaluatorProcess
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.ids import JobId, NodeId, Slot
@@ -28,7 +27,7 @@ from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from tests.journals import FolderJournal
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB, SPEC, services_in
+from tests.unit.shell.whole_shell import JOB, SPEC, NoEvaluators, services_in
 
 NAMES = tuple(NodeId(f"node-{number}") for number in range(6))
 SLOPE: Float32s = random_flat(99).parameters
@@ -151,6 +150,20 @@ async def test_without_a_gradient_copies_still_share_one_vote(tmp_path: Path) ->
     assert votes[NAMES[0]] == votes[NAMES[1]] < votes[NAMES[2]]
 
 
+async def test_a_round_without_a_gradient_says_so_and_leaves_each_weight_as_it_was(
+    tmp_path: Path,
+) -> None:
+    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 4)))
+    weights = {NAMES[0]: WHOLE // 2, NAMES[1]: WHOLE // 4, NAMES[2]: WHOLE}
+    job.command = replace(job.command, trust=TrustMemory(rounds=4, weights=weights))
+    job.runtime.measurements.gradient_failure = "the gradient of its held-out loss took too long"
+    job.without_gradient()
+    weighing = (await job.weigh()).weighing
+    assert weighing.no_evidence == "the gradient of its held-out loss took too long"
+    assert weighing.memory.weights == weights
+    assert weighing.votes == known_votes(job.command.trust, NAMES[:2])
+
+
 async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_path: Path) -> None:
     job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)))
     job.with_gradient()
@@ -185,8 +198,8 @@ async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path
     assert weighed.weighing == Weighing({}, {}, {}, job.command.trust)
     assert weighed.agreement is not None
     assert job.runtime.measurements.gradients == {}
-    assert isinstance(job.services.evaluator, EvaluatorProcess)
-    assert job.services.evaluator.process_id is None
+    assert isinstance(job.services.evaluator, NoEvaluators)
+    assert job.services.evaluator.process_ids() == {}
 
 
 def exploded_job(folder: Path, rollbacks: int = 0) -> WeighedJob:

@@ -1,6 +1,7 @@
 """A coordinator's services without listeners: blobs in memory, the driver running."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,9 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
-from coordinator.shell.evaluator.process import EvaluatorProcess
+from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.evaluator.process import COMMAND
+from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
@@ -39,6 +42,7 @@ from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
+from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.journals import FolderJournal
@@ -49,6 +53,18 @@ NODE = NodeId("0x" + "a1" * 20)
 SPEC = JobSpec(workload="digits-softmax", training=TrainingSettings(nodes=1))
 _NOW = Milliseconds(0)
 _QUOTA_BYTES = 1 << 20
+
+
+class NoEvaluators(EvaluatorPool):
+    """Has no process: a test says what is answered.
+
+    Args:
+        command: Of a process that is started all the same.
+    """
+
+    def __init__(self, command: tuple[str, ...] = ("false",), folder: Path | None = None) -> None:
+        limits = machine_limits(EvaluatorLimits(spares=0, sandbox=SandboxKind.OFF))
+        super().__init__(SeatMaker(folder or Path(tempfile.mkdtemp()), limits, command))
 
 
 def services_in(folder: Path, journal: Journal | None = None) -> Services:
@@ -65,7 +81,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         journal=journal,
         blobs=blobs,
         uploads=uploads,
-        evaluator=EvaluatorProcess(),
+        evaluator=NoEvaluators(COMMAND, folder),
         driver=driver,
         nodes=nodes,
         allocator=NodeAllocator(driver, nodes, journal),

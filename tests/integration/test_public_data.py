@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_node.shell.public_data import PublicDatasets
 from hypergpu.errors import HyperGPUError
+from hypergpu.workloads.public_data import PublicDatasets
 
 MAKES = "import os, sys; os.mkdir(os.path.join(os.environ['HYPERGPU_DATASETS'], sys.argv[1]))"
 

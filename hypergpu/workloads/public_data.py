@@ -1,19 +1,26 @@
-"""Public datasets of the built-in workloads: the daemon has them downloaded, since its worker has
-no network.
+"""Public datasets of the built-in workloads: whoever starts a process in a sandbox has them
+downloaded, since that process has no network.
 """
 
 import asyncio
 import os
+import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 
-from gpu_node.shell.sandbox import datasets_folder, worker_environment
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.sandbox.sandbox import datasets_folder, worker_environment
 from hypergpu.workloads.entry import BUILT_IN
 
 _PUBLIC = frozenset({"cifar10", "mnist"})
 FETCH_MODULE = "hypergpu.workloads.networks.fetch"
 _ANSWER_CHARACTERS = 300
+
+
+def fetch_command() -> tuple[str, ...]:
+    """The command that downloads by this process's own Python."""
+    safe = ("-P",) if sys.flags.safe_path else ()
+    return (sys.executable, *safe, "-m", FETCH_MODULE)
 
 
 class PublicDatasets:

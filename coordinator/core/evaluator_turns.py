@@ -1,0 +1,99 @@
+"""Which job's request an evaluator answers next, where several jobs ask at the same time.
+
+One process serves one job. A request of a job that has a process goes there; else a free place, or
+that of a process which rests, is taken. Turns go round among owners first, then among the jobs of
+one owner: who asks more often, or has more jobs, gets no more turns. One place is kept out of the
+reach of any single owner, so that an owner whose jobs compute for as long as they may delays
+its own jobs alone.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from hypergpu.ids import JobId, TokenId
+from hypergpu.units import several
+
+
+class EvaluatorJob(msgspec.Struct, frozen=True):
+    """A job with the token that owns it."""
+
+    job_id: JobId
+    owner: TokenId
+
+
+class OpenEvaluator(msgspec.Struct, frozen=True):
+    """A process that serves a job, or rests after it did."""
+
+    job: EvaluatorJob
+    is_busy: bool
+    used: int
+    """Number of its newest turn: the least one has rested longest."""
+
+
+class EvaluatorTurn(msgspec.Struct, frozen=True):
+    """A job whose request is answered now."""
+
+    job: EvaluatorJob
+    ended: JobId | None = None
+    """Job whose resting process makes place; None: nobody's."""
+
+
+def next_turn(
+    waiting: Sequence[EvaluatorJob],
+    processes: Sequence[OpenEvaluator],
+    turns: Mapping[str, int],
+    places: int,
+) -> EvaluatorTurn | None:
+    """Choose whose request is answered next; None: nobody's can be now.
+
+    Args:
+        waiting: Jobs with a request that nobody answers yet, in order of asking.
+        processes: Those that there are; a job has one at most.
+        turns: Number of the newest turn of each owner and of each job; missing: it had none.
+        places: How many processes there may be.
+    """
+    busy = Counter(each.job.owner for each in processes if each.is_busy)
+    by_job = {each.job.job_id: each for each in processes}
+    able = [
+        job
+        for job in waiting
+        if busy[job.owner] < owner_places(places)
+        and not (job.job_id in by_job and by_job[job.job_id].is_busy)
+    ]
+    able.sort(key=lambda job: (turns.get(job.owner, 0), turns.get(job.job_id, 0)))
+    resting = sorted((each for each in processes if not each.is_busy), key=lambda each: each.used)
+    for job in able:
+        if job.job_id in by_job or len(processes) < places:
+            return EvaluatorTurn(job)
+        if resting:
+            return EvaluatorTurn(job, resting[0].job.job_id)
+    return None
+
+
+def owner_places(places: int) -> int:
+    """How many processes may work for one owner at the same time."""
+    return max(1, places - 1)
+
+
+def turn_reason(
+    job: EvaluatorJob,
+    waiting: Sequence[EvaluatorJob],
+    processes: Sequence[OpenEvaluator],
+    places: int,
+) -> str:
+    """Why a waiting job has no turn yet, for its owner; empty: it does not wait.
+
+    It names no job of another owner.
+    """
+    if all(each.job_id != job.job_id for each in waiting):
+        return ""
+    own = [each for each in processes if each.is_busy and each.job.owner == job.owner]
+    if len(own) >= owner_places(places):
+        most = owner_places(places)
+        named = " and ".join(sorted(each.job.job_id for each in own))
+        at_once = f"{several(most, 'evaluator')} at once, of {places}"
+        return f"it waits for {named}: the jobs of one owner get {at_once}"
+    busy = sum(each.is_busy for each in processes)
+    return f"it waits for an evaluator: {busy} of {places} are at work, and owners take turns"

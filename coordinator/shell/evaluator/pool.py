@@ -1,0 +1,253 @@
+"""Evaluators of all jobs: one process a job, so many at once, and a turn for each owner.
+
+What is decided here is decided by `coordinator.core.evaluator_turns`. A process that served a job
+ends with that job, or makes place for another one; what it saw no other job sees.
+"""
+
+import asyncio
+from collections import deque
+from itertools import count
+
+import psutil
+import structlog
+
+from coordinator.core.evaluator_turns import (
+    EvaluatorJob,
+    EvaluatorTurn,
+    OpenEvaluator,
+    next_turn,
+    turn_reason,
+)
+from coordinator.shell.evaluator.process import (
+    Evaluate,
+    Evaluated,
+    GradientMeasured,
+    Initialise,
+    Initialised,
+    MeasureGradient,
+    Reply,
+    Request,
+    expected_answer,
+)
+from coordinator.shell.evaluator.seat import EvaluatorSeat, SeatMaker
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId
+
+log = structlog.get_logger()
+
+
+class _Waiting:
+    """A request that waits for its turn."""
+
+    def __init__(self, job: EvaluatorJob) -> None:
+        self.job = job
+        self.turn: asyncio.Future[EvaluatorTurn] = asyncio.get_running_loop().create_future()
+
+
+class _Place:
+    """A place that a job holds: its process, or the one that is being started."""
+
+    def __init__(self, job: EvaluatorJob) -> None:
+        self.job = job
+        self.is_busy = False
+        self.used = 0
+        self.seat: EvaluatorSeat | None = None
+
+
+class EvaluatorPool:
+    """Asks evaluators for all jobs.
+
+    A request raises `HyperGPUError` as of `EvaluatorProcess`, and JOB_PHASE where its job ended
+    meanwhile.
+    """
+
+    def __init__(self, maker: SeatMaker) -> None:
+        self._maker = maker
+        self._waiting: deque[_Waiting] = deque()
+        self._places: dict[JobId, _Place] = {}
+        self._turns: dict[str, int] = {}
+        self._numbers = count(1)
+        self._requests: dict[JobId, set[asyncio.Task[Reply]]] = {}
+        self._spares: list[EvaluatorSeat] = []
+        self._warming: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def initialise(self, job: EvaluatorJob, request: Initialise) -> Initialised:
+        """Make an initial model."""
+        return expected_answer(await self.reply(job, request), Initialised)
+
+    async def evaluate(self, job: EvaluatorJob, request: Evaluate) -> Evaluated:
+        """Measure a model."""
+        return expected_answer(await self.reply(job, request), Evaluated)
+
+    async def measure_gradient(
+        self, job: EvaluatorJob, request: MeasureGradient
+    ) -> GradientMeasured:
+        """Differentiate the held-out loss."""
+        return expected_answer(await self.reply(job, request), GradientMeasured)
+
+    def waiting_reason(self, job: EvaluatorJob) -> str:
+        """Why a request of the job waits; empty: none does."""
+        waiting = [each.job for each in self._waiting]
+        return turn_reason(job, waiting, self._processes(), self._maker.limits.places)
+
+    def process_ids(self) -> dict[JobId, int]:
+        """Ids of the processes that serve jobs."""
+        found = {job_id: place.seat for job_id, place in self._places.items()}
+        return {
+            job_id: seat.process_id
+            for job_id, seat in found.items()
+            if seat is not None and seat.process_id is not None
+        }
+
+    async def spare_process_id(self) -> int | None:
+        """Id of a spare process, once one that is being started is ready; None: there is none."""
+        if self._warming is not None:
+            await asyncio.wait([self._warming])
+        return self._spares[0].process_id if self._spares else None
+
+    def end_job(self, job_id: JobId) -> None:
+        """Forget a job's requests, those that wait and the one that is answered, and end its
+        process at once.
+        """
+        for task in self._requests.get(job_id, ()):
+            task.cancel()
+        place = self._places.get(job_id)
+        if place is not None and not place.is_busy:
+            self._close(job_id)
+            self._give_turns()
+
+    async def stop(self) -> None:
+        """End all processes."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
+        tasks = [task for job in self._requests.values() for task in job]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for job_id in list(self._places):
+            self._close(job_id)
+        for seat in self._spares:
+            self._closing.add(asyncio.create_task(seat.close()))
+        self._spares = []
+        if self._closing:
+            await asyncio.wait(list(self._closing))
+
+    async def reply(self, job: EvaluatorJob, request: Request) -> Reply:
+        """The reply to a request, which may be an `EvaluatorFailure`."""
+        task = asyncio.create_task(self._answer(job, request), name=f"evaluator of {job.job_id}")
+        self._requests.setdefault(job.job_id, set()).add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task.cancelled() and not _is_cancelled_now():
+                raise HyperGPUError(Reason.JOB_PHASE, f"{job.job_id} has ended") from None
+            task.cancel()
+            raise
+        finally:
+            self._forget(job.job_id, task)
+
+    def _forget(self, job_id: JobId, task: "asyncio.Task[Reply]") -> None:
+        tasks = self._requests.get(job_id, set())
+        tasks.discard(task)
+        if not tasks:
+            self._requests.pop(job_id, None)
+
+    async def _answer(self, job: EvaluatorJob, request: Request) -> Reply:
+        place = await self._take_turn(job)
+        is_whole = False
+        try:
+            seat = place.seat = place.seat or await self._take_seat()
+            reply = await seat.reply(request)
+            is_whole = True
+            return reply
+        finally:
+            place.is_busy = False
+            if not is_whole:
+                # It was ended for what it did, or nobody waits for its answer.
+                self._close(job.job_id)
+            self._give_turns()
+            self._prepare_spare(request.workload)
+
+    async def _take_turn(self, job: EvaluatorJob) -> _Place:
+        waiting = _Waiting(job)
+        self._waiting.append(waiting)
+        self._give_turns()
+        try:
+            await waiting.turn
+        except asyncio.CancelledError:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif waiting.turn.done() and not waiting.turn.cancelled():
+                self._places[job.job_id].is_busy = False
+                self._give_turns()
+            raise
+        return self._places[job.job_id]
+
+    def _give_turns(self) -> None:
+        """Give all turns that can be given now."""
+        while (turn := self._next_turn()) is not None:
+            waiting = next(each for each in self._waiting if each.job.job_id == turn.job.job_id)
+            self._waiting.remove(waiting)
+            if turn.ended is not None:
+                self._close(turn.ended)
+            place = self._places.setdefault(turn.job.job_id, _Place(turn.job))
+            place.is_busy = True
+            place.used = next(self._numbers)
+            self._turns[turn.job.owner] = self._turns[turn.job.job_id] = place.used
+            waiting.turn.set_result(turn)
+
+    def _next_turn(self) -> EvaluatorTurn | None:
+        waiting = list({each.job.job_id: each.job for each in self._waiting}.values())
+        return next_turn(waiting, self._processes(), self._turns, self._maker.limits.places)
+
+    def _processes(self) -> list[OpenEvaluator]:
+        return [
+            OpenEvaluator(place.job, place.is_busy, place.used) for place in self._places.values()
+        ]
+
+    def _close(self, job_id: JobId) -> None:
+        """End a job's process; it is gone before its place is needed."""
+        place = self._places.pop(job_id, None)
+        if place is not None and place.seat is not None:
+            closing = asyncio.create_task(place.seat.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _take_seat(self) -> EvaluatorSeat:
+        """A process that no job has used: a spare, or one that is still to be started."""
+        if self._closing:
+            # Its memory is counted on.
+            await asyncio.wait(list(self._closing))
+        return self._spares.pop() if self._spares else await self._maker.seat()
+
+    def _prepare_spare(self, workload: str) -> None:
+        """Start a spare beside what is under way, if there is room for it and none is there."""
+        is_under_way = self._warming is not None and not self._warming.done()
+        if len(self._spares) >= self._maker.limits.spares or is_under_way:
+            return
+        self._warming = asyncio.create_task(self._warm_spare(workload), name="spare evaluator")
+
+    async def _warm_spare(self, workload: str) -> None:
+        if psutil.virtual_memory().available < self._maker.limits.memory_bytes:
+            return
+        seat = None
+        try:
+            seat = await self._maker.seat()
+            if await seat.warm(workload):
+                log.info("a spare evaluator is ready", pid=seat.process_id)
+                self._spares.append(seat)
+                seat = None
+        except (HyperGPUError, OSError) as failed:
+            log.warning("no spare evaluator", reason=str(failed))
+        finally:
+            if seat is not None:
+                await seat.close()
+
+
+def _is_cancelled_now() -> bool:
+    """Whether the running task itself is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,1 @@
+"""The sandbox of processes that run workloads' code: bubblewrap, else landlock and seccomp."""

@@ -1,0 +1,227 @@
+"""Real evaluators of several jobs: one process a job, in a sandbox, within limits."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.evaluator.process import (
+    Evaluate,
+    GradientMeasured,
+    Initialise,
+    Initialised,
+    MeasureGradient,
+)
+from coordinator.shell.evaluator.seat import (
+    EVALUATORS,
+    EvaluatorLimits,
+    SeatMaker,
+    limits_here,
+    machine_limits,
+)
+from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, TokenId
+from hypergpu.sandbox.sandbox import SandboxKind
+from hypergpu.tensors.layout import layout_from_json
+from tests import unruly_workload
+
+EVIL = EvaluatorJob(JobId("job-00000000000e"), TokenId("eve"))
+GOOD = EvaluatorJob(JobId("job-00000000000a"), TokenId("ada"))
+GIB = 1 << 30
+
+
+class PoolKit:
+    """A coordinator's folder with a pool, and models that its evaluators made."""
+
+    def __init__(self, folder: Path, limits: EvaluatorLimits) -> None:
+        self.data_dir = folder / "coordinator"
+        self.packages = unruly_workload.install(folder / "packages")
+        self.environment = {**os.environ, "PYTHONPATH": self.packages}
+        maker = SeatMaker(self.data_dir, machine_limits(limits), environment=self.environment)
+        self.pool = EvaluatorPool(maker)
+
+    def paths(self, job: EvaluatorJob) -> dict[str, str]:
+        folder = self.data_dir / "models" / job.job_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return {"model_path": str(folder / "model"), "layout_path": str(folder / "layout")}
+
+    async def initialise(self, job: EvaluatorJob, workload: str, **options: str) -> Initialised:
+        request = Initialise(workload=workload, options=dict(options), **self.paths(job))
+        return await self.pool.initialise(job, request)
+
+    async def deed(self, job: EvaluatorJob, deed: str) -> GradientMeasured:
+        """The gradient of the unruly workload, which does the deed."""
+        made = await self.initialise(job, unruly_workload.NAME, deed=deed)
+        return await self.pool.measure_gradient(
+            job,
+            MeasureGradient(
+                workload=unruly_workload.NAME,
+                options={"deed": deed},
+                model_path=self.paths(job)["model_path"],
+                layout_digest=layout_from_json(made.layout_json).digest,
+                samples_most=512,
+                sketch_secret=bytes(32),
+            ),
+        )
+
+    async def loss(self, job: EvaluatorJob) -> float:
+        """Loss of the first model of the digits."""
+        made = await self.initialise(job, "digits-softmax")
+        request = Evaluate(
+            workload="digits-softmax",
+            model_path=self.paths(job)["model_path"],
+            layout_digest=layout_from_json(made.layout_json).digest,
+        )
+        return (await self.pool.evaluate(job, request)).loss
+
+
+@pytest.fixture
+async def kit(tmp_path: Path) -> AsyncIterator[PoolKit]:
+    limits = EvaluatorLimits(answer_s=60, memory_bytes=3 * GIB // 2, places=2, spares=0)
+    kit = PoolKit(tmp_path, limits)
+    yield kit
+    await kit.pool.stop()
+    folder = kit.data_dir / EVALUATORS
+    assert list(folder.iterdir()) == [], "evaluators leave files"
+
+
+async def refusal_of(asking: Awaitable[object]) -> HyperGPUError:
+    with pytest.raises(HyperGPUError) as caught:
+        await asking
+    return caught.value
+
+
+async def test_each_job_has_a_process_of_its_own_which_ends_with_it(kit: PoolKit) -> None:
+    first, second = await kit.loss(GOOD), await kit.loss(EVIL)
+    assert first == second
+    processes = kit.pool.process_ids()
+    assert len(set(processes.values())) == 2
+    kit.pool.end_job(EVIL.job_id)
+    assert set(kit.pool.process_ids()) == {GOOD.job_id}
+    third = EvaluatorJob(JobId("job-00000000000c"), TokenId("eve"))
+    await kit.initialise(third, "digits-softmax")
+    assert kit.pool.process_ids()[third.job_id] not in processes.values()
+
+
+async def test_an_error_of_a_jobs_code_is_told_to_that_job_and_ends_no_process(
+    kit: PoolKit,
+) -> None:
+    refused = await refusal_of(kit.deed(EVIL, "miss"))
+    assert refused.reason is Reason.PROGRAM_FAILED
+    assert refused.message == (
+        "the gradient of its held-out loss failed in the code of unruly:"
+        " IndexError: list index out of range."
+        " Fix: mend the workload's code, and submit the job again"
+    )
+    before = kit.pool.process_ids()
+    await refusal_of(kit.deed(EVIL, "miss"))
+    assert kit.pool.process_ids() == before
+
+
+async def test_a_job_that_takes_too_much_memory_is_told_the_limit(kit: PoolKit) -> None:
+    refused = await refusal_of(kit.deed(EVIL, "devour"))
+    assert refused.reason is Reason.EVALUATOR_LIMIT
+    assert refused.message == (
+        "the gradient of its held-out loss needs more memory than the 1.6 GB that an evaluator may"
+        " take. Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_MEMORY_BYTES where the coordinator runs"
+    )
+
+
+async def test_a_job_that_never_ends_delays_no_other_owner_and_ends_when_it_is_stopped(
+    kit: PoolKit,
+) -> None:
+    looping = asyncio.create_task(refusal_of(kit.deed(EVIL, "hold_lock")))
+    more = EvaluatorJob(JobId("job-00000000000f"), TokenId("eve"))
+    await kit.initialise(GOOD, "digits-softmax")
+    waiting = asyncio.create_task(refusal_of(kit.initialise(more, "digits-softmax")))
+    assert await kit.loss(GOOD) > 0
+    process = psutil.Process(kit.pool.process_ids()[EVIL.job_id])
+    assert not looping.done()
+    assert EVIL.job_id in kit.pool.waiting_reason(more)
+    kit.pool.end_job(more.job_id)
+    kit.pool.end_job(EVIL.job_id)
+    for ended in (looping, waiting):
+        assert (await ended).reason is Reason.JOB_PHASE
+    assert await kit.loss(GOOD) > 0
+    await asyncio.to_thread(psutil.wait_procs, [process], timeout=30)
+    assert not process.is_running()
+
+
+async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> None:
+    kit = PoolKit(tmp_path, EvaluatorLimits(answer_s=5, places=2, spares=0))
+    refused = await refusal_of(kit.deed(EVIL, "hold_lock"))
+    assert refused.message == (
+        "the gradient of its held-out loss took more than 5 s, the most that an evaluator may take."
+        " Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
+    )
+    assert kit.pool.process_ids() == {}
+    await kit.pool.stop()
+
+
+async def test_a_job_whose_code_crashes_costs_no_other_one(kit: PoolKit) -> None:
+    await kit.loss(GOOD)
+    before = kit.pool.process_ids()[GOOD.job_id]
+    refused = await refusal_of(kit.deed(EVIL, "crash"))
+    assert "died twice" in refused.message
+    await kit.loss(GOOD)
+    assert kit.pool.process_ids()[GOOD.job_id] == before
+
+
+@pytest.fixture
+def secrets_around(kit: PoolKit) -> Path:
+    """A coordinator's folder with a key and the data of another job, as deeds look for them."""
+    node = kit.data_dir
+    (node / "jobs" / "job-000000000009").mkdir(parents=True)
+    (node / "blobs").mkdir()
+    (node / "identity.key").write_text("key")
+    node.with_name(f"{node.name}.passphrase").write_text("passphrase")
+    return node
+
+
+async def test_an_evaluator_reaches_no_network_no_key_and_no_data_of_others(
+    kit: PoolKit, secrets_around: Path
+) -> None:
+    options = {"deed": "escape", "path": str(secrets_around)}
+    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
+    deeds = set(refused.detail.partition("did: ")[2].split(", "))
+    # In a namespace of its own a process may open a socket, which leads nowhere.
+    assert deeds - {"socket", "unix socket"} == {"home", "pair", "child"}
+
+
+async def test_without_a_sandbox_the_same_evaluator_does_get_out(tmp_path: Path) -> None:
+    """The deeds above are tried in earnest."""
+    kit = PoolKit(tmp_path, EvaluatorLimits(spares=0, sandbox=SandboxKind.OFF))
+    kit.data_dir.mkdir()
+    (kit.data_dir / "identity.key").write_text("key")
+    options = {"deed": "escape", "path": str(kit.data_dir)}
+    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
+    assert "read key" in refused.detail
+    (Path(unruly_workload.__file__).with_name("written")).unlink()
+    await kit.pool.stop()
+
+
+async def test_a_spare_serves_the_next_job_and_is_replaced(tmp_path: Path) -> None:
+    kit = PoolKit(tmp_path, EvaluatorLimits(memory_bytes=GIB, places=2, spares=1))
+    await kit.loss(GOOD)
+    spare = await kit.pool.spare_process_id()
+    await kit.loss(EVIL)
+    assert kit.pool.process_ids()[EVIL.job_id] == spare
+    assert await kit.pool.spare_process_id() not in {None, spare}
+    await kit.pool.stop()
+
+
+def test_limits_suit_the_machine() -> None:
+    limits = EvaluatorLimits()
+    large = limits_here(limits, machine_bytes=64 * GIB, processors=16)
+    assert (large.memory_bytes, large.places) == (16 * GIB, 3)
+    usual = limits_here(limits, machine_bytes=24 * GIB, processors=2)
+    assert (usual.memory_bytes, usual.places) == (6 * GIB, 2)
+    small = limits_here(limits, machine_bytes=4 * GIB, processors=2)
+    assert (small.memory_bytes, small.places) == (3 * GIB // 2, 2)
+    stated = limits_here(EvaluatorLimits(memory_bytes=GIB, places=1), 64 * GIB, 16)
+    assert (stated.memory_bytes, stated.places) == (GIB, 1)

@@ -1,0 +1,103 @@
+"""Whose request an evaluator answers next."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.evaluator_turns import (
+    EvaluatorJob,
+    EvaluatorTurn,
+    OpenEvaluator,
+    next_turn,
+    owner_places,
+    turn_reason,
+)
+from hypergpu.ids import JobId, TokenId
+
+
+def job(number: int, owner: str = "ada") -> EvaluatorJob:
+    return EvaluatorJob(JobId(f"job-{number}"), TokenId(owner))
+
+
+def busy(each: EvaluatorJob, used: int = 1) -> OpenEvaluator:
+    return OpenEvaluator(each, is_busy=True, used=used)
+
+
+def resting(each: EvaluatorJob, used: int = 1) -> OpenEvaluator:
+    return OpenEvaluator(each, is_busy=False, used=used)
+
+
+def test_a_job_goes_on_with_its_own_process() -> None:
+    processes = [resting(job(1)), resting(job(2), used=2)]
+    assert next_turn([job(2)], processes, {}, 2) == EvaluatorTurn(job(2))
+
+
+def test_the_process_that_rested_longest_makes_place() -> None:
+    processes = [resting(job(1), used=7), resting(job(2), used=3)]
+    assert next_turn([job(3)], processes, {}, 2) == EvaluatorTurn(job(3), ended=JobId("job-2"))
+
+
+def test_no_process_that_works_makes_place() -> None:
+    assert next_turn([job(3, "bob")], [busy(job(1)), busy(job(2, "eve"))], {}, 2) is None
+
+
+def test_one_place_is_left_to_other_owners() -> None:
+    waiting = [job(2), job(3), job(4, "bob")]
+    assert next_turn(waiting, [busy(job(1))], {"ada": 1}, 2) == EvaluatorTurn(job(4, "bob"))
+    assert next_turn(waiting[:2], [busy(job(1))], {"ada": 1}, 2) is None
+
+
+def test_the_only_place_goes_to_any_owner() -> None:
+    assert next_turn([job(1)], [], {}, 1) == EvaluatorTurn(job(1))
+
+
+def test_a_job_that_waits_is_told_for_what_and_of_no_job_of_another_owner() -> None:
+    processes, waiting = [busy(job(1)), busy(job(9, "bob"))], [job(2), job(3, "eve")]
+    own = turn_reason(job(2), waiting, processes, 2)
+    assert own == "it waits for job-1: the jobs of one owner get 1 evaluator at once, of 2"
+    other = turn_reason(job(3, "eve"), waiting, processes, 2)
+    assert other == "it waits for an evaluator: 2 of 2 are at work, and owners take turns"
+    assert turn_reason(job(1), waiting, processes, 2) == ""
+
+
+def served(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]:
+    """Turns of each owner, where every job asks again at once and each answer takes as long."""
+    jobs = [job(number, owner) for number, owner in enumerate(owners)]
+    turns: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    processes: dict[JobId, OpenEvaluator] = {}
+    at_work: list[EvaluatorJob] = []
+    for number in range(1, turns_count + 1):
+        waiting = [each for each in jobs if each not in at_work]
+        while (turn := next_turn(waiting, list(processes.values()), turns, places)) is None:
+            ended = at_work.pop(0)
+            processes[ended.job_id] = resting(ended, processes[ended.job_id].used)
+            waiting.append(ended)
+        if turn.ended is not None:
+            del processes[turn.ended]
+        processes[turn.job.job_id] = busy(turn.job, number)
+        turns[turn.job.owner] = turns[turn.job.job_id] = number
+        counts[turn.job.owner] += 1
+        at_work.append(turn.job)
+        assert len(processes) <= places
+        working = Counter(each.owner for each in at_work)
+        assert max(working.values()) <= owner_places(places)
+    return counts
+
+
+@given(
+    others=st.integers(1, 12),
+    places=st.integers(2, 5),
+)
+def test_an_owner_of_many_jobs_gets_no_more_turns_than_one_of_a_single_job(
+    others: int, places: int
+) -> None:
+    counts = served(["ada"] * others + ["bob"], places, 60)
+    assert counts["bob"] >= 60 // (2 * places)
+
+
+@given(owners=st.lists(st.sampled_from("abcd"), min_size=1, max_size=9), places=st.integers(1, 4))
+def test_every_owner_is_served(owners: list[str], places: int) -> None:
+    assert set(served(owners, places, 40)) == set(owners)
