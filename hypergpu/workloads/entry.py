@@ -413,7 +413,7 @@ _CLASSIFIERS = (
         options=(
             *_ADAPTER,
             Option(
-                "labels", "cat,dog", "The sub-folders' names in alphabetical order, with commas"
+                "labels", "cat,dog", "The sub-folders' names, with commas"
             ),
         ),
     ),
