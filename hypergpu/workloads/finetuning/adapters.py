@@ -25,6 +25,9 @@ from hypergpu.workloads.workload import DatasetError
 _ALL = "all-linear"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, Conv1D)
 """Kinds of modules that peft has an adapter of; the last is transformers' transposed layer."""
+_MAMBA = frozenset({"out_proj", "conv1d"})
+_FUSED = dict.fromkeys(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), _MAMBA)
+"""Layers whose weights a base's kernels use without calling them: peft refuses these."""
 _SHOWN_MOST = 8
 _HEAD_SCALE = 0.02
 """Spread of a new head's weights, as transformers' models have it."""
@@ -178,10 +181,14 @@ def _layer_names(base: nn.Module) -> list[str]:
 
 def _linear_names(base: Any, head: tuple[str, ...]) -> list[str]:
     output = base.get_output_embeddings()
+    fused = _FUSED.get(base.config.model_type, frozenset())
     others = {
         name: module
         for name, module in base.named_modules()
-        if _is_layer(module) and module is not output and not set(head) & set(name.split("."))
+        if _is_layer(module)
+        and module is not output
+        and not set(head) & set(name.split("."))
+        and name.rpartition(".")[2] not in fused
     }
     for kinds in ((nn.Linear, Conv1D), (nn.Conv1d, nn.Conv2d)):
         if found := [name for name, module in others.items() if isinstance(module, kinds)]:

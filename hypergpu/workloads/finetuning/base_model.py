@@ -226,7 +226,7 @@ def check_length(length: int, most: int | None) -> None:
 
 
 def load_base(
-    auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, has_head: bool = False
+    auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, head: tuple[str, ...] = ()
 ) -> LoadedBase:
     """The base as a module of transformers, with torch's own attention where its class has it.
 
@@ -236,13 +236,12 @@ def load_base(
         config: The base's, with changes.
         dtype: What parameters are held as; ``4bit``: those of linear layers as NF4 (Dettmers et al.
             2023, arXiv:2305.14314), all others as float32.
-        has_head: Whether the folder may lack the head, and a pooler, or have them in other shapes.
+        head: Modules that the folder may lack, or have in other shapes, beside a pooler.
 
     Raises:
         DatasetError: It cannot be loaded, or lacks parameters.
     """
     disable_progress_bar()
-    head = head_names(empty_model(auto, config)) if has_head else ()
     storage = _storage(dtype, head)
     try:
         model, found = auto.from_pretrained(
@@ -250,7 +249,7 @@ def load_base(
             config=config,
             **storage,
             use_safetensors=True,
-            ignore_mismatched_sizes=has_head,
+            ignore_mismatched_sizes=bool(head),
             output_loading_info=True,
             **_LOCAL,
         )
@@ -261,7 +260,7 @@ def load_base(
         raise _unusable(folder, broken) from broken
     names = {str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]}
     absent = sorted(names | set(found["missing_keys"]))
-    allowed = {*head, _POOLER} if has_head else set()
+    allowed = {*head, _POOLER} if head else set()
     wrong = [name for name in absent if not allowed.intersection(name.split("."))]
     if wrong:
         raise DatasetError(

@@ -1,5 +1,6 @@
 """The workload ``hf-causal-lm``: an adapter of a causal language model."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from hypergpu.workloads.finetuning.packing import (
     SeparatedInputs,
     check_causal,
     inputs_of,
+    trial_tokens,
 )
 from hypergpu.workloads.finetuning.rows import HELD_OUT, DataRow, RowFiles, all_rows, read_rows
 from hypergpu.workloads.finetuning.tokens import (
@@ -173,6 +175,17 @@ class CausalLmWorkload:
         counted = wanted != IGNORED
         hits = ((logits.argmax(dim=1) == wanted) & counted).sum()
         return Sums(float(loss), float(hits), int(counted.sum()))
+
+    def trial_logits(self, run: Callable[..., Tensor]) -> Tensor:
+        """Logits of a few tokens, by which a merged model is compared with its adapter.
+
+        Args:
+            run: A model that gives logits for ``input_ids``.
+        """
+        with torch.inference_mode():
+            length = self._tokens_most or self._rules.sequence_length
+            tokens = trial_tokens(self._rules.vocabulary or 2, length)
+            return run(input_ids=tokens, use_cache=False).float()
 
     def save_reader(self, folder: Path) -> None:
         """Save what makes tokens of text beside a model."""

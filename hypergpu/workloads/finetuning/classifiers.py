@@ -2,7 +2,7 @@
 trained as a whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from hypergpu.workloads.finetuning.base_model import (
     check_base,
     check_length,
     check_task,
+    empty_model,
+    head_names,
     load_base,
     load_config,
     load_tokenizer,
@@ -27,6 +29,7 @@ from hypergpu.workloads.finetuning.base_model import (
     trained_head,
 )
 from hypergpu.workloads.finetuning.labels import check_numbers, class_number
+from hypergpu.workloads.finetuning.packing import trial_tokens
 from hypergpu.workloads.finetuning.pixels import pixel_rules
 from hypergpu.workloads.finetuning.row_files import HELD_OUT, RowFiles
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
@@ -85,12 +88,27 @@ class _Classifier:
     def model(self) -> nn.Module:
         """The base with its adapter and head as they are first."""
         dtype = str(self._options["base_dtype"])
-        base = load_base(self.auto, self.folder, self.config, dtype=dtype, has_head=True)
+        head = head_names(empty_model(self.auto, self.config))
+        base = load_base(self.auto, self.folder, self.config, dtype=dtype, head=head)
         plan = AdapterPlan.of(self._options, self.task, trained_head(base))
         return AdaptedModule(base, plan, self._digest)
 
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """``float[b, classes]`` of a batch's fields but the last, its targets."""
+        raise NotImplementedError
+
+    def trial_logits(self, run: Callable[..., Tensor]) -> Tensor:
+        """Logits of an input that is no sample, by which a merged model is compared with its
+        adapter.
+
+        Args:
+            run: A model that gives logits for its named inputs.
+        """
+        with torch.inference_mode():
+            return run(**self.trial_inputs()).float()
+
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """Inputs of the model by name, the same each time."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, *fields: Tensor) -> Tensor:
@@ -118,6 +136,7 @@ class TextClassifier(_Classifier):
         self.evaluation_batch = max(1, _TOKENS_AT_ONCE // self._length)
         check_length(self._length, positions_most(self.auto, self.config))
         self._tokenizer = load_tokenizer(self.folder)
+        self._vocabulary = getattr(self.config.get_text_config(), "vocab_size", None) or 0
         self._pad()
 
     def _pad(self) -> None:
@@ -170,6 +189,10 @@ class TextClassifier(_Classifier):
         found: Tensor = model(input_ids=tokens.long(), attention_mask=counts.long())
         return found
 
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """See `_Classifier`."""
+        return {"input_ids": trial_tokens(self._vocabulary or 2, self._length)}
+
     def save_reader(self, folder: Path) -> None:
         """Save what makes tokens of text beside a model."""
         self._tokenizer.save_pretrained(folder)
@@ -183,8 +206,7 @@ class TextClassifier(_Classifier):
             targets.append(class_number(row.place, row.values.get("label"), self.names))
             found = self._tokenizer(text, truncation=True, max_length=self._length)
             tokens = np.array(found["input_ids"], np.int32)
-            vocabulary = getattr(self.config.get_text_config(), "vocab_size", None) or 0
-            check_tokens(row.place, tokens, self._tokenizer, vocabulary)
+            check_tokens(row.place, tokens, self._tokenizer, self._vocabulary)
             texts.append(tokens)
         return LabelledTexts(texts, np.array(targets, np.int64), self._padding)
 
@@ -252,6 +274,13 @@ class ImageClassifier(_Classifier):
         (images,) = inputs
         found: Tensor = model(pixel_values=self._pixels.inputs(images))
         return found
+
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """See `_Classifier`."""
+        form = self._pixels.form
+        values = torch.arange(form.channels * form.height * form.width) * 37 % 256
+        images = values.view(1, form.channels, form.height, form.width)
+        return {"pixel_values": self._pixels.inputs(images)}
 
     def examples(self, inputs: Array, targets: Array) -> list[Example]:
         """Held-out images."""

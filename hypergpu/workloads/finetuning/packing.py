@@ -5,7 +5,7 @@ all: recurrent and convolutional layers carry a row on into the next. No list of
 so two rows are tried beside each other and alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -167,7 +167,7 @@ def check_causal(model: Any) -> None:
         DatasetError: It is an encoder, or does not run.
     """
     vocabulary = model.get_input_embeddings().num_embeddings
-    tokens = _TrialRows.draw(vocabulary, _SECOND * 2).alone
+    tokens = trial_tokens(vocabulary, _SECOND * 2)
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % vocabulary
     try:
@@ -203,7 +203,6 @@ def _precision(model: Any) -> torch.dtype:
     return dtype
 
 
-def trial_logits(run: Callable[[Tensor], Tensor], vocabulary: int, length_most: int) -> Tensor:
-    """Logits of a few fixed tokens, by which two models are compared."""
-    with torch.no_grad():
-        return run(_TrialRows.draw(vocabulary, length_most).alone).float()
+def trial_tokens(vocabulary: int, length_most: int) -> Tensor:
+    """``int64[1, t]``: a few fixed tokens, by which the outputs of two models are compared."""
+    return _TrialRows.draw(vocabulary, min(length_most, _FIRST + _SECOND)).alone
