@@ -412,9 +412,7 @@ _CLASSIFIERS = (
         can_checkpoint=True,
         options=(
             *_ADAPTER,
-            Option(
-                "labels", "cat,dog", "The sub-folders' names, with commas"
-            ),
+            Option("labels", "cat,dog", "The sub-folders' names, with commas"),
         ),
     ),
 )

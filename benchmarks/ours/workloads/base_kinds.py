@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = ("<unk>", "<pad>", "<s>", "</s>", *(f"w{number}" for number in range(96)))
+VOCABULARY = 400
+_MARKS = ["<pad>", "<s>", "</s>"]
 _SCALE = 3.0
 """Weights are made larger than they are drawn, so that rows which see each other differ clearly."""
 _SIZES: dict[str, Any] = {
-    "vocab_size": len(WORDS),
+    "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -21,9 +22,9 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
-_OLD: dict[str, Any] = {"vocab_size": len(WORDS), "n_embd": 32, "n_layer": 2, "n_head": 4}
+_OLD: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4}
 _RECURRENT: dict[str, Any] = {
-    "vocab_size": len(WORDS),
+    "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 2,
 }
@@ -54,26 +55,30 @@ class BaseKind(NamedTuple):
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each word."""
-    numbers = {word: number for number, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=WORDS[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    """Byte-level BPE that has a token for each of ``w0`` to ``w95``."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=_MARKS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(f"w{number}" for number in range(96))] * 2, trainer)
+    pad, start, end = _MARKS
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token=WORDS[0],
-        pad_token=WORDS[1],
-        bos_token=WORDS[2],
-        eos_token=WORDS[3],
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=start, eos_token=end
     )
 
 
 def _causal(name: str, *, model: str = "", config: str = "", **settings: Any) -> BaseKind:
-    made = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, **settings}
+    made = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **settings}
     return BaseKind(name, made, model or f"{name}ForCausalLM", config or f"{name}Config")
 
 
 def _text(name: str, model: str, config: str, **settings: Any) -> BaseKind:
-    return BaseKind(name, {"pad_token_id": 1, **settings}, model, config, "hf-text-classifier")
+    return BaseKind(name, {"pad_token_id": 0, **settings}, model, config, "hf-text-classifier")
 
 
 def _image(name: str, model: str, config: str, **settings: Any) -> BaseKind:
@@ -94,7 +99,7 @@ _LINEAR_ATTENTION: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 _OPT: dict[str, Any] = {
-    "vocab_size": len(WORDS),
+    "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "ffn_dim": 64,
     "num_hidden_layers": 2,
@@ -108,7 +113,7 @@ _MAMBA_2: dict[str, Any] = {**_RECURRENT, "state_size": 8, "num_heads": 8, "head
 CAUSAL = (
     _causal("Llama", **_GROUPED),
     _causal("Llama, tied", model="LlamaForCausalLM", config="LlamaConfig", **_GROUPED)._replace(
-        settings={**_GROUPED, "tie_word_embeddings": True, "pad_token_id": 1}
+        settings={**_GROUPED, "tie_word_embeddings": True, "pad_token_id": 0}
     ),
     _causal("Mistral", **_GROUPED, sliding_window=8),
     _causal("Qwen2", **_GROUPED),
@@ -137,18 +142,21 @@ CAUSAL = (
     _causal("CodeGen", **_OLD, rotary_dim=4),
     _causal("GPTBigCode", **_OLD),
     _causal("OPT", **_OPT),
-    _causal("Bloom", vocab_size=len(WORDS), hidden_size=32, n_layer=2, n_head=4),
-    _causal("Mpt", vocab_size=len(WORDS), d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
+    _causal("Bloom", vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    _causal("Mpt", vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=128),
     _causal("Falcon", **_FALCON),
     _causal(
         "Falcon, ALiBi", model="FalconForCausalLM", config="FalconConfig", **_FALCON, alibi=True
     ),
     _causal("Bert, decoder", model="BertLMHeadModel", config="BertConfig", **_SIZES)._replace(
-        settings={**_SIZES, "is_decoder": True, "pad_token_id": 1}
+        settings={**_SIZES, "is_decoder": True, "pad_token_id": 0}
     ),
     _causal(
         "XGLM",
-        **{"vocab_size": len(WORDS), "d_model": 32, "ffn_dim": 64, "num_layers": 2},
+        vocab_size=VOCABULARY,
+        d_model=32,
+        ffn_dim=64,
+        num_layers=2,
         attention_heads=4,
     ),
     _causal("BioGpt", **_SIZES),
@@ -183,22 +191,69 @@ _SMALL_CNN: dict[str, Any] = {"hidden_sizes": [16, 32], "depths": [1, 1]}
 CLASSIFIERS = (
     _text("Bert", "BertModel", "BertConfig", **_SIZES),
     _text("Roberta", "RobertaModel", "RobertaConfig", **_SIZES),
-    _text("DistilBert", "DistilBertModel", "DistilBertConfig", vocab_size=len(WORDS), dim=32)
-    ._replace(settings={"vocab_size": len(WORDS), "dim": 32, "n_layers": 2, "n_heads": 4,
-                        "hidden_dim": 64, "max_position_embeddings": 128, "pad_token_id": 1}),
+    _text(
+        "DistilBert", "DistilBertModel", "DistilBertConfig", vocab_size=VOCABULARY, dim=32
+    )._replace(
+        settings={
+            "vocab_size": VOCABULARY,
+            "dim": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "hidden_dim": 64,
+            "max_position_embeddings": 128,
+            "pad_token_id": 0,
+        }
+    ),
     _text("Electra", "ElectraModel", "ElectraConfig", **_SIZES, embedding_size=32),
-    _text("DebertaV2", "DebertaV2Model", "DebertaV2Config", **_SIZES, relative_attention=True,
-          pos_att_type=["p2c", "c2p"]),
-    _text("Deberta", "DebertaModel", "DebertaConfig", **_SIZES, relative_attention=True,
-          pos_att_type=["p2c", "c2p"]),
+    _text(
+        "DebertaV2",
+        "DebertaV2Model",
+        "DebertaV2Config",
+        **_SIZES,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+    ),
+    _text(
+        "Deberta",
+        "DebertaModel",
+        "DebertaConfig",
+        **_SIZES,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+    ),
     _text("GPT2, classifier", "GPT2Model", "GPT2Config", **_OLD),
-    _image("ViT", "ViTModel", "ViTConfig", image_size=32, patch_size=8, hidden_size=32,
-           num_hidden_layers=2, num_attention_heads=4, intermediate_size=64),
-    _image("ResNet", "ResNetModel", "ResNetConfig", embedding_size=16, **_SMALL_CNN,
-           layer_type="basic"),
-    _image("ConvNextV2", "ConvNextV2Model", "ConvNextV2Config", num_stages=2, **_SMALL_CNN,
-           image_size=32),
-    _image("Swin", "SwinModel", "SwinConfig", image_size=32, patch_size=4, embed_dim=16,
-           depths=[1, 1], num_heads=[2, 4], window_size=4),
+    _image(
+        "ViT",
+        "ViTModel",
+        "ViTConfig",
+        image_size=32,
+        patch_size=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+    ),
+    _image(
+        "ResNet", "ResNetModel", "ResNetConfig", embedding_size=16, **_SMALL_CNN, layer_type="basic"
+    ),
+    _image(
+        "ConvNextV2",
+        "ConvNextV2Model",
+        "ConvNextV2Config",
+        num_stages=2,
+        **_SMALL_CNN,
+        image_size=32,
+    ),
+    _image(
+        "Swin",
+        "SwinModel",
+        "SwinConfig",
+        image_size=32,
+        patch_size=4,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
 )
 ALL = (*CAUSAL, *CLASSIFIERS)

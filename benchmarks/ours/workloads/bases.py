@@ -5,7 +5,6 @@ transformers would, or is refused.
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,9 @@ from PIL import Image
 from torch.nn import functional as F
 
 from benchmarks.ours.table import PartFigures
-from benchmarks.ours.workloads.base_kinds import ALL, CAUSAL, CLASSIFIERS, WORDS, BaseKind
+from benchmarks.ours.workloads.base_kinds import ALL, BaseKind
 from hypergpu.workloads.finetuning.export import merged_model
+from hypergpu.workloads.finetuning.rows import read_rows
 from hypergpu.workloads.networks.exported import TrainedModel
 from hypergpu.workloads.workload import DatasetError, Sums, build_for_job, find
 
@@ -63,12 +63,12 @@ def base_figures(*, is_quick: bool) -> PartFigures:
         "bases_wrong": float(sum(not each.is_right and not each.refusal for each in found)),
         "bases_packed": float(sum(each.is_packed for each in found)),
     }
-    notes = (
+    note = (
         f"Random weights, {_STEPS} steps of AdamW on the adapter. Columns: loss before and after;"
         " packed against alone; merged, loaded by transformers, against the adapter; held-out"
-        f" perplexity against plain transformers. Right: at most {TOLERANCE:g} each.",
+        f" perplexity against plain transformers. Right: at most {TOLERANCE:g} each."
     )
-    return PartFigures(rows=rows, metrics=metrics, notes=notes)
+    return PartFigures(rows=rows, metrics=metrics, notes=[note])
 
 
 def _row(found: BaseOutcome) -> list[str]:
@@ -110,7 +110,7 @@ def write_samples(kind: BaseKind, job: Path) -> None:
     for number in range(48):
         words = " ".join(f"w{(number * 7 + place) % 90}" for place in range(3 + number % 5))
         if kind.workload == "hf-causal-lm":
-            rows.append({"prompt": words + " ", "completion": f"w{number % 4} w{number % 3 + 90}"})
+            rows.append({"prompt": words, "completion": f" w{number % 4} w{number % 3 + 90}"})
         else:
             rows.append({"text": words + f" w{90 + number % 2}", "label": _LABELS[number % 2]})
     lines = "\n".join(map(json.dumps, rows))
@@ -197,27 +197,21 @@ def _plain_off(
             same = workload.evaluate(model, *_fields(samples))
         return abs(found.loss - same.loss) / same.loss
     plain = transformers.AutoModelForCausalLM.from_pretrained(job / "base").eval()
-    rows = [row for row in _held_out_rows(job)]
-    perplexity = float(np.exp(_plain_loss(plain, rows)))
+    perplexity = float(np.exp(_plain_loss(plain, job)))
     return abs(found.metric("perplexity") - perplexity) / perplexity
 
 
-def _held_out_rows(job: Path) -> list[dict[str, str]]:
-    from hypergpu.workloads.finetuning.rows import read_rows
-
-    return [dict(row.values) for row in read_rows(job).held_out]
-
-
-def _plain_loss(model: Any, rows: Sequence[dict[str, str]]) -> float:
+def _plain_loss(model: Any, job: Path) -> float:
     """Mean loss of the answers' tokens and ends, a row at a time."""
-    numbers = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job / "base")
     total, count = 0.0, 0
-    for row in rows:
-        prompt, answer = row["prompt"].split(), row["completion"].split()
-        tokens = torch.tensor([[*(numbers[word] for word in (*prompt, *answer)), 3]])
+    for row in read_rows(job).held_out:
+        prompt, answer = row.values["prompt"], row.values["completion"]
+        start = len(tokenizer(prompt)["input_ids"])
+        numbers = [*tokenizer(prompt + answer)["input_ids"], tokenizer.eos_token_id]
+        tokens = torch.tensor([numbers])
         with torch.inference_mode():
             logits = model(input_ids=tokens).logits[0, :-1].float()
-        wanted = tokens[0, 1:]
-        losses = F.cross_entropy(logits, wanted, reduction="none")[len(prompt) - 1 :]
+        losses = F.cross_entropy(logits, tokens[0, 1:], reduction="none")[start - 1 :]
         total, count = total + float(losses.sum()), count + len(losses)
     return total / count

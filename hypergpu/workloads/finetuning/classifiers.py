@@ -206,7 +206,8 @@ class TextClassifier(_Classifier):
             targets.append(class_number(row.place, row.values.get("label"), self.names))
             found = self._tokenizer(text, truncation=True, max_length=self._length)
             tokens = np.array(found["input_ids"], np.int32)
-            check_tokens(row.place, tokens, self._tokenizer, self._vocabulary)
+            is_text = bool(text.strip())
+            check_tokens(row.place, tokens, self._tokenizer, self._vocabulary, is_text=is_text)
             texts.append(tokens)
         return LabelledTexts(texts, np.array(targets, np.int64), self._padding)
 

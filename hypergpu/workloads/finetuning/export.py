@@ -80,8 +80,8 @@ def merged_model(trained: TrainedModel) -> Any:
     worst = float((after - before).abs().max() / before.abs().max().clamp_min(1e-6))
     if not worst <= _MERGED_MOST:
         raise ExportError(
-            f"merged into {type(merged).__name__} the adapter gives other outputs, by {worst:.1g} of"
-            " the largest: merged/ is not written. Fix: load adapter/ with peft onto the base"
+            f"merged into {type(merged).__name__} the adapter gives other outputs, by {worst:.1g}"
+            " of the largest: merged/ is not written. Fix: load adapter/ with peft onto the base"
         )
     return merged
 

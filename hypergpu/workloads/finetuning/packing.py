@@ -145,9 +145,7 @@ def _candidates(model: Any, sequence_length: int) -> list[SeparatedInputs]:
     return found
 
 
-def _keeps_rows_apart(
-    model: Any, inputs: SeparatedInputs, rows: _TrialRows, alone: Tensor
-) -> bool:
+def _keeps_rows_apart(model: Any, inputs: SeparatedInputs, rows: _TrialRows, alone: Tensor) -> bool:
     start, given = rows.joint.shape[1] - rows.alone.shape[1], inputs.arguments(rows.positions)
     try:
         joint, other = (

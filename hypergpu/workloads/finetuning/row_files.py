@@ -1,4 +1,4 @@
-"""Which files of a folder of rows are trained on, held out and left: splits by their usual names."""
+"""Files of a folder of rows that are trained on, held out and left, by the usual names of splits."""
 
 import re
 from collections.abc import Iterable, Sequence

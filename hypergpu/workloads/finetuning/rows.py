@@ -12,7 +12,6 @@ import msgspec
 from blake3 import blake3
 
 from hypergpu.workloads.finetuning.row_files import (
-    BASE_FOLDER,
     HELD_OUT,
     SUFFIXES,
     TEXT,

@@ -154,7 +154,8 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
         verbose=False,
     )
     tokens = np.array(found["input_ids"], np.int32)
-    check_tokens(row.place, tokens, tokenizer, rules.vocabulary)
+    is_text = bool(passage.text.strip())
+    check_tokens(row.place, tokens, tokenizer, rules.vocabulary, is_text=is_text)
     offsets = np.array(found["offset_mapping"], np.int64).reshape(-1, 2)
     counts = np.zeros(len(tokens), bool)
     for start, end in passage.spans:
@@ -168,18 +169,26 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
     return [each for each in rows if (each.labels != IGNORED).any()]
 
 
-def check_tokens(place: str, tokens: Tokens, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Refuse a row with a token that the base has no embedding of.
+def check_tokens(
+    place: str, tokens: Tokens, tokenizer: Tokenizer, vocabulary: int, *, is_text: bool
+) -> None:
+    """Refuse a row with a token that the base has no embedding of, or with none for its text.
 
     Args:
         place: File and row.
         tokens: The row's.
         tokenizer: Where they come from.
         vocabulary: Tokens that the base has; 0: not known.
+        is_text: Whether the row has letters to make tokens of.
 
     Raises:
         DatasetError: There is such a token.
     """
+    if is_text and not len(tokens):
+        raise DatasetError(
+            f"{place}: the tokenizer makes no token of its text. Fix: save the tokenizer anew"
+            " with save_pretrained of the class that it was made with"
+        )
     if vocabulary and len(tokens) and (highest := int(tokens.max())) >= vocabulary:
         raise DatasetError(
             f"{place} has the token {tokenizer.convert_ids_to_tokens(highest)!r}, number"

@@ -285,7 +285,9 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     for path in tmp_path.glob("*/*.png"):
         path.write_bytes(b"no image")
     dataset = read_folder(str(tmp_path), classes=2, form=ImageForm(16, 16))
-    with pytest.raises(DatasetError, match=r"\.png is no image that can be read: .* Fix: remove or replace it"):
+    with pytest.raises(
+        DatasetError, match=r"\.png is no image that can be read: .* Fix: remove or replace it"
+    ):
         dataset.train.batch(np.array([0]))
 
 
