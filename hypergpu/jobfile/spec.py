@@ -11,6 +11,7 @@ import msgspec
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.units import Samples
+from hypergpu.workloads.metrics import MODES
 
 CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
 SPARSE_CODECS = ("topk256", "topk64", "topk16")
@@ -165,6 +166,12 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds between evaluations; the last round is always evaluated."""
     target: float = 0.0
     """The job is finished as soon as an evaluation's metric reaches it; 0: never before its end."""
+    target_mode: str = ""
+    """``min``: the metric falls to the target; ``max``: it rises; empty: by the metric's name."""
+    samples: int = 10_000
+    """Held-out samples of an evaluation between the first and the last, always the same ones; 0:
+    all. The first and the last evaluation, and one that reaches the target, measure all.
+    """
 
 
 class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,6 +274,8 @@ SETTABLE = (
     "round.quorum",
     "evaluation.every",
     "evaluation.target",
+    "evaluation.target_mode",
+    "evaluation.samples",
     "aware.utilisation",
     "aware.inner_steps_max",
     "aware.rounds_min",
@@ -370,6 +379,7 @@ LIMITS: Mapping[str, NumberRange] = {
     "data.partitions": NumberRange(0, 100_000),
     "evaluation.every": NumberRange(1, 1_000_000),
     "evaluation.target": NumberRange(0, 1e9),
+    "evaluation.samples": NumberRange(0, 1_000_000_000),
     "aware.utilisation": NumberRange(0.3, 0.99),
     "aware.inner_steps_max": NumberRange(1, 100_000),
     "aware.rounds_min": NumberRange(1, 1_000_000),
@@ -389,6 +399,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
     "data.source": ("shared", "node"),
+    "evaluation.target_mode": ("", *MODES),
     "aware.sparsest": ("int4", *SPARSE_CODECS),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),

@@ -1,4 +1,4 @@
-"""Kinds of bases with random weights, small enough to train in a second: what `hf-*` is tried on."""
+"""Kinds of bases with random weights, small enough to train in a second: to try ``hf-*`` on."""
 
 from collections.abc import Mapping
 from pathlib import Path

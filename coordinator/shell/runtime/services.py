@@ -16,8 +16,9 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from coordinator.config import Settings
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import UpdateReceived
-from coordinator.core.job.state import ENDED, Funding, live_blobs
+from coordinator.core.job.state import ENDED, Funding
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore

@@ -1,4 +1,4 @@
-"""Files of a folder of rows that are trained on, held out and left, by the usual names of splits."""
+"""Files of a folder of rows: which are trained on, held out and left, by splits' usual names."""
 
 import re
 from collections.abc import Iterable, Sequence
