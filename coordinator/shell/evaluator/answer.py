@@ -68,7 +68,7 @@ class Evaluator:
                 return _measure_gradient(model, request)
             return _evaluate(entry, model, request)
         except HyperGPUError as error:
-            return EvaluatorFailure(reason=error.reason.name, detail=error.detail)
+            return EvaluatorFailure(reason=error.reason.name, detail=_detail_of(error))
         except UnknownWorkloadError as error:
             return EvaluatorFailure(reason=Reason.WORKLOAD_UNKNOWN.name, detail=str(error))
         except BuilderMissingError as error:
@@ -89,6 +89,13 @@ class Evaluator:
             self._model = _open_workload(entry, request)
             self._key = key
         return self._model
+
+
+def _detail_of(error: HyperGPUError) -> str:
+    """What went wrong, with the fix where it is another than the reason's own."""
+    if error.fix == error.reason.fix:
+        return error.detail
+    return f"{error.detail}. Fix: {error.fix}"
 
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:

@@ -23,7 +23,8 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from hypergpu.workloads.finetuning.rows import BASE_FOLDER, CONFIG, base_digest
+from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
+from hypergpu.workloads.finetuning.rows import CONFIG, base_digest
 from hypergpu.workloads.workload import DatasetError
 
 FOUR_BIT = "4bit"

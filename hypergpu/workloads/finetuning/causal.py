@@ -30,13 +30,15 @@ from hypergpu.workloads.finetuning.packing import (
     inputs_of,
     trial_tokens,
 )
-from hypergpu.workloads.finetuning.rows import HELD_OUT, DataRow, RowFiles, all_rows, read_rows
+from hypergpu.workloads.finetuning.row_files import RowFiles
+from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
 from hypergpu.workloads.finetuning.tokens import (
     IGNORED,
     RowRules,
     TokenSamples,
     token_samples,
 )
+from hypergpu.workloads.splits import HELD_OUT
 from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _TOKENS_AT_ONCE = 4096

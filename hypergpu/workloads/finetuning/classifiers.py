@@ -31,7 +31,7 @@ from hypergpu.workloads.finetuning.base_model import (
 from hypergpu.workloads.finetuning.labels import check_numbers, class_number
 from hypergpu.workloads.finetuning.packing import trial_tokens
 from hypergpu.workloads.finetuning.pixels import pixel_rules
-from hypergpu.workloads.finetuning.row_files import HELD_OUT, RowFiles
+from hypergpu.workloads.finetuning.row_files import RowFiles
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
 from hypergpu.workloads.finetuning.tokens import check_tokens
 from hypergpu.workloads.networks.images import (
@@ -41,6 +41,7 @@ from hypergpu.workloads.networks.images import (
     node_pictures,
     read_folder,
 )
+from hypergpu.workloads.splits import HELD_OUT
 from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
 _TOKENS_AT_ONCE = 1 << 14

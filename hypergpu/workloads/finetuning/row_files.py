@@ -6,27 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hypergpu.units import several
+from hypergpu.workloads.splits import split_files, split_of
 
 BASE_FOLDER = "base"
 """Part of a job's folder that holds the model which gets an adapter."""
-HELD_OUT = "held_out"
-"""Name of the file, or folder of files, with held-out rows."""
-TRAIN = "train"
 TEXT = frozenset({".txt", ".md", ".rst", ".py"})
 _OBJECTS = (".jsonl", ".parquet", ".json", ".csv")
 SUFFIXES = (*_OBJECTS, *sorted(TEXT))
-_SPLITS = (
-    (TRAIN, ("train", "training")),
-    (HELD_OUT, ("held_out", "heldout", "held-out")),
-    ("validation", ("validation", "valid", "val", "dev", "eval")),
-    ("test", ("test", "testing")),
-)
-"""Splits with their names; of those behind ``train`` the first that is there is held out."""
-_SPLIT_NAMES = {name: split for split, names in _SPLITS for name in names}
-_SPLIT = re.compile(
-    rf"({'|'.join(sorted(_SPLIT_NAMES, key=len, reverse=True))})(\d*(?:[-_.].*)?)", re.IGNORECASE
-)
-_HAS_WORDS = re.compile(r"(?<![a-z])(?!of(?![a-z]))[a-z]+", re.IGNORECASE)
 _SETTINGS = re.compile(
     r"(dataset_infos?|dataset_dict|state|metadata|config|croissant)\.json", re.IGNORECASE
 )
@@ -75,34 +61,20 @@ def choose_files(folder: Path) -> RowFiles:
     paths = _files_of(folder)
     rows = [path for path in paths if _is_rows(path)]
     texts = [path for path in paths if path.suffix.lower() in TEXT]
-    named = [path for path in texts if split_of(path.relative_to(folder))]
+    named = [path for path in texts if _part_of(folder, path)]
     if rows or named:
-        with_rows = {split_of(path.relative_to(folder)) for path in rows}
-        rows += [path for path in named if split_of(path.relative_to(folder)) not in with_rows]
+        with_rows = {_part_of(folder, path) for path in rows}
+        rows += [path for path in named if _part_of(folder, path) not in with_rows]
     else:
         rows = texts
-    by_split: dict[str, list[Path]] = {}
-    for path in rows:
-        by_split.setdefault(split_of(path.relative_to(folder)), []).append(path)
-    held_out = next((by_split[name] for name, _ in _SPLITS[1:] if name in by_split), [])
-    train = by_split.get(TRAIN) or by_split.get("", [])
-    if not train and len(by_split) == 1:
-        train, held_out = held_out, []
+    train, held_out = split_files(rows, lambda path: _part_of(folder, path))
     taken = {*train, *held_out}
     left_out = tuple(path for path in paths if path not in taken)
-    return RowFiles(folder, tuple(train), tuple(held_out), left_out)
+    return RowFiles(folder, train, held_out, left_out)
 
 
-def split_of(path: Path) -> str:
-    """The part that a relative path names: ``train``, ``held_out``, ``validation`` or ``test``;
-    empty: none. Files of text may have words behind it that make another name, as ``test_notes``.
-    """
-    is_text = path.suffix.lower() in TEXT
-    for name in (*path.parts[:-1], path.stem):
-        found = _SPLIT.fullmatch(name)
-        if found and not (is_text and _HAS_WORDS.search(found[2] or "")):
-            return _SPLIT_NAMES[found[1].lower()]
-    return ""
+def _part_of(folder: Path, path: Path) -> str:
+    return split_of(path.relative_to(folder), is_text=path.suffix.lower() in TEXT)
 
 
 def _is_rows(path: Path) -> bool:

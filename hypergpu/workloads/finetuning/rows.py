@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from hypergpu.workloads.finetuning.row_files import (
-    HELD_OUT,
-    SUFFIXES,
-    TEXT,
-    TRAIN,
-    RowFiles,
-    choose_files,
-)
+from hypergpu.workloads.finetuning.row_files import SUFFIXES, TEXT, RowFiles, choose_files
 from hypergpu.workloads.held_out import held_out_places
+from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import DatasetError
 
 CONFIG = "config.json"
