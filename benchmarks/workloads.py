@@ -137,6 +137,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "private": partial(own_data_figures, is_quick=is_quick),
             "billion": partial(billion_figures, is_quick=is_quick),
             "lora": partial(_adapter_figures, is_quick=is_quick),
+            "bases": partial(_base_figures, is_quick=is_quick),
             "lora_real": partial(_real_adapter_figures, is_quick=is_quick),
         },
     )
@@ -146,6 +147,12 @@ def _adapter_figures(*, is_quick: bool) -> PartFigures:
     from benchmarks.ours.workloads.lora import lora_figures  # Takes transformers a while to import.
 
     return lora_figures(is_quick=is_quick)
+
+
+def _base_figures(*, is_quick: bool) -> PartFigures:
+    from benchmarks.ours.workloads.bases import base_figures
+
+    return base_figures(is_quick=is_quick)
 
 
 def _real_adapter_figures(*, is_quick: bool) -> PartFigures:

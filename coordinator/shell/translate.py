@@ -228,6 +228,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         metric=score.metric,
         metric_name=score.metric_name,
         metrics=score.metrics,
+        evaluated_samples=score.samples,
         bytes_up=job.tally.bytes_up,
         bytes_down=job.tally.bytes_down,
         updates_accepted=job.tally.updates_accepted,

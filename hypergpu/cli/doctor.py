@@ -476,4 +476,4 @@ def verdict_line(check: Check) -> str:
     if is_rich():
         mark = f"\x1b[{_COLOURS[check.verdict]}m{mark}\x1b[0m"
     fix = f". Fix: {check.fix}" if check.fix else ""
-    return f"{mark}  {check.name:<{_NAME_WIDTH}}{check.what}{fix}"
+    return f"{mark}  {check.name:<{_NAME_WIDTH - 1}} {check.what}{fix}"

@@ -247,17 +247,27 @@ def _job_lines(detail: "JobDetail") -> list[str]:
 
     job = detail.job
     workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
+    metrics = metrics_text(job.metric_name, job.metric, job.metrics) + _evaluated_text(job)
     return [
         f"{job.name}  {job.id}".lstrip(),
         f"  phase     {job.phase}: {job.reason}",
         f"  workload  {workload}",
         f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
-        f"  loss      {score(job.loss)}   {metrics_text(job.metric_name, job.metric, job.metrics)}",
+        f"  loss      {score(job.loss)}   {metrics}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",
         f"  model     {job.model or 'none yet'} ({size(detail.model_bytes)})",
         *([f"  takeover  {detail.takeover}"] if detail.takeover else []),
+        *(f"  note      {note}" for note in detail.notes),
     ]
+
+
+def _evaluated_text(job: "JobView") -> str:
+    from hypergpu.units import several
+
+    if not job.evaluated_samples:
+        return ""
+    return f"   on {several(job.evaluated_samples, 'held-out sample')}"
 
 
 def participants_table(detail: "JobDetail") -> "Table":

@@ -13,7 +13,7 @@ import msgspec
 from hypergpu.client.values import JobEvent
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.workloads.entry import has_reached
+from hypergpu.workloads.metrics import direction, has_reached
 
 
 class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ def target_reached_at(
     for point in points:
         if point.metric is None:
             continue
-        if has_reached(target, point.metric, name=name):
+        if has_reached(target, point.metric, name=name, mode=direction(name)):
             return _between(before, point, target)
         before = point
     return None

@@ -44,6 +44,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Id of the token that created it."""
     metrics: dict[str, float] = {}
     """Further metrics of the newest evaluation by name."""
+    evaluated_samples: int = 0
+    """Held-out samples that it measured; 0: not told."""
 
 
 class ParticipantView(msgspec.Struct, frozen=True):
@@ -170,6 +172,8 @@ class JobDetail(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/j
     """Connected nodes that do not meet what the job requires of its nodes."""
     takeover: str = ""
     """Sentence on the takeover since which its coordinator drives it; empty: there was none."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how data and model are used."""
 
 
 class UnfitNodeView(msgspec.Struct, frozen=True):
@@ -268,6 +272,7 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
         model_bytes=found.model.blob.size_bytes,
         unfit=[UnfitNodeView(each.node_id, each.name, each.reason) for each in found.unfit],
         takeover=found.takeover,
+        notes=tuple(found.notes),
     )
 
 

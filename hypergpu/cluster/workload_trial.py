@@ -96,6 +96,7 @@ class WorkloadTrial:
                 "workload_version": self._order.entry.version,
                 "options": self._order.options,
                 "seed": _SEED,
+                "data_dir": self._order.data_dir,
                 "model_path": str(path),
             }
         )

@@ -11,6 +11,7 @@ import msgspec
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.units import Samples
+from hypergpu.workloads.metrics import MODES
 
 CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
 SPARSE_CODECS = ("topk256", "topk64", "topk16")
@@ -169,6 +170,12 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds between evaluations; the last round is always evaluated."""
     target: float = 0.0
     """The job is finished as soon as an evaluation's metric reaches it; 0: never before its end."""
+    target_mode: str = ""
+    """``min``: the metric falls to the target; ``max``: it rises; empty: by the metric's name."""
+    samples: int = 10_000
+    """Held-out samples of an evaluation between the first and the last, always the same ones; 0:
+    all. The first and the last evaluation, and one that reaches the target, measure all.
+    """
 
 
 class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -273,6 +280,8 @@ SETTABLE: Mapping[str, str] = {
     "round.quorum": "Least share of the updates that may close a round",
     "evaluation.every": "Rounds between evaluations",
     "evaluation.target": "Value of the metric at which the job ends; 0: none",
+    "evaluation.target_mode": "Whether the metric is to rise (max) or to fall (min); empty: by its name",
+    "evaluation.samples": "Most held-out samples of an evaluation between the first and the last",
     "aware.utilisation": "Share of their time that nodes are to compute",
     "aware.inner_steps_max": "Most steps of a node between two updates",
     "aware.rounds_min": "Least rounds",
@@ -378,6 +387,7 @@ LIMITS: Mapping[str, NumberRange] = {
     "data.partitions": NumberRange(0, 100_000),
     "evaluation.every": NumberRange(1, 1_000_000),
     "evaluation.target": NumberRange(0, 1e9),
+    "evaluation.samples": NumberRange(0, 1_000_000_000),
     "aware.utilisation": NumberRange(0.3, 0.99),
     "aware.inner_steps_max": NumberRange(1, 100_000),
     "aware.rounds_min": NumberRange(1, 1_000_000),
@@ -397,6 +407,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
     "data.source": ("shared", "node"),
+    "evaluation.target_mode": ("", *MODES),
     "aware.sparsest": ("int4", *SPARSE_CODECS),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),

@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 
 from hypergpu.programs.sample_files import FORMS, ROWS, array_batches, file_batches
 from hypergpu.programs.samples import Batch, SamplesError
+from hypergpu.workloads.held_out import EVERY, held_out_places
+from hypergpu.workloads.splits import SplitFiles, split_files, split_of
 
-_HELD_OUT_EVERY = 10
+
+class SplitPart(NamedTuple):
+    """Files of one part of a folder."""
+
+    paths: tuple[Path, ...]
 
 
 class DataSource(NamedTuple):
@@ -39,28 +45,73 @@ class DataSource(NamedTuple):
 _FIELD = "field_"
 
 
-def without_held_out(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """All but each tenth sample."""
-    return _of_ten(batches, is_tenth=False)
+class HeldOutSplit(NamedTuple):
+    """Which samples of a user's data are held out, where nobody has set some apart."""
+
+    places: NDArray[np.bool_]
+
+    @classmethod
+    def draw(cls, batches: Iterable[Batch], label: str = "") -> "HeldOutSplit":
+        """Draw a tenth of the samples, of each class where one field says it.
+
+        Reads all samples once.
+
+        Args:
+            batches: All samples in order.
+            label: The field with a sample's class; empty: the only one with a whole number.
+        """
+        labels: list[int] = []
+        count = 0
+        for batch in batches:
+            count += len(next(iter(batch.values())))
+            labels += _class_numbers(batch, label)
+        places = held_out_places(labels if len(labels) == count else [0] * count)
+        if sum(places) * 2 * EVERY < count:  # Nearly each sample is a class of its own.
+            places = held_out_places([0] * count)
+        return cls(np.array(places, bool))
+
+    def train(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """All samples but the held-out ones."""
+        return _chosen(batches, ~self.places)
+
+    def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The held-out samples."""
+        return _chosen(batches, self.places)
 
 
-def only_held_out(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Each tenth sample."""
-    return _of_ten(batches, is_tenth=True)
+def _class_numbers(batch: Batch, label: str) -> list[int]:
+    whole = [
+        name
+        for name, array in batch.items()
+        if array.ndim == 1 and array.dtype.kind in "iub" and (not label or name == label)
+    ]
+    return batch[whole[0]].tolist() if len(whole) == 1 else []
 
 
-def _of_ten(batches: Iterable[Batch], *, is_tenth: bool) -> Iterator[Batch]:
+def _chosen(batches: Iterable[Batch], is_chosen: NDArray[np.bool_]) -> Iterator[Batch]:
     first = 0
     for batch in batches:
         count = len(next(iter(batch.values())))
-        tenth = np.arange(first, first + count) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-        chosen = tenth if is_tenth else ~tenth
+        chosen = is_chosen[first : first + count]
         first += count
         if chosen.any():
             yield {name: array[chosen] for name, array in batch.items()}
 
 
+def folder_split(given: Any) -> SplitFiles | None:
+    """Files to train on and to hold out of a folder whose files name such parts; None: it names
+    none, or the data are no folder.
+    """
+    if not isinstance(given, str | Path) or not (folder := Path(given).expanduser()).is_dir():
+        return None
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in {".npz", ".parquet"})
+    found = split_files(paths, lambda path: split_of(path.relative_to(folder)))
+    return found if found.train and found.held_out else None
+
+
 def _batches(given: Any, part: str) -> Iterator[Batch]:
+    if isinstance(given, SplitPart):
+        return itertools.chain.from_iterable(file_batches(path, part) for path in given.paths)
     if isinstance(given, str | Path):
         return file_batches(Path(given).expanduser(), part)
     if hasattr(given, "columns") and hasattr(given, "to_numpy"):  # a DataFrame

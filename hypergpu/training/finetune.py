@@ -1,7 +1,7 @@
 """`hypergpu.finetune`: a model of Hugging Face and rows become a job that trains an adapter."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack
@@ -10,12 +10,16 @@ import msgspec
 
 from hypergpu.client import Coordinator, ExportedModel
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import Scalar
+from hypergpu.jobfile.spec import JobSpec, Scalar
 from hypergpu.sinks.sink import named_sinks
 from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
 from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec
-from hypergpu.workloads.finetuning.rows import BASE_FOLDER, HELD_OUT, SUFFIXES, base_digest
+from hypergpu.workloads.entry import OptionError, missing_modules
+from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, SUFFIXES, choose_files
+from hypergpu.workloads.finetuning.rows import base_digest
+from hypergpu.workloads.splits import HELD_OUT, TRAIN
+from hypergpu.workloads.workload import CheckedWorkload, DatasetError, build_for_job, find
 
 _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 """Files of a base: settings, weights and what the tokenizer needs; never code."""
@@ -23,7 +27,8 @@ _PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 class FinetuneArguments(TrainArguments, total=False):
     """What `finetune` takes besides the base; ``data`` and ``held_out`` are rows here: objects with
-    the fields that docs/finetune.md names, or a file or folder of such.
+    the fields that docs/finetune.md names, or a file or folder of such. An image classifier takes a
+    folder of images.
     """
 
     options: Mapping[str, Scalar]
@@ -67,6 +72,9 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
             be in the hub's cache on this machine unless ``allow_hub`` is given.
         settings: Rows and settings, see `FinetuneArguments`.
 
+    Base, rows and chat template are checked here, before anything is sent, where the extra ``hf``
+    is installed; else the coordinator checks them as it prepares the job.
+
     Raises:
         HyperGPUError: The base or the rows cannot be used, or the job is refused. The text says
             what to do.
@@ -87,10 +95,9 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as job, progress_bars() as report:
         link_base(folder, Path(job))
-        if not spec.data.stays_on_nodes:
-            write_rows(Path(job), "train", settings["data"])
-        if settings.get("held_out") is not None:
-            write_rows(Path(job), HELD_OUT, settings["held_out"])
+        train = None if spec.data.stays_on_nodes else settings["data"]
+        write_parts(Path(job), spec.workload, train, settings.get("held_out"))
+        check_job(Path(job), spec)
         job_id = coordinator.submit(spec, beside=Path(job), report=report)
     run = AdapterRun(coordinator, job_id, folder)
     run.sinks = sinks
@@ -133,14 +140,80 @@ def link_base(base: Path, job: Path) -> None:
             (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
 
 
-def write_rows(job: Path, part: str, rows: Any) -> None:
+_IMAGES = "images"
+_IMAGE_WORKLOAD = "hf-image-classifier"
+
+
+def write_parts(job: Path, workload: str, train: Any, held_out: Any) -> None:
+    """Make data to train on and to hold out parts of a job's folder.
+
+    Args:
+        job: The job's folder.
+        workload: Its name, which decides whether data are rows or images.
+        train: None where these stay on nodes.
+        held_out: None where none are given.
+
+    Raises:
+        HyperGPUError: They are of no known kind.
+    """
+    if workload != _IMAGE_WORKLOAD:
+        if train is not None:
+            write_rows(job, TRAIN, train, is_alone=held_out is None)
+        if held_out is not None:
+            write_rows(job, HELD_OUT, held_out)
+        return
+    parts = {TRAIN: train, "val": held_out}
+    given = {part: each for part, each in parts.items() if each is not None}
+    for part, each in given.items():
+        _link_images(job / _IMAGES / (part if len(given) > 1 else ""), each)
+
+
+def _link_images(target: Path, source: Any) -> None:
+    if not isinstance(source, str | Path) or not (folder := Path(source).expanduser()).is_dir():
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"data of an image classifier are {type(source).__name__} {str(source)[:80]!r}",
+            fix="give a folder with one sub-folder of images a class",
+        )
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            place = target / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(path.resolve())
+
+
+def check_job(job: Path, spec: JobSpec) -> None:
+    """Check base and data of a job's folder as its nodes will, without reading a weight.
+
+    Raises:
+        HyperGPUError: They cannot be used.
+    """
+    entry = find(spec.workload)
+    if missing_modules(entry):
+        return
+    try:
+        workload = build_for_job(entry, spec.options, str(job))
+        if isinstance(workload, CheckedWorkload):
+            workload.check(str(job), has_train=not spec.data.stays_on_nodes)
+    except (DatasetError, OptionError) as wrong:
+        detail, _, fix = str(wrong).partition(" Fix: ")
+        raise HyperGPUError(Reason.SPEC_INVALID, detail.rstrip("."), fix=fix) from wrong
+
+
+def write_rows(job: Path, part: str, rows: Any, *, is_alone: bool = False) -> None:
     """Make rows a part of a job's folder.
+
+    Args:
+        job: The job's folder.
+        part: ``train`` or ``held_out``.
+        rows: Objects, or a file or folder of such.
+        is_alone: Whether what a folder holds out itself becomes the other part.
 
     Raises:
         HyperGPUError: They are of no known kind.
     """
     if isinstance(rows, str | Path):
-        _link_rows(job / part, Path(rows).expanduser())
+        _link_rows(job, part, Path(rows).expanduser(), is_alone=is_alone)
         return
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
         raise HyperGPUError(
@@ -164,16 +237,25 @@ def _translate_rows(part: str) -> Iterator[None]:
         ) from wrong
 
 
-def _link_rows(target: Path, source: Path) -> None:
-    files = [source] if source.is_file() else sorted(source.rglob("*"))
-    found = [path for path in files if path.suffix in SUFFIXES and path.is_file()]
-    if not found:
+def _link_rows(job: Path, part: str, source: Path, *, is_alone: bool) -> None:
+    if source.is_file():
+        found = choose_files(source.parent)._replace(train=(source,), held_out=())
+    else:
+        found = choose_files(source)
+    if not found.train or not source.exists():
         raise HyperGPUError(
             Reason.FILE_UNUSABLE,
-            f"{source} holds no rows",
+            f"{source} holds no rows{found.told_left_out}",
             fix=f"give files ending in {', '.join(SUFFIXES)}",
         )
-    for path in found:
-        place = target / (path.name if path == source else path.relative_to(source))
+    taken = found.train if part == TRAIN else found.only_held_out().held_out
+    _link_files(job / part, found.folder, taken)
+    if is_alone:
+        _link_files(job / HELD_OUT, found.folder, found.held_out)
+
+
+def _link_files(target: Path, folder: Path, paths: Sequence[Path]) -> None:
+    for path in paths:
+        place = target / path.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(path.resolve())

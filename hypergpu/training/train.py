@@ -20,9 +20,9 @@ from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS
 from hypergpu.programs.samples import SamplesError, SampleWriter, label_field
 from hypergpu.sinks.sink import Sink, named_sinks
-from hypergpu.terminal.output import progress_bars
+from hypergpu.terminal.output import note, progress_bars
 from hypergpu.training.async_run import AsyncRun, StateNames
-from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
+from hypergpu.training.datasets import DataSource, HeldOutSplit, SplitPart, folder_split
 from hypergpu.training.run import Run
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class JobArguments(TypedDict, total=False):
     ``"node:NAME"``: each node's own data set of that name, which stays there.
     """
     held_out: Any
-    """Samples that the model is judged by; without them each tenth of the data, but none of data
-    that stay on nodes.
+    """Samples that the model is judged by; without them a tenth of the data, drawn alike each time
+    and of each class, but none of data that stay on nodes.
     """
     name: str
     nodes: int
@@ -166,7 +166,8 @@ def connect_until_exit() -> Coordinator:
 class JobSamples:
     """A user's training and held-out data; the former are None where they stay on nodes."""
 
-    def __init__(self, train: Any, held_out: Any) -> None:
+    def __init__(self, train: Any, held_out: Any, label: str = "") -> None:
+        self._label = label
         self._train = None if train is None else DataSource(train, "data")
         self._held_out = None if held_out is None else DataSource(held_out, "held_out")
         given = self._train or self._held_out
@@ -174,17 +175,26 @@ class JobSamples:
 
     @classmethod
     def of(cls, given: JobArguments, spec: JobSpec) -> Self:
-        """Those that a call was given."""
-        return cls(None if spec.data.stays_on_nodes else given["data"], given.get("held_out"))
+        """Those that a call was given; parts that the files of a folder name are told."""
+        train, held_out = given["data"], given.get("held_out")
+        if spec.data.stays_on_nodes:
+            train = None
+        elif held_out is None and (split := folder_split(train)) is not None:
+            train, held_out = SplitPart(split.train), SplitPart(split.held_out)
+            names = (", ".join(path.name for path in paths[:4]) for paths in split)
+            note("training on {}; held out {}".format(*names))
+        return cls(train, held_out, str(spec.options.get("label", "")))
 
     def write(self, folder: Path) -> tuple[Field, ...]:
         """Write both parts into a job's folder and return their fields."""
         writer, train, held_out = SampleWriter(folder), self._train, self._held_out
         kept = held_out.batches() if held_out is not None else iter(())
-        if train is not None:
-            rows = train.batches()
-            writer.write_part("train", rows if held_out is not None else without_held_out(rows))
-            kept = kept if held_out is not None else only_held_out(train.batches())
+        if train is not None and held_out is not None:
+            writer.write_part("train", train.batches())
+        elif train is not None:
+            split = HeldOutSplit.draw(train.batches(), self._label)
+            writer.write_part("train", split.train(train.batches()))
+            kept = split.held_out(train.batches())
         fields = writer.write_part("held_out", kept)
         writer.close()
         return fields

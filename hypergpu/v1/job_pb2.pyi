@@ -120,6 +120,7 @@ class GetJobResponse(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     UNFIT_FIELD_NUMBER: builtins.int
     TAKEOVER_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     takeover: builtins.str
     """Sentence on the takeover since which this coordinator drives the job; empty: there was none."""
@@ -133,6 +134,10 @@ class GetJobResponse(google.protobuf.message.Message):
     def unfit(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnfitNode]:
         """Connected nodes that do not meet what the job requires of its nodes."""
 
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What a user should know of how data and model are used."""
+
     def __init__(
         self,
         *,
@@ -142,9 +147,10 @@ class GetJobResponse(google.protobuf.message.Message):
         model: hypergpu.v1.tensor_pb2.ModelRef | None = ...,
         unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
         takeover: builtins.str = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
 
@@ -245,6 +251,7 @@ class JobSummary(google.protobuf.message.Message):
     AT_MS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    EVALUATED_SAMPLES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     phase: builtins.str
@@ -265,6 +272,8 @@ class JobSummary(google.protobuf.message.Message):
     at_ms: builtins.int
     owner: builtins.str
     """Id of the token that created it; only its holder and operators change the job."""
+    evaluated_samples: builtins.int
+    """Held-out samples that the newest evaluation measured; 0: not told."""
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     @property
@@ -293,9 +302,10 @@ class JobSummary(google.protobuf.message.Message):
         at_ms: builtins.int = ...,
         owner: builtins.str = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        evaluated_samples: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluated_samples", b"evaluated_samples", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___JobSummary = JobSummary
 

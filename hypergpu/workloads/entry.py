@@ -60,6 +60,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """``torch``, ``numpy`` or ``null``: the worker it needs."""
     metric: str = "accuracy"
     """``accuracy`` and the like: a mean score, higher is better; ``perplexity``: lower is better.
+    See `hypergpu.workloads.metrics`.
     """
     options: tuple[Option, ...] = ()
     takes_data: str = "never"
@@ -92,20 +93,9 @@ class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The right answer, where there is one."""
 
 
-LOWER_IS_BETTER = frozenset({"loss", "perplexity"})
-"""Metrics that fall as a model learns. All others rise."""
-
-
 def missing_modules(entry: WorkloadEntry) -> tuple[str, ...]:
     """Modules that the workload needs and that are not installed here; none is imported."""
     return tuple(name for name in entry.needs if importlib.util.find_spec(name) is None)
-
-
-def has_reached(target: float, metric: float, *, name: str) -> bool:
-    """Whether the metric called ``name`` is at the target or beyond it; a target of 0 never is."""
-    if not target:
-        return False
-    return metric <= target if name in LOWER_IS_BETTER else metric >= target
 
 
 def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
@@ -412,9 +402,7 @@ _CLASSIFIERS = (
         can_checkpoint=True,
         options=(
             *_ADAPTER,
-            Option(
-                "labels", "cat,dog", "The sub-folders' names in alphabetical order, with commas"
-            ),
+            Option("labels", "cat,dog", "The sub-folders' names, with commas"),
         ),
     ),
 )

@@ -158,7 +158,29 @@ class MeasuredWorkload(Protocol):
 
     @property
     def metric(self) -> str:
-        """Its name; ``loss`` and ``perplexity`` fall as a model learns, all others rise."""
+        """Its name; `hypergpu.workloads.metrics` says which names fall as a model learns."""
+
+
+@runtime_checkable
+class NotedWorkload(Protocol):
+    """Optional part of a workload: what its user should know of its data and model."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences, once the data are read: what was left out, and what is done otherwise."""
+
+
+@runtime_checkable
+class CheckedWorkload(Protocol):
+    """Optional part of a workload: its data are checked where they are sent from."""
+
+    def check(self, data_dir: str, *, has_train: bool) -> None:
+        """Check a job's folder without its weights. Raises `DatasetError`.
+
+        Args:
+            data_dir: The folder.
+            has_train: Whether training samples are in it, rather than on nodes.
+        """
 
 
 @runtime_checkable

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState, live_blobs
+from coordinator.core.job.blobs import live_blobs
+from coordinator.core.job.state import ENDED, Job, Phase, Shard, WorkState
 from coordinator.core.round.available import available_nodes
 from coordinator.core.round.waiting import waits_for_all
 

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from coordinator.core.job import events
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.commands import (
     Aggregate,
     AssignShard,
@@ -11,7 +12,7 @@ from coordinator.core.job.commands import (
     ReleaseNode,
     SetDeadline,
 )
-from coordinator.core.job.state import Job, Phase, WorkState, live_blobs
+from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition

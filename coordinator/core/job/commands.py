@@ -127,6 +127,8 @@ class EvaluateModel(msgspec.Struct, frozen=True):
     model: Model
     spec: JobSpec
     manifest: BlobRef | None
+    samples_most: int = 0
+    """Held-out samples to measure, always the same ones; 0: all."""
 
 
 class WriteRecord(msgspec.Struct, frozen=True):

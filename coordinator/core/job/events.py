@@ -46,6 +46,14 @@ class ModelInitialised(StampedEvent, frozen=True, tag=True):
     """Operators of torch without which no node can train it."""
     examples: tuple[HeldOutExample, ...] = ()
     """Held-out samples for which each evaluation tells the model's output. For people."""
+    target_mode: str = ""
+    """``min`` or ``max``: whether the metric falls or rises to a target; empty: as jobs of older
+    versions have it.
+    """
+    is_evaluated: bool = False
+    """Whether this model is evaluated, before any training; older versions did not."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how data and model are used."""
 
 
 class PreparationFailed(StampedEvent, frozen=True, tag=True):
@@ -169,6 +177,10 @@ class EvaluationReady(StampedEvent, frozen=True, tag=True):
     """Further metrics by name."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the job's examples, 400 bytes together. For people."""
+    samples: int = 0
+    """Held-out samples that were measured; 0: not told."""
+    samples_all: int = 0
+    """Held-out samples that there are."""
 
 
 class EvaluationFailed(StampedEvent, frozen=True, tag=True):

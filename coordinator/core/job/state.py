@@ -3,7 +3,7 @@
 Frozen, serializable, without tensors.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
@@ -347,6 +347,8 @@ class ModelScore(msgspec.Struct, frozen=True):
     metric: float
     metric_name: str = ""
     metrics: dict[str, float] = {}
+    samples: int = 0
+    """Held-out samples that were measured; 0: not told."""
 
 
 class Funding(msgspec.Struct, frozen=True):
@@ -403,6 +405,12 @@ class Job(msgspec.Struct, frozen=True):
     closed: Round | None = None
     """The round that made ``model`` out of ``previous``."""
     evaluating: tuple[Model, ...] = ()
+    evaluating_whole: tuple[int, ...] = ()
+    """Rounds of those whose target is to be confirmed on all held-out samples."""
+    target_mode: str = ""
+    """``min`` or ``max``, see `ModelInitialised`."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how data and model are used."""
     score: ModelScore | None = None
     best: ModelScore | None = None
     best_model: Model | None = None
@@ -469,37 +477,3 @@ def initial_of(model: Model) -> Digest | None:
     if len(model.deltas) != model.round:
         return None
     return model.deltas[0].base if model.deltas else model.blob.digest
-
-
-def live_blobs(job: Job) -> frozenset[Digest]:
-    """Digests that must not be collected while the job exists."""
-    return frozenset(blob.digest for blob in _blobs(job))
-
-
-def _blobs(job: Job) -> Iterator[BlobRef]:
-    if job.manifest is not None:
-        yield job.manifest
-    if job.weights is not None:
-        yield job.weights.blob
-    for model in (job.model, job.previous, *job.evaluating):
-        if model is not None:
-            yield from _model_blobs(model)
-    if job.best_model is not None:
-        yield job.best_model.blob
-    for round_ in (job.round, job.closed):
-        if round_ is not None:
-            yield from _update_blobs(round_)
-
-
-def _model_blobs(model: Model) -> Iterator[BlobRef]:
-    yield model.blob
-    if model.outer_state is not None:
-        yield model.outer_state
-    for delta in model.deltas:
-        yield delta.blob
-
-
-def _update_blobs(round_: Round) -> Iterator[BlobRef]:
-    for participant in round_.participants.values():
-        if participant.update is not None:
-            yield participant.update.blob

@@ -10,17 +10,14 @@ from coordinator.core.job import events
 from coordinator.core.job.commands import (
     CancelShard,
     Command,
-    EvaluateModel,
     ReleaseNode,
     WriteRecord,
 )
 from coordinator.core.job.state import (
-    ENDED,
     Funding,
     Job,
     Member,
     Model,
-    ModelScore,
     Participant,
     Phase,
     Round,
@@ -31,7 +28,6 @@ from coordinator.core.persistent_map import replace_items
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
-    cancellations,
     is_done,
     mark_late,
     reassign_orphans,
@@ -42,14 +38,21 @@ from coordinator.core.round.assignment import (
     vacate_shard,
 )
 from coordinator.core.round.available import fit_of, with_memory_use
+from coordinator.core.round.evaluation_steps import evaluate_if_due
 from coordinator.core.round.figures import round_figures
 from coordinator.core.round.hand_back import refit_work, with_reason
-from coordinator.core.round.lifecycle import close_if_due, end_job, open_round, outstanding, remake
+from coordinator.core.round.lifecycle import (
+    close_if_due,
+    end_job,
+    evaluation_command,
+    open_round,
+    outstanding,
+    remake,
+)
 from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
 from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
-from hypergpu.workloads.entry import has_reached
 
 
 def add_node(job: Job, event: events.NodeJoined) -> JobStep:
@@ -192,20 +195,6 @@ def note_deadline(job: Job, event: events.DeadlineReached) -> JobStep:
     return close_if_due(relieve_silent(mark_late(job)))
 
 
-def pause_job(job: Job, event: events.JobPaused) -> JobStep:
-    """Take pending work back; keep everything that was accepted."""
-    is_training = job.phase is Phase.TRAINING
-    cancelled = cancellations(job.open_round, "the job was paused") if is_training else ()
-    job = replace(
-        job,
-        phase=Phase.PAUSED,
-        resume_to=job.phase,
-        paused_at_ms=job.at_ms,
-        reason=event.reason or "paused by its user",
-    )
-    return JobStep(job, cancelled)
-
-
 def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
     """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
     phase = job.active_phase
@@ -276,10 +265,6 @@ def _renew_leases(job: Job, round_: Round) -> Job:
     return replace(job, round=replace_participants(round_, again), next_lease=lease)
 
 
-_UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
-_EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
-
-
 def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
     """Take the first model over, or the first model made again after its bytes were lost."""
     if job.lost_model:
@@ -291,11 +276,18 @@ def take_first_model(job: Job, event: events.ModelInitialised) -> JobStep:
         workload_version=event.workload_version,
         can_checkpoint=event.can_checkpoint,
         operators=event.operators,
+        target_mode=event.target_mode,
+        notes=event.notes,
         streams=first_streams(job, event.partition_sizes),
     )
+    commands: tuple[Command, ...] = ()
+    if event.is_evaluated:
+        job = replace(job, evaluating=(event.model,))
+        commands = (evaluation_command(job, event.model),)
     if job.phase is Phase.PAUSED:
-        return JobStep(replace(job, resume_to=Phase.WAITING))
-    return open_round(job)
+        return JobStep(replace(job, resume_to=Phase.WAITING), commands)
+    step = open_round(job)
+    return JobStep(step.job, (*commands, *step.commands))
 
 
 def fail_preparation(job: Job, event: events.PreparationFailed) -> JobStep:
@@ -323,7 +315,7 @@ def take_next_model(job: Job, event: events.AggregateReady) -> JobStep:
         tally=replace(job.tally, bytes_down=Bytes(job.tally.bytes_down + event.bytes_down)),
     )
     record = WriteRecord(round_figures(job, round_, event))
-    evaluation = _evaluation(job, event.model)
+    evaluation = evaluate_if_due(job, event.model)
     job = evaluation.job
     if is_done(job):
         reason = "all rounds are done; the final model is being evaluated"
@@ -362,55 +354,6 @@ def remake_model(job: Job, event: events.ModelLost) -> JobStep:
         return end_job(job, Phase.FAILED, reason)
     job = replace(job, lost_model=True, reason=f"the model is made again: {event.reason}")
     return JobStep(job, (remake(job),))
-
-
-def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
-    """Keep the score; the lowest loss names the best model. A target that is reached ends it."""
-    model = next(model for model in job.evaluating if model.round == event.round)
-    measured = (event.loss, event.metric, event.metric_name, event.metrics)
-    score = ModelScore(event.round, event.model, *measured)
-    is_best = job.best is None or event.loss < job.best.loss
-    job = replace(
-        job,
-        evaluating=_due_evaluations(job, event.round),
-        score=score if job.score is None or event.round >= job.score.round else job.score,
-        best=score if is_best else job.best,
-        best_model=model if is_best else job.best_model,
-    )
-    if job.phase in _UNDER_WAY and not job.lost_model and _is_reached(job, event):
-        found = f"{event.metric_name} {event.metric:.4g} by the model of round {event.round}"
-        return end_job(job, Phase.FINISHED, f"the target is reached: {found}")
-    return _finish_if_due(job, event.round, "all rounds are done")
-
-
-def _is_reached(job: Job, event: events.EvaluationReady) -> bool:
-    return has_reached(job.spec.evaluation.target, event.metric, name=event.metric_name)
-
-
-def skip_score(job: Job, event: events.EvaluationFailed) -> JobStep:
-    """Go on without the score."""
-    job = replace(job, evaluating=_due_evaluations(job, event.round))
-    return _finish_if_due(job, event.round, f"all rounds are done; not evaluated: {event.reason}")
-
-
-def _due_evaluations(job: Job, round_number: int) -> tuple[Model, ...]:
-    return tuple(model for model in job.evaluating if model.round != round_number)
-
-
-def _finish_if_due(job: Job, round_number: int, reason: str) -> JobStep:
-    is_last = job.model is not None and job.model.round == round_number
-    if job.phase is Phase.FINISHING and is_last:
-        return JobStep(replace(job, phase=Phase.FINISHED, reason=reason))
-    return JobStep(job)
-
-
-def _evaluation(job: Job, model: Model) -> JobStep:
-    is_last = is_done(job)
-    is_due = is_last or model.round % job.spec.evaluation.every == 0
-    if not is_due or (len(job.evaluating) >= _EVALUATIONS_WAITING and not is_last):
-        return JobStep(job)
-    job = replace(job, evaluating=(*job.evaluating, model))
-    return JobStep(job, (EvaluateModel(model.round, model, job.spec, job.manifest),))
 
 
 def _restore_model(job: Job, model: Model) -> JobStep:

@@ -25,6 +25,7 @@ from coordinator.core.job.commands import (
     PlanRound,
     ReleaseNode,
 )
+from coordinator.core.job.events import JobPaused
 from coordinator.core.job.state import (
     Job,
     Model,
@@ -426,6 +427,20 @@ def _work_at_close(work: WorkState) -> WorkState:
     return WorkState.PASSED_OVER if work in _PASSED_OVER else WorkState.CUT
 
 
+def pause_job(job: Job, event: JobPaused) -> JobStep:
+    """Take pending work back; keep everything that was accepted."""
+    is_training = job.phase is Phase.TRAINING
+    cancelled = cancellations(job.open_round, "the job was paused") if is_training else ()
+    job = replace(
+        job,
+        phase=Phase.PAUSED,
+        resume_to=job.phase,
+        paused_at_ms=job.at_ms,
+        reason=event.reason or "paused by its user",
+    )
+    return JobStep(job, cancelled)
+
+
 def outstanding(job: Job) -> tuple[Command, ...]:
     """Commands whose answers the job still waits for.
 
@@ -435,10 +450,17 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     """
     if job.lost_model:
         return (remake(job),)
-    evaluations = (
-        EvaluateModel(model.round, model, job.spec, job.manifest) for model in job.evaluating
-    )
+    evaluations = (evaluation_command(job, model) for model in job.evaluating)
     return (*_phase_commands(job), *evaluations)
+
+
+def evaluation_command(job: Job, model: Model) -> EvaluateModel:
+    """The command that measures a model: the first, the last and one whose target is to be
+    confirmed on all held-out samples.
+    """
+    is_end = model.round in {0, job.spec.training.rounds, *job.evaluating_whole}
+    samples_most = 0 if is_end else job.spec.evaluation.samples
+    return EvaluateModel(model.round, model, job.spec, job.manifest, samples_most)
 
 
 def initialise_model(job: Job) -> InitialiseModel:

@@ -33,9 +33,9 @@ from coordinator.core.job import events
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.quality import record_quality
-from coordinator.core.round import event_steps
+from coordinator.core.round import evaluation_steps, event_steps
 from coordinator.core.round.assignment import JobStep, is_done
-from coordinator.core.round.lifecycle import initialise_model, open_planned_round
+from coordinator.core.round.lifecycle import initialise_model, open_planned_round, pause_job
 
 _LIVE = frozenset(Phase) - ENDED
 _RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
@@ -232,7 +232,7 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.UpdateRejected: event_steps.count_rejection,
     events.ShardHandedBack: event_steps.take_back_shard,
     events.DeadlineReached: event_steps.note_deadline,
-    events.JobPaused: event_steps.pause_job,
+    events.JobPaused: pause_job,
     events.JobResumed: event_steps.resume_job,
     events.JobStopped: event_steps.stop_job,
     events.ParametersChanged: event_steps.change_parameters,
@@ -242,8 +242,8 @@ _STEPS: dict[type, Callable[..., JobStep]] = {
     events.PreparationFailed: event_steps.fail_preparation,
     events.AggregateReady: event_steps.take_next_model,
     events.ModelLost: event_steps.remake_model,
-    events.EvaluationReady: event_steps.keep_score,
-    events.EvaluationFailed: event_steps.skip_score,
+    events.EvaluationReady: evaluation_steps.keep_score,
+    events.EvaluationFailed: evaluation_steps.skip_score,
     events.RoundPlanned: lambda job, event: open_planned_round(job, event.plan),
 }
 """The step of each event. Records change nothing."""

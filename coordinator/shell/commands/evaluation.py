@@ -32,11 +32,13 @@ from hypergpu.crypto import digest_from_wire
 from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.streams import write_durably
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.workloads.metrics import direction
 
 MANIFEST_BYTES_MAX = 3 << 20
 """A manifest travels in one message of `CreateJob`, which is capped at 4 MiB."""
@@ -189,10 +191,30 @@ async def _initialise(services: Services, runtime: JobRuntime, command: Initiali
             can_checkpoint=made.can_checkpoint,
             operators=made.operators,
             examples=made.examples,
+            target_mode=_target_mode(command.spec, made.metric_name),
+            is_evaluated=True,
+            notes=made.notes,
         )
         await services.driver.report(command.job_id, event)
     finally:
         services.pins.drop([blob.digest])
+
+
+def _target_mode(spec: JobSpec, metric: str) -> str:
+    """Whether the metric falls or rises to the job's target.
+
+    Raises:
+        HyperGPUError: SPEC_INVALID, there is a target, and neither job nor name says so.
+    """
+    mode = spec.evaluation.target_mode or direction(metric)
+    if spec.evaluation.target and not mode:
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"evaluation.target is {spec.evaluation.target:g}, and the name of the metric {metric}"
+            " does not say whether it falls or rises",
+            fix='set evaluation.target_mode to "min" where it falls, or to "max"',
+        )
+    return mode
 
 
 async def load_layout(services: Services, runtime: JobRuntime) -> None:
@@ -334,6 +356,7 @@ async def _evaluate_model(
         is_held_out=command.spec.data.stays_on_nodes,
         model_path=str(path),
         layout_digest=runtime.layout.digest,
+        samples_most=command.samples_most,
     )
     measured = await services.evaluator.evaluate(evaluated_job(runtime), request)
     # JSON has no NaN: a diverged model is a failed evaluation, which can be replayed.
@@ -348,4 +371,6 @@ async def _evaluate_model(
         metric_name=measured.metric_name,
         metrics=measured.metrics,
         outputs=measured.outputs,
+        samples=measured.samples,
+        samples_all=measured.samples_all,
     )

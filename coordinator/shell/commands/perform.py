@@ -10,6 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.commands import (
     Aggregate,
     AssignShard,
@@ -23,7 +24,7 @@ from coordinator.core.job.commands import (
     WriteRecord,
 )
 from coordinator.core.job.events import CoordinatorChanged, DeadlineReached, JobPaused, RoundPlanned
-from coordinator.core.job.state import ENDED, Job, Phase, live_blobs
+from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s

@@ -48,6 +48,10 @@ from hypergpu.workloads.workload import (
     find,
 )
 
+_NOTES_MOST = 8
+_NOTE_MOST = 600
+"""Most notes, and characters of each, that a job's journal takes."""
+
 
 class Evaluator:
     """Keeps the newest job's dataset and module between requests."""
@@ -150,6 +154,8 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         can_checkpoint=entry.can_checkpoint,
         operators=model.operators,
         examples=held_out_examples(model),
+        metric_name=model.metric or entry.metric,
+        notes=tuple(note[:_NOTE_MOST] for note in model.notes[:_NOTES_MOST]),
     )
 
 
@@ -186,7 +192,7 @@ def _mapped_model(layout: Layout, path: Path) -> Iterator[Flat]:
 
 def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) -> Evaluated:
     with _mapped_model(model.layout, Path(request.model_path)) as flat:
-        sums = model.evaluate(flat)
+        sums = model.evaluate(flat, request.samples_most)
         name = model.metric or entry.metric
         loss, metric = sums.loss / sums.samples, sums.metric(name)
         if not (math.isfinite(loss) and math.isfinite(metric)):
@@ -200,6 +206,8 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
             metric_name=name,
             metrics={other: value for other, value in others.items() if math.isfinite(value)},
             outputs=example_outputs(model, flat),
+            samples=sum(map(len, batches(model.dataset.test, request.samples_most))),
+            samples_all=len(model.dataset.test.labels),
         )
 
 

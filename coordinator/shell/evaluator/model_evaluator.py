@@ -58,6 +58,11 @@ class ModelEvaluator(Protocol):
         """Operators of torch without which no node can train it."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how data and model are used."""
+        ...
+
     def initial(self, seed: int) -> Flat:
         """The initial model; the same for the same seed."""
         ...
@@ -84,6 +89,7 @@ class NumpyEvaluator:
 
     metric = ""
     operators: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, workload: NumpyWorkload, data_dir: str, dataset: Dataset | None = None

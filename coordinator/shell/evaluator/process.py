@@ -69,6 +69,10 @@ class Initialised(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     operators: tuple[str, ...] = ()
     """Operators of torch without which no node can train it."""
     examples: tuple[HeldOutExample, ...] = ()
+    metric_name: str = ""
+    """Name of the metric that evaluations will tell."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how data and model are used."""
 
 
 class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
@@ -76,6 +80,8 @@ class Evaluate(WorkloadRequest, frozen=True, tag=True, kw_only=True):
 
     model_path: str
     layout_digest: Digest
+    samples_most: int = 0
+    """Held-out samples to measure, always the same ones; 0: all."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -88,6 +94,10 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Further metrics by name, those that are finite numbers."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the examples; empty: it has none."""
+    samples: int = 0
+    """Held-out samples that were measured."""
+    samples_all: int = 0
+    """Held-out samples that there are."""
 
 
 class MeasureGradient(WorkloadRequest, frozen=True, tag=True, kw_only=True):

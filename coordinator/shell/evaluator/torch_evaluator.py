@@ -28,6 +28,7 @@ from hypergpu.workloads.workload import (
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
+    NotedWorkload,
     OperatorWorkload,
     Sums,
 )
@@ -45,6 +46,7 @@ class TorchEvaluator:
         self.layout = module_layout(self._model)
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
         self.operators = workload.operators if isinstance(workload, OperatorWorkload) else ()
+        self.notes = workload.notes if isinstance(workload, NotedWorkload) else ()
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
 
     def initial(self, seed: int) -> Flat:

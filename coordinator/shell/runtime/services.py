@@ -17,8 +17,9 @@ import structlog
 
 from coordinator.config import Settings
 from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import UpdateReceived
-from coordinator.core.job.state import ENDED, Funding, Phase, live_blobs
+from coordinator.core.job.state import ENDED, Funding, Phase
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore

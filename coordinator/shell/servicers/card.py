@@ -30,6 +30,7 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
         f"- Model digest (BLAKE3): `{model.blob.digest}`",
         *(_score_line(score) for score in scores[:1]),
         *_kept_data_lines(job),
+        *(f"- {note}" for note in job.notes),
         "",
         *_model_lines(job, layout),
         "",
@@ -50,7 +51,8 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
 def _score_line(score: ModelScore) -> str:
     found = {score.metric_name: score.metric, **score.metrics}
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
-    return f"- Held-out loss {score.loss:.4f}, {metrics}".rstrip(", ")
+    measured = f" on {several(score.samples, 'sample')}" if score.samples else ""
+    return f"- Held-out loss {score.loss:.4f}, {metrics}".rstrip(", ") + measured
 
 
 def _kept_data_lines(job: Job) -> list[str]:

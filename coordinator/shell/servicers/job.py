@@ -184,6 +184,7 @@ class JobServicer:
             participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
             unfit=self._unfit_nodes(runtime, caller.own_nodes),
             takeover=runtime.takeover,
+            notes=job.notes,
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))

@@ -6,6 +6,7 @@ Sun et al. 2024, arXiv:2403.12313), at half of the bytes.
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +15,20 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from peft import LoraConfig, TaskType, get_peft_model
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from hypergpu.workloads.entry import Options
-from hypergpu.workloads.finetuning.base_model import LoadedBase
+from hypergpu.workloads.finetuning.base_model import LoadedBase, first_sentence
 from hypergpu.workloads.networks.task import PartModule
 from hypergpu.workloads.workload import DatasetError
 
+_ALL = "all-linear"
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, Conv1D)
+"""Kinds of modules that peft has an adapter of; the last is transformers' transposed layer."""
+_MAMBA = frozenset({"out_proj", "conv1d"})
+_FUSED = dict.fromkeys(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), _MAMBA)
+"""Layers whose weights a base's kernels use without calling them: peft refuses these."""
+_SHOWN_MOST = 8
 _HEAD_SCALE = 0.02
 """Spread of a new head's weights, as transformers' models have it."""
 
@@ -50,15 +59,12 @@ class AdapterPlan(NamedTuple):
             head,
         )
 
-    def peft_config(self) -> LoraConfig:
-        """The same for peft."""
-        targets: str | list[str] = self.targets
-        if targets != "all-linear":
-            targets = [name.strip() for name in self.targets.split(",")]
+    def peft_config(self, targets: Sequence[str]) -> LoraConfig:
+        """The same for peft, with the paths or last names of the modules that get an adapter."""
         return LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,
-            target_modules=targets,
+            target_modules=list(targets),
             exclude_modules=list(self.head) or None,
             modules_to_save=list(self.head) or None,
             task_type=TaskType(self.task) if self.task else None,
@@ -89,11 +95,13 @@ class AdaptedModule(PartModule):
         super().__init__()
         self._is_checkpointed = False
         _draw_head(base, plan.seed)
+        targets = adapted_modules(base.model, plan)
         try:
-            self.adapted: Any = add_adapter(base.model, plan.peft_config())
+            self.adapted: Any = add_adapter(base.model, plan.peft_config(targets))
         except ValueError as wrong:
-            text = str(wrong).partition("\n")[0][:300]
-            raise DatasetError(f"options.targets: {text}") from wrong
+            raise DatasetError(
+                f"options.targets: {first_sentence(wrong)}. Fix: set options.targets = {_ALL!r}"
+            ) from wrong
         _draw(self.adapted, plan)
         # Its name is in the layout, so that a model never meets another base.
         self.register_buffer(base_name(digest), torch.zeros((), dtype=torch.int64))
@@ -127,6 +135,67 @@ class AdaptedModule(PartModule):
         return logits
 
 
+def adapted_modules(base: Any, plan: AdapterPlan) -> list[str]:
+    """Names of the base's modules that a plan gives an adapter.
+
+    ``all-linear`` are all linear layers but the head and the output; of a base that has none, all
+    its convolutions in one group.
+
+    Raises:
+        DatasetError: There are none of a name, or they are of a kind that takes no adapter.
+    """
+    if plan.targets == _ALL:
+        found = _linear_names(base, plan.head)
+        if not found:
+            raise DatasetError(
+                f"options.targets: the base ({type(base).__name__}) has neither a linear layer nor"
+                " a convolution. Fix: name modules that get an adapter in options.targets"
+            )
+        return found
+    named = [name.strip() for name in plan.targets.split(",")]
+    modules = dict(base.named_modules())
+    for name in named:
+        fitting = [path for path in modules if path == name or path.endswith(f".{name}")]
+        kinds = {type(modules[path]).__name__ for path in fitting if not _is_layer(modules[path])}
+        if not fitting or kinds:
+            what = f"is {', '.join(sorted(kinds))}, which takes no adapter" if kinds else "is none"
+            raise DatasetError(
+                f"options.targets: {name or 'an empty name'} {what} of the base's modules."
+                f" Fix: take from {', '.join(_layer_names(base))}"
+            )
+    return named
+
+
+def _is_layer(module: nn.Module) -> bool:
+    # bitsandbytes' linear layers are subclasses.
+    return isinstance(module, _LAYERS) and getattr(module, "groups", 1) == 1
+
+
+def _layer_names(base: nn.Module) -> list[str]:
+    """Last names of modules that take an adapter, some of them."""
+    found = dict.fromkeys(
+        name.rpartition(".")[2] for name, module in base.named_modules() if _is_layer(module)
+    )
+    return [name for name in found if not name.isdigit()][:_SHOWN_MOST]
+
+
+def _linear_names(base: Any, head: tuple[str, ...]) -> list[str]:
+    output = base.get_output_embeddings()
+    fused = _FUSED.get(base.config.model_type, frozenset())
+    others = {
+        name: module
+        for name, module in base.named_modules()
+        if _is_layer(module)
+        and module is not output
+        and not set(head) & set(name.split("."))
+        and name.rpartition(".")[2] not in fused
+    }
+    for kinds in ((nn.Linear, Conv1D), (nn.Conv1d, nn.Conv2d)):
+        if found := [name for name, module in others.items() if isinstance(module, kinds)]:
+            return found
+    return []
+
+
 def add_adapter(base: Any, config: LoraConfig) -> Any:
     """The base with an adapter by peft; transposed layers are told by it in a warning."""
     with warnings.catch_warnings():
@@ -154,12 +223,14 @@ def _draw_head(base: LoadedBase, seed: int) -> None:
 def _draw(adapted: nn.Module, plan: AdapterPlan) -> None:
     """Set A to what every node draws alike, and B to zeros."""
     for name, parameter in adapted.named_parameters():
-        if "lora_A" in name:
-            bound = np.float32(1 / np.sqrt(np.prod(parameter.shape[1:])))  # as peft's kaiming
+        if "lora_A" in name or "lora_embedding_A" in name:
+            # As peft's kaiming. Of an embedding's inputs one alone is 1.
+            inputs = 1 if "embedding" in name else np.prod(parameter.shape[1:])
+            bound = np.float32(1 / np.sqrt(inputs))
             drawn = uniform_numbers(plan.seed, name, tuple(parameter.shape)) * bound
             parameter.copy_(torch.from_numpy(drawn))
             parameter.requires_grad = plan.mode == "full"
-        elif "lora_B" in name:
+        elif "lora_B" in name or "lora_embedding_B" in name:
             parameter.zero_()
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -5,16 +5,26 @@ weights in other formats are refused.
 """
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedConfig
+from torch import nn
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedConfig,
+)
 from transformers.utils.logging import disable_progress_bar
 
-from hypergpu.workloads.finetuning.rows import BASE_FOLDER, CONFIG, base_digest
+from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
+from hypergpu.workloads.finetuning.rows import CONFIG, base_digest
 from hypergpu.workloads.workload import DatasetError
 
 FOUR_BIT = "4bit"
@@ -75,16 +85,55 @@ def _check_settings(path: Path) -> None:
 
 
 def load_config(folder: Path, **changes: Any) -> PreTrainedConfig:
-    """The base's configuration, with changes.
+    """The base's configuration, with changes; attention is as `load_base` chooses it.
 
     Raises:
         DatasetError: transformers does not know it.
     """
+    _check_kind(folder)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **_LOCAL, **changes)
     except (OSError, ValueError, KeyError, TypeError) as broken:
         raise _unusable(folder, broken) from broken
+    # What a configuration asks for may be absent here, and may be code of a hub.
+    for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if isinstance(each, PreTrainedConfig):
+            each._attn_implementation = None  # noqa: SLF001 - has no other setter
     return config
+
+
+def _check_kind(folder: Path) -> None:
+    settings = msgspec.json.decode((folder / CONFIG).read_bytes())
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if not isinstance(kind, str):
+        raise DatasetError(
+            f"{folder.name}/{CONFIG} states no model_type. Fix: save the model with"
+            " save_pretrained(folder) of transformers"
+        )
+    if kind not in CONFIG_MAPPING:
+        raise DatasetError(
+            f"{folder.name} is of the kind {kind!r}, which transformers {transformers.__version__}"
+            " does not have. Fix: take a base of a kind that it has"
+        )
+
+
+def check_task(auto: Any, config: PreTrainedConfig, task: str) -> None:
+    """Refuse a base that no class of transformers makes a model for a task of.
+
+    Args:
+        auto: One of transformers' classes that load by a configuration.
+        config: The base's.
+        task: What the model shall do, for the message, such as ``write text``.
+
+    Raises:
+        DatasetError: There is no such class.
+    """
+    if type(config) not in auto._model_mapping:  # noqa: SLF001 - has no other name
+        raise DatasetError(
+            f"base is of the kind {config.model_type}, of which transformers"
+            f" {transformers.__version__} has no model to {task}."
+            f" Fix: give a base that {auto.__name__} loads"
+        )
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -95,13 +144,17 @@ def load_tokenizer(folder: Path) -> Any:
     """
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **_LOCAL)
-    except (OSError, ValueError, KeyError, TypeError) as broken:
-        raise _unusable(folder, broken) from broken
-    if not tokenizer.is_fast:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as broken:
         raise DatasetError(
-            f"{folder.name} has no tokenizer.json. Fix: save the fast tokenizer beside the model"
-        )
+            f"{folder.name} has no tokenizer that can be loaded: {first_sentence(broken)}."
+            f" Fix: {_SAVE_TOKENIZER}"
+        ) from broken
+    if not tokenizer.is_fast:
+        raise DatasetError(f"{folder.name} has no tokenizer.json. Fix: {_SAVE_TOKENIZER}")
     return tokenizer
+
+
+_SAVE_TOKENIZER = "save the fast tokenizer beside the model: tokenizer.save_pretrained(folder)"
 
 
 class LoadedBase(NamedTuple):
@@ -112,10 +165,71 @@ class LoadedBase(NamedTuple):
     """Parameters that the folder does not have, all of them of the head."""
 
 
+def empty_model(auto: Any, config: PreTrainedConfig) -> Any:
+    """The base's modules without any values: they take no memory.
+
+    Raises:
+        DatasetError: It cannot be made of its configuration.
+    """
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return auto.from_config(config)
+    except Exception as broken:  # a class may raise anything over a configuration
+        raise DatasetError(
+            f"base cannot be made of its {CONFIG}: {first_sentence(broken)}."
+            " Fix: give the folder as save_pretrained wrote it"
+        ) from broken
+
+
+def head_names(model: Any) -> tuple[str, ...]:
+    """Modules with parameters that a class of transformers has beside the base itself."""
+    prefix = model.base_model_prefix
+    if not hasattr(model, prefix):
+        return ()
+    return tuple(
+        name
+        for name, module in model.named_children()
+        if name != prefix and any(True for _ in module.parameters())
+    )
+
+
+_POSITION_NAMES = frozenset({"wpe", "embed_positions", "position_embeddings", "positions_embed"})
+
+
+def positions_most(auto: Any, config: PreTrainedConfig) -> int | None:
+    """Tokens that a base takes; None: any number.
+
+    Tables of positions may have rows that no token gets: those up to the padding's in RoBERTa.
+    """
+    stated = getattr(config.get_text_config(), "max_position_embeddings", None)
+    found = [stated] if isinstance(stated, int) and stated > 0 else []
+    for name, module in empty_model(auto, config).named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _POSITION_NAMES:
+            unused = getattr(module, "offset", 0)
+            if isinstance(module.padding_idx, int):
+                unused = module.padding_idx + 1
+            found.append(module.num_embeddings - unused)
+    return min(found, default=None)
+
+
+def check_length(length: int, most: int | None) -> None:
+    """Refuse samples of more tokens than a base takes.
+
+    Raises:
+        DatasetError: They are longer.
+    """
+    if most is not None and length > most:
+        raise DatasetError(
+            f"options.sequence_length is {length} and the base takes {most} tokens."
+            f" Fix: set options.sequence_length = {most}"
+        )
+
+
 def load_base(
     auto: Any, folder: Path, config: PreTrainedConfig, *, dtype: str, head: tuple[str, ...] = ()
 ) -> LoadedBase:
-    """The base as a module of transformers.
+    """The base as a module of transformers, with torch's own attention where its class has it.
 
     Args:
         auto: One of transformers' classes that load by a configuration.
@@ -123,28 +237,32 @@ def load_base(
         config: The base's, with changes.
         dtype: What parameters are held as; ``4bit``: those of linear layers as NF4 (Dettmers et al.
             2023, arXiv:2305.14314), all others as float32.
-        head: Modules that the folder may lack, or have in other shapes.
+        head: Modules that the folder may lack, or have in other shapes, beside a pooler.
 
     Raises:
         DatasetError: It cannot be loaded, or lacks parameters.
     """
     disable_progress_bar()
+    storage = _storage(dtype, head)
     try:
         model, found = auto.from_pretrained(
             folder,
             config=config,
-            **_storage(dtype, head),
+            **storage,
             use_safetensors=True,
-            attn_implementation="sdpa",
             ignore_mismatched_sizes=bool(head),
             output_loading_info=True,
             **_LOCAL,
         )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as broken:
+    except (
+        *(OSError, ValueError, KeyError, TypeError, RuntimeError),
+        *(ImportError, SafetensorError),
+    ) as broken:
         raise _unusable(folder, broken) from broken
     names = {str(each[0] if isinstance(each, tuple) else each) for each in found["mismatched_keys"]}
     absent = sorted(names | set(found["missing_keys"]))
-    wrong = [name for name in absent if name.partition(".")[0] not in head]
+    allowed = {*head, _POOLER} if head else set()
+    wrong = [name for name in absent if not allowed.intersection(name.split("."))]
     if wrong:
         raise DatasetError(
             f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
@@ -153,8 +271,19 @@ def load_base(
     return LoadedBase(model, tuple(absent))
 
 
+_POOLER = "pooler"
+"""Part of some bases that was trained for nothing else, and that others were saved without."""
+
+
+def trained_head(base: LoadedBase) -> tuple[str, ...]:
+    """Modules of a classifier that are trained as a whole."""
+    head = head_names(base.model)
+    lacks_pooler = any(_POOLER in name.split(".") for name in base.absent)
+    return (*head, _POOLER) if lacks_pooler and _POOLER not in head else head
+
+
 def _storage(dtype: str, head: tuple[str, ...]) -> dict[str, Any]:
-    """How transformers shall hold parameters."""
+    """How transformers shall hold parameters: alike on every machine, whatever it computes on."""
     if dtype != FOUR_BIT:
         return {"dtype": getattr(torch, dtype)}
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -172,6 +301,20 @@ def _storage(dtype: str, head: tuple[str, ...]) -> dict[str, Any]:
     return {"dtype": torch.float32, "quantization_config": quantized}
 
 
+_SENTENCE_MOST = 200
+
+
+def first_sentence(broken: Exception) -> str:
+    """The beginning of another library's text, cut behind a word; its advice is left out."""
+    text = " ".join(str(broken).split()) or type(broken).__name__
+    text = text.partition(". ")[0].rstrip(".")
+    if len(text) <= _SENTENCE_MOST:
+        return text
+    return text[:_SENTENCE_MOST].rpartition(" ")[0] + " ..."
+
+
 def _unusable(folder: Path, broken: Exception) -> DatasetError:
-    text = " ".join(str(broken).split())[:300]
-    return DatasetError(f"{folder.name} cannot be loaded by transformers: {text}")
+    return DatasetError(
+        f"{folder.name} cannot be loaded by transformers: {first_sentence(broken)}."
+        " Fix: save the model anew with save_pretrained(folder)"
+    )

@@ -2,11 +2,10 @@
 trained as a whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,21 +18,32 @@ from hypergpu.workloads.finetuning.adapters import AdaptedModule, AdapterPlan
 from hypergpu.workloads.finetuning.base_model import (
     base_folder,
     check_base,
+    check_length,
+    check_task,
+    empty_model,
+    head_names,
     load_base,
     load_config,
     load_tokenizer,
+    positions_most,
+    trained_head,
 )
+from hypergpu.workloads.finetuning.labels import check_numbers, class_number
+from hypergpu.workloads.finetuning.packing import trial_tokens
+from hypergpu.workloads.finetuning.pixels import pixel_rules
+from hypergpu.workloads.finetuning.row_files import RowFiles
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
+from hypergpu.workloads.finetuning.tokens import check_tokens
 from hypergpu.workloads.networks.images import (
     Pictures,
+    drawn_images,
     held_out_folder,
     node_pictures,
     read_folder,
 )
+from hypergpu.workloads.splits import HELD_OUT
 from hypergpu.workloads.workload import NO_SAMPLES, Array, Dataset, DatasetError, Example, Sums
 
-_HEADS = ("classifier", "pre_classifier", "score")
-"""Names of heads in transformers."""
 _TOKENS_AT_ONCE = 1 << 14
 _IMAGES_AT_ONCE = 32
 _GRADIENT_SAMPLES = 128
@@ -52,6 +62,8 @@ class _Classifier:
     gradient_samples_most = _GRADIENT_SAMPLES
     auto: Any
     task: str
+    purpose: str
+    """What the model does, for messages."""
 
     def __init__(self, options: Options, data_dir: str) -> None:
         self.folder = base_folder(data_dir)
@@ -66,16 +78,38 @@ class _Classifier:
             id2label=dict(enumerate(self.names)),
             label2id={name: number for number, name in enumerate(self.names)},
         )
+        check_task(self.auto, self.config, self.purpose)
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See `NotedWorkload`."""
+        return tuple(dict.fromkeys(self._notes))
 
     def model(self) -> nn.Module:
         """The base with its adapter and head as they are first."""
         dtype = str(self._options["base_dtype"])
-        base = load_base(self.auto, self.folder, self.config, dtype=dtype, head=_HEADS)
-        head = tuple(name for name in _HEADS if hasattr(base.model, name))
-        return AdaptedModule(base, AdapterPlan.of(self._options, self.task, head), self._digest)
+        head = head_names(empty_model(self.auto, self.config))
+        base = load_base(self.auto, self.folder, self.config, dtype=dtype, head=head)
+        plan = AdapterPlan.of(self._options, self.task, trained_head(base))
+        return AdaptedModule(base, plan, self._digest)
 
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """``float[b, classes]`` of a batch's fields but the last, its targets."""
+        raise NotImplementedError
+
+    def trial_logits(self, run: Callable[..., Tensor]) -> Tensor:
+        """Logits of an input that is no sample, by which a merged model is compared with its
+        adapter.
+
+        Args:
+            run: A model that gives logits for its named inputs.
+        """
+        with torch.inference_mode():
+            return run(**self.trial_inputs()).float()
+
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """Inputs of the model by name, the same each time."""
         raise NotImplementedError
 
     def loss(self, model: nn.Module, *fields: Tensor) -> Tensor:
@@ -94,35 +128,71 @@ class TextClassifier(_Classifier):
 
     auto = AutoModelForSequenceClassification
     task = "SEQ_CLS"
+    purpose = "judge texts"
     pipeline = "text-classification"
 
     def __init__(self, options: Options, data_dir: str) -> None:
         super().__init__(options, data_dir)
         self._length = int(options["sequence_length"])
         self.evaluation_batch = max(1, _TOKENS_AT_ONCE // self._length)
+        check_length(self._length, positions_most(self.auto, self.config))
         self._tokenizer = load_tokenizer(self.folder)
-        if self.config.pad_token_id is None:
-            self.config.pad_token_id = self._tokenizer.pad_token_id or 0
+        self._vocabulary = getattr(self.config.get_text_config(), "vocab_size", None) or 0
+        self._pad()
+
+    def _pad(self) -> None:
+        """Have base and tokenizer agree on the token that fills what is left.
+
+        Models that write text have none of their own; they judge the last token that is not it.
+        """
+        tokenizer, config = self._tokenizer, self.config.get_text_config()
+        padding = config.pad_token_id
+        if padding is None:
+            padding = tokenizer.pad_token_id
+        if padding is None:
+            padding = tokenizer.eos_token_id
+        if padding is None:
+            raise DatasetError(
+                "the base's tokenizer has no token that fills what is left of a batch. Fix: set"
+                " tokenizer.pad_token and save it with tokenizer.save_pretrained(folder)"
+            )
+        self.config.pad_token_id = config.pad_token_id = self._padding = int(padding)
+        if tokenizer.pad_token_id != padding:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(self._padding)
 
     def load(self, data_dir: str) -> Dataset:
         """Rows with ``text`` and ``label``: a class's name or number."""
-        train, held_out = read_rows(Path(data_dir))
+        train, held_out, files = read_rows(Path(data_dir))
+        self._note_files(files)
+        check_numbers([*train, *held_out], self.names)
         return Dataset(self._samples(train), self._samples(held_out), tuple(self.names))
+
+    def check(self, data_dir: str, *, has_train: bool) -> None:
+        """See `CheckedWorkload`: every row becomes tokens, and no weight is read."""
+        self.load(data_dir) if has_train else self.held_out(data_dir)
 
     def held_out(self, data_dir: str) -> Dataset:
         """See `NodeDataWorkload`."""
-        samples = self._samples(all_rows(Path(data_dir)))
-        return Dataset(NO_SAMPLES, samples, tuple(self.names))
+        rows, files = all_rows(Path(data_dir), HELD_OUT)
+        self._note_files(files)
+        return Dataset(NO_SAMPLES, self._samples(rows), tuple(self.names))
 
     def node_samples(self, data_dir: str, node_dir: str) -> "LabelledTexts":
         """See `NodeDataWorkload`."""
-        return self._samples(all_rows(Path(node_dir)))
+        return self._samples(all_rows(Path(node_dir)).rows)
+
+    def _note_files(self, files: RowFiles) -> None:
+        self._notes.append(files.summary)
 
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """See `_Classifier`."""
         tokens, counts = inputs
         found: Tensor = model(input_ids=tokens.long(), attention_mask=counts.long())
         return found
+
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """See `_Classifier`."""
+        return {"input_ids": trial_tokens(self._vocabulary or 2, self._length)}
 
     def save_reader(self, folder: Path) -> None:
         """Save what makes tokens of text beside a model."""
@@ -131,20 +201,16 @@ class TextClassifier(_Classifier):
     def _samples(self, rows: Sequence[DataRow]) -> "LabelledTexts":
         texts, targets = [], []
         for row in rows:
-            text, label = row.values.get("text"), row.values.get("label")
-            number = label if type(label) is int else self._number(label)
-            if not isinstance(text, str) or not 0 <= number < len(self.names):
-                raise DatasetError(
-                    f"{row.place}: a row has text, and a label that is one of"
-                    f" {', '.join(self.names)} or its number. Fix: set options.labels"
-                )
+            text = row.values.get("text")
+            if not isinstance(text, str):
+                raise DatasetError(f"{row.place} has no text. Fix: give each row the field text")
+            targets.append(class_number(row.place, row.values.get("label"), self.names))
             found = self._tokenizer(text, truncation=True, max_length=self._length)
-            texts.append(np.array(found["input_ids"], np.int32))
-            targets.append(number)
-        return LabelledTexts(texts, np.array(targets, np.int64), self.config.pad_token_id)
-
-    def _number(self, label: Any) -> int:
-        return self.names.index(label) if label in self.names else -1
+            tokens = np.array(found["input_ids"], np.int32)
+            is_text = bool(text.strip())
+            check_tokens(row.place, tokens, self._tokenizer, self._vocabulary, is_text=is_text)
+            texts.append(tokens)
+        return LabelledTexts(texts, np.array(targets, np.int64), self._padding)
 
 
 class LabelledTexts(NamedTuple):
@@ -167,75 +233,60 @@ class LabelledTexts(NamedTuple):
         return tokens, counts, self.labels[indices]
 
 
-class _Preprocessor(msgspec.Struct, frozen=True):
-    """The part of the base's file that says how pixels become its inputs."""
-
-    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-
-
 class ImageClassifier(_Classifier):
     """Images in a folder for each class. Implements `TorchWorkload`."""
 
     auto = AutoModelForImageClassification
     task = ""
+    purpose = "judge images"
     pipeline = "image-classification"
     evaluation_batch = _IMAGES_AT_ONCE
 
     def __init__(self, options: Options, data_dir: str) -> None:
         super().__init__(options, data_dir)
-        path = self.folder / _PREPROCESSOR
-        try:
-            content = path.read_bytes() if path.exists() else b"{}"
-            read = msgspec.json.decode(content, type=_Preprocessor)
-        except (OSError, msgspec.DecodeError) as broken:
-            raise DatasetError(f"{_PREPROCESSOR} cannot be read: {broken}") from broken
-        self._mean, self._deviation = (
-            torch.tensor(each).view(1, 3, 1, 1) for each in (read.image_mean, read.image_std)
-        )
+        self._pixels = pixel_rules(self.folder / _PREPROCESSOR, self.config)
 
     def load(self, data_dir: str) -> Dataset:
-        """Images below ``images/``, in sub-folders with the classes' names."""
-        found = read_folder(
-            str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
-        )
-        return self._check_labels(found)
+        """Images below ``images/``, in sub-folders with the classes' names, in any order."""
+        return read_folder(self._images(data_dir), classes=self.names, form=self._pixels.form)
+
+    def check(self, data_dir: str, *, has_train: bool) -> None:
+        """See `CheckedWorkload`: a few images of each class are decoded."""
+        found = self.load(data_dir) if has_train else self.held_out(data_dir)
+        for samples in (found.train, found.test):
+            if len(samples.labels):
+                _, firsts = np.unique(samples.labels, return_index=True)
+                samples.batch(firsts)
 
     def held_out(self, data_dir: str) -> Dataset:
         """See `NodeDataWorkload`."""
-        found = held_out_folder(
-            str(Path(data_dir) / IMAGES_FOLDER), classes=len(self.names), image_size=self._side
-        )
-        return self._check_labels(found)
+        return held_out_folder(self._images(data_dir), classes=self.names, form=self._pixels.form)
 
     def node_samples(self, data_dir: str, node_dir: str) -> Pictures:
         """See `NodeDataWorkload`."""
-        images = str(Path(data_dir) / IMAGES_FOLDER)
-        return node_pictures(images, node_dir, image_size=self._side)
+        return node_pictures(
+            self._images(data_dir), node_dir, form=self._pixels.form, classes=self.names
+        )
 
-    @property
-    def _side(self) -> int:
-        side = getattr(self.config, "image_size", 224)
-        return side if isinstance(side, int) else 224
-
-    def _check_labels(self, found: Dataset) -> Dataset:
-        if list(found.class_names) != self.names:
-            raise DatasetError(
-                f"the sub-folders are {', '.join(found.class_names)}."
-                f' Fix: set options.labels = "{",".join(found.class_names)}"'
-            )
-        return found
+    def _images(self, data_dir: str) -> str:
+        return str(Path(data_dir) / IMAGES_FOLDER)
 
     def logits(self, model: nn.Module, *inputs: Tensor) -> Tensor:
         """See `_Classifier`."""
         (images,) = inputs
-        pixels = images.float() / 255 - self._mean.to(images.device)
-        found: Tensor = model(pixel_values=pixels / self._deviation.to(images.device))
+        found: Tensor = model(pixel_values=self._pixels.inputs(images))
         return found
+
+    def trial_inputs(self) -> dict[str, Tensor]:
+        """See `_Classifier`."""
+        form = self._pixels.form
+        values = torch.arange(form.channels * form.height * form.width) * 37 % 256
+        images = values.view(1, form.channels, form.height, form.width)
+        return {"pixel_values": self._pixels.inputs(images)}
 
     def examples(self, inputs: Array, targets: Array) -> list[Example]:
         """Held-out images."""
-        shown = zip(inputs.transpose(0, 2, 3, 1), targets, strict=True)
+        shown = zip(drawn_images(inputs), targets, strict=True)
         return [Example(image=image, label=int(label)) for image, label in shown]
 
     def outputs(self, model: nn.Module, inputs: Tensor) -> list[int | str]:

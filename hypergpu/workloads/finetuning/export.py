@@ -5,7 +5,7 @@ trained adapter: ``adapter/`` for peft, and ``merged/``, a whole model for trans
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypergpu.workloads.networks.exported import (
     ExportError,
@@ -17,6 +17,8 @@ from hypergpu.workloads.workload import BuilderMissingError, DatasetError, Unkno
 
 _CARD = "README.md"
 _SHARD_BYTES = "4GB"
+_MERGED_MOST = 1e-3
+"""Largest difference of outputs, of the largest output, between a merged model and its adapter."""
 
 
 class AdapterFolders(NamedTuple):
@@ -56,11 +58,65 @@ def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
     # What peft names the base by; its own folder, not the path of this machine.
     adapted.peft_config["default"].base_model_name_or_path = "base"
     adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
-    merged = adapted.merge_and_unload(safe_merge=True)
+    merged = merged_model(trained)
     merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
     for folder, library in zip(folders, ("peft", "transformers"), strict=True):
         trained.workload.save_reader(folder)
         (folder / _CARD).write_text(_card(trained, folders, library), encoding="utf-8")
+
+
+def merged_model(trained: TrainedModel) -> Any:
+    """The base with the adapter added to its weights, which gives what both gave apart.
+
+    Raises:
+        ExportError: It does not: some part of the base uses weights in a way that peft passes over.
+    """
+    adapted = trained.model.adapted
+    before = trained.workload.trial_logits(trained.model)
+    untie_adapted(adapted)
+    merged = adapted.merge_and_unload(safe_merge=True)
+    merged.tie_weights()  # As loading does: what is still tied is alike.
+    after = trained.workload.trial_logits(lambda **inputs: merged(**inputs).logits)
+    worst = float((after - before).abs().max() / before.abs().max().clamp_min(1e-6))
+    if not worst <= _MERGED_MOST:
+        raise ExportError(
+            f"merged into {type(merged).__name__} the adapter gives other outputs, by {worst:.1g}"
+            " of the largest: merged/ is not written. Fix: load adapter/ with peft onto the base"
+        )
+    return merged
+
+
+def untie_adapted(adapted: Any) -> None:
+    """Give each layer with an adapter weights of its own, where others share them: merged into a
+    tied head an adapter would change the embedding, too.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]
+    merged = {id(each) for layer in layers for each in layer.get_base_layer().parameters()}
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for _, _, parameter in _parameter_places(adapted):
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    if not merged & shared:
+        return
+    for module, name, parameter in _parameter_places(adapted):
+        if id(parameter) in shared:
+            # All are parted, since one setting of the model's ties all or none.
+            own = type(parameter)(parameter.detach().clone(), requires_grad=False)
+            setattr(module, name, own)
+    base = adapted.get_base_model()
+    for config in (base.config, base.config.get_text_config()):
+        config.tie_word_embeddings = False
+
+
+def _parameter_places(model: Any) -> list[tuple[Any, str, Any]]:
+    """Every module that has a parameter of its own, with its name there."""
+    return [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
 
 
 def _card(trained: TrainedModel, folders: AdapterFolders, library: str) -> str:

@@ -1,27 +1,26 @@
-"""Rows of a folder as people have them for TRL, read the same on every machine: text files, JSON
-lines and parquet, one part to train on and one held out.
+"""Rows of a folder as people have them for TRL, read the same on every machine: JSON, CSV, parquet
+and text files, one part to train on and one held out.
 """
 
-from collections.abc import Iterator, Mapping
+import csv
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from hypergpu.workloads.finetuning.row_files import SUFFIXES, TEXT, RowFiles, choose_files
+from hypergpu.workloads.held_out import held_out_places
+from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import DatasetError
 
-BASE_FOLDER = "base"
-"""Part of a job's folder that holds the model which gets an adapter."""
 CONFIG = "config.json"
 """The base's file of settings."""
-HELD_OUT = "held_out"
-"""Name of the file, or folder of files, with held-out rows."""
-_HELD_OUT_EVERY = 10
-_TEXT = frozenset({".txt", ".md", ".rst", ".py"})
-SUFFIXES = (*sorted(_TEXT), ".jsonl", ".parquet")
 _RUN_CHARACTERS = 4096
 _LINE_BYTES_MOST = 64 << 20
+_JSON_BYTES_MOST = 1 << 30
 
 
 def base_digest(folder: Path) -> str:
@@ -45,60 +44,66 @@ class DataRow(NamedTuple):
 
 
 class RowParts(NamedTuple):
-    """All rows of a folder."""
+    """All rows of a folder, with the files that they are from."""
 
     train: list[DataRow]
     held_out: list[DataRow]
+    files: RowFiles
+
+
+class FileRows(NamedTuple):
+    """Rows of one part of a folder, with the files that they are from."""
+
+    rows: list[DataRow]
+    files: RowFiles
 
 
 def read_rows(folder: Path) -> RowParts:
-    """Rows of a folder. Without a part ``held_out`` each tenth row is held out.
+    """Rows of a folder. Where no files are held out, a tenth of the rows is drawn, of each class
+    where rows have a ``label``.
 
     Files of text are rows of about 4,096 characters with the field ``text``.
 
     Raises:
         DatasetError: There are too few, or a file cannot be read.
     """
-    files = _row_files(folder)
-    held_out = [path for path in files if _part_of(folder, path) == HELD_OUT]
-    train = [path for path in files if path not in held_out]
-    rows, kept = _rows_of(folder, train), _rows_of(folder, held_out)
-    if not held_out:
-        kept = rows[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY] or rows[1:][-1:]
-        left_out = {id(row) for row in kept}
-        rows = [row for row in rows if id(row) not in left_out]
+    files = choose_files(folder)
+    rows, kept = _rows_of(folder, files.train), _rows_of(folder, files.held_out)
+    if not files.held_out:
+        places = held_out_places(_label_of(row) for row in rows)
+        kept = [row for row, is_held_out in zip(rows, places, strict=True) if is_held_out]
+        rows = [row for row, is_held_out in zip(rows, places, strict=True) if not is_held_out]
     if not rows or not kept:
         raise DatasetError(
-            f"{folder} holds {len(rows)} rows to train on and {len(kept)} to hold out; each part"
-            f" needs one. Fix: add files ending in {', '.join(SUFFIXES)}"
+            f"{folder.name} holds {len(rows)} rows to train on and {len(kept)} to hold out; each"
+            f" part needs one{files.told_left_out}. Fix: add files ending in {', '.join(SUFFIXES)}"
         )
-    return RowParts(rows, kept)
+    return RowParts(rows, kept, files)
 
 
-def all_rows(folder: Path) -> list[DataRow]:
+def all_rows(folder: Path, part: str = TRAIN) -> FileRows:
     """Rows of a folder that is one part alone: held out, or a node's own.
+
+    Args:
+        folder: Where they lie.
+        part: Which files are taken where their names state parts: ``train`` or ``held_out``.
 
     Raises:
         DatasetError: A file cannot be read.
     """
-    return _rows_of(folder, _row_files(folder))
+    files = choose_files(folder)
+    if part == HELD_OUT:
+        files = files.only_held_out()
+        return FileRows(_rows_of(folder, files.held_out), files)
+    return FileRows(_rows_of(folder, files.train), files)
 
 
-def _row_files(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-    parts = {path: path.relative_to(folder).parts for path in found}
-    return sorted(
-        (path for path, names in parts.items() if names[0] != BASE_FOLDER),
-        key=lambda path: parts[path],
-    )
+def _label_of(row: DataRow) -> str | int | float | None:
+    label = row.values.get("label")
+    return label if isinstance(label, str | int | float) else None
 
 
-def _part_of(folder: Path, path: Path) -> str:
-    first = path.relative_to(folder).parts[0]
-    return first if first == HELD_OUT else Path(first).stem
-
-
-def _rows_of(folder: Path, files: list[Path]) -> list[DataRow]:
+def _rows_of(folder: Path, files: Sequence[Path]) -> list[DataRow]:
     rows: list[DataRow] = []
     for source, path in enumerate(files):
         name = path.relative_to(folder).as_posix()
@@ -114,11 +119,14 @@ def _rows_of(folder: Path, files: list[Path]) -> list[DataRow]:
 def _rows_of_file(
     path: Path, source: int, name: str
 ) -> Iterator[tuple[Mapping[str, Any], int, str]]:
-    if path.suffix in _TEXT:
+    suffix = path.suffix.lower()
+    if suffix in TEXT:
         for line, text in _text_runs(path):
             yield {"text": text}, source, f"{name}, line {line}"
         return
-    read = _json_lines if path.suffix == ".jsonl" else _parquet_rows
+    read = {".jsonl": _json_lines, ".json": _json_rows, ".csv": _csv_rows}.get(
+        suffix, _parquet_rows
+    )
     for number, values in read(path, name):
         yield values, source, f"{name}, row {number}"
 
@@ -128,7 +136,7 @@ def _text_runs(path: Path) -> Iterator[tuple[int, str]]:
     has some to hold out.
     """
     first, run, count = 1, [], 0
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         for number, line in enumerate(iter(lambda: file.readline(_RUN_CHARACTERS), ""), 1):
             run.append(line)
             count += len(line)
@@ -144,15 +152,64 @@ def _json_lines(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]
         for number, line in enumerate(iter(lambda: file.readline(_LINE_BYTES_MOST + 1), b""), 1):
             if len(line) > _LINE_BYTES_MOST:
                 raise DatasetError(f"{name}, row {number}: more than {_LINE_BYTES_MOST} bytes")
-            if not line.strip():
+            plain = line.removeprefix(BOM_UTF8) if number == 1 else line
+            if not plain.strip():
                 continue
             try:
-                values = msgspec.json.decode(line)
+                values = msgspec.json.decode(plain)
             except msgspec.DecodeError as broken:
-                raise DatasetError(f"{name}, row {number} is no JSON: {broken}") from broken
-            if not isinstance(values, dict):
-                raise DatasetError(f'{name}, row {number}: a row is an object like {{"text": ...}}')
-            yield number, values
+                raise DatasetError(
+                    f"{name}, row {number} is no JSON: {broken}."
+                    " Fix: write one object a line, in UTF-8"
+                ) from broken
+            yield number, _object_of(values, name, number)
+
+
+def _object_of(values: Any, name: str, number: int) -> Mapping[str, Any]:
+    if isinstance(values, dict):
+        return values
+    raise DatasetError(
+        f'{name}, row {number} is no object. Fix: write each row as an object like {{"text": ...}}'
+    )
+
+
+def _json_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Rows of a file with one list of objects; a file of JSON lines may bear this name, too."""
+    if path.stat().st_size > _JSON_BYTES_MOST:
+        raise DatasetError(
+            f"{name} has more than {_JSON_BYTES_MOST} bytes. Fix: write one object a line as .jsonl"
+        )
+    content = path.read_bytes().removeprefix(BOM_UTF8)
+    if not content.lstrip().startswith(b"["):
+        yield from _json_lines(path, name)
+        return
+    try:
+        found = msgspec.json.decode(content, type=list[Any])
+    except msgspec.DecodeError as broken:
+        raise DatasetError(
+            f"{name} is no JSON: {broken}. Fix: write a list of objects, in UTF-8"
+        ) from broken
+    for number, values in enumerate(found, 1):
+        yield number, _object_of(values, name, number)
+
+
+def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Rows of a file whose first line has the fields' names; all values are texts."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for number, values in enumerate(reader, 1):
+                if None in values or None in values.values():
+                    raise DatasetError(
+                        f"{name}, row {number} has not as many values as the first line has names."
+                        " Fix: put values with commas or line ends in quotation marks"
+                    )
+                yield number, values
+        except csv.Error as broken:
+            raise DatasetError(
+                f"{name}, line {reader.line_num} is no CSV: {broken}."
+                " Fix: put values with commas or line ends in quotation marks"
+            ) from broken
 
 
 def _parquet_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

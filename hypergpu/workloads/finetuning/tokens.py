@@ -26,6 +26,9 @@ class Tokenizer(Protocol):
     @property
     def eos_token_id(self) -> int | None: ...
 
+    def convert_ids_to_tokens(self, ids: int) -> str | None:
+        """A token's text."""
+
     def __call__(self, text: str, **settings: Any) -> Mapping[str, Any]: ...
 
     def apply_chat_template(self, conversation: list[Mapping[str, Any]], **settings: Any) -> Any:
@@ -57,6 +60,8 @@ class RowRules(NamedTuple):
     packing: bool
     loss_on: str
     """``completion`` or ``all``."""
+    vocabulary: int = 0
+    """Tokens that the base has; 0: not known."""
 
 
 def passage_of(row: DataRow, tokenizer: Tokenizer, loss_on: str) -> Passage:
@@ -149,6 +154,8 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
         verbose=False,
     )
     tokens = np.array(found["input_ids"], np.int32)
+    is_text = bool(passage.text.strip())
+    check_tokens(row.place, tokens, tokenizer, rules.vocabulary, is_text=is_text)
     offsets = np.array(found["offset_mapping"], np.int64).reshape(-1, 2)
     counts = np.zeros(len(tokens), bool)
     for start, end in passage.spans:
@@ -160,6 +167,34 @@ def token_rows(row: DataRow, tokenizer: Tokenizer, rules: RowRules) -> list[Toke
     pieces = _pieces(len(tokens), rules, is_whole=passage.spans[:1] != ((0, len(passage.text)),))
     rows = (_token_row(tokens[start:end], counts[start:end]) for start, end in pieces)
     return [each for each in rows if (each.labels != IGNORED).any()]
+
+
+def check_tokens(
+    place: str, tokens: Tokens, tokenizer: Tokenizer, vocabulary: int, *, is_text: bool
+) -> None:
+    """Refuse a row with a token that the base has no embedding of, or with none for its text.
+
+    Args:
+        place: File and row.
+        tokens: The row's.
+        tokenizer: Where they come from.
+        vocabulary: Tokens that the base has; 0: not known.
+        is_text: Whether the row has letters to make tokens of.
+
+    Raises:
+        DatasetError: There is such a token.
+    """
+    if is_text and not len(tokens):
+        raise DatasetError(
+            f"{place}: the tokenizer makes no token of its text. Fix: save the tokenizer anew"
+            " with save_pretrained of the class that it was made with"
+        )
+    if vocabulary and len(tokens) and (highest := int(tokens.max())) >= vocabulary:
+        raise DatasetError(
+            f"{place} has the token {tokenizer.convert_ids_to_tokens(highest)!r}, number"
+            f" {highest} of the tokenizer, and the base has {vocabulary} tokens. Fix: resize it"
+            " with model.resize_token_embeddings(len(tokenizer)) and save it again"
+        )
 
 
 def _pieces(count: int, rules: RowRules, *, is_whole: bool) -> list[tuple[int, int]]:
@@ -201,8 +236,16 @@ def pack_rows(lengths: Sequence[int], length_most: int) -> list[list[int]]:
 class TokenSamples:
     """Samples of one or several rows of tokens. Implements `Samples`."""
 
-    def __init__(self, rows: Sequence[TokenRow], sources: Sequence[int], packs: list[list[int]]):
+    def __init__(
+        self,
+        rows: Sequence[TokenRow],
+        sources: Sequence[int],
+        packs: list[list[int]],
+        rows_left_out: int = 0,
+    ) -> None:
         self._rows = rows
+        self.rows_left_out = rows_left_out
+        """Rows without a token that counts."""
         self._packs = packs
         self._labels = np.array([sources[pack[0]] for pack in packs], np.int64)
 
@@ -241,14 +284,20 @@ def token_samples(
     Raises:
         DatasetError: No row has a token to predict, or one has none of the forms.
     """
-    found = [(each, row.source) for row in rows for each in token_rows(row, tokenizer, rules)]
-    if not found:
+    pieces: list[TokenRow] = []
+    sources: list[int] = []
+    rows_left_out = 0
+    for row in rows:
+        found = token_rows(row, tokenizer, rules)
+        pieces += found
+        sources += [row.source] * len(found)
+        rows_left_out += not found
+    if not pieces:
         raise DatasetError(
-            f"the rows of {part} have no token to predict. Fix: raise options.sequence_length"
-            " above the longest prompt, or give longer rows"
+            f"the rows of {part} have no token to predict within options.sequence_length ="
+            f" {rules.sequence_length}. Fix: raise it above the longest prompt"
         )
-    pieces, sources = [each for each, _ in found], [source for _, source in found]
+    packs = [[number] for number in range(len(pieces))]
     if rules.packing:
-        lengths = [len(each.tokens) for each in pieces]
-        return TokenSamples(pieces, sources, pack_rows(lengths, rules.sequence_length))
-    return TokenSamples(pieces, sources, [[number] for number in range(len(pieces))])
+        packs = pack_rows([len(each.tokens) for each in pieces], rules.sequence_length)
+    return TokenSamples(pieces, sources, packs, rows_left_out)

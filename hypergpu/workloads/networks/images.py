@@ -5,7 +5,7 @@ networks fitted to them.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from urllib.error import URLError
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 from torchvision import datasets
 from torchvision.datasets.utils import download_and_extract_archive
@@ -23,6 +22,7 @@ from torchvision.models import resnet18, vgg11_bn
 from hypergpu.dataset import permutation
 from hypergpu.units import are, several
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image
 from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
 from hypergpu.workloads.networks.task import Classification
 from hypergpu.workloads.node_data import NodeDataReaders
@@ -181,75 +181,80 @@ _TEST_SHARE = 10  # one in ten
 class Pictures:
     """Image files with their classes. Implements `Samples`."""
 
-    def __init__(self, paths: list[str], labels: NDArray[np.int64], image_size: int) -> None:
+    def __init__(self, paths: list[str], labels: NDArray[np.int64], form: ImageForm) -> None:
         self._paths = paths
         self._labels = labels
-        self._image_size = image_size
+        self._form = form
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """Class numbers, in the alphabetical order of the sub-folders."""
+        """Class numbers."""
         return self._labels
 
     def batch(self, indices: NDArray[np.int64]) -> tuple[Array, Array]:
-        """``uint8[b, 3, size, size]``: the largest middle square of each image, resized."""
-        images = np.stack([self._decode(self._paths[index]) for index in indices])
+        """``uint8[b, channels, height, width]`` of the form, and class numbers."""
+        images = np.stack([decode_image(self._paths[index], self._form) for index in indices])
         return images, self._labels[indices]
 
-    def _decode(self, path: str) -> NDArray[np.uint8]:
-        try:
-            with Image.open(path) as image:
-                square = min(image.size)
-                left, top = (image.width - square) // 2, (image.height - square) // 2
-                part = image.convert("RGB").crop((left, top, left + square, top + square))
-        except (OSError, Image.DecompressionBombError) as error:
-            raise DatasetError(
-                f"{path} is not an image: {error}. Fix: remove or replace it"
-            ) from error
-        side = self._image_size
-        return np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+
+_HELD_OUT_FOLDERS = ("val", "validation", "valid", "dev", "test", "testing", "held_out")
+"""Folders beside ``train``; the first that is there is held out."""
 
 
-def read_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
+def read_folder(data_dir: str, *, classes: Sequence[str] | int, form: ImageForm) -> Dataset:
     """Images below ``data_dir``.
 
     ``train`` and ``val`` (or ``test``) sub-folders are taken as they are; otherwise a tenth of each
     class is held out, the same on every machine.
 
+    Args:
+        data_dir: The folder.
+        classes: Their names, or how many there are.
+        form: What images become.
+
     Raises:
-        DatasetError: There are no images, or not the stated number of classes.
+        DatasetError: There are no images, or not the stated classes on both sides.
     """
     if not data_dir:
         raise DatasetError(
             "this workload trains on your images. Fix: set data.path to their folder"
         )
     root = Path(data_dir)
-    held_out = next((root / name for name in ("val", "test") if (root / name).is_dir()), None)
+    held_out = next((root / name for name in _HELD_OUT_FOLDERS if (root / name).is_dir()), None)
     if (root / "train").is_dir() and held_out is not None:
-        train, test = _find_images(root / "train", classes), _find_images(held_out, classes)
+        train = _find_images(root / "train", classes)
+        _check_sides(held_out, train.class_names)
+        test = _find_images(held_out, train.class_names)
     else:
         train, test = _split(_find_images(root, classes))
     return Dataset(
-        Pictures(train.paths, train.labels, image_size),
-        Pictures(test.paths, test.labels, image_size),
+        Pictures(train.paths, train.labels, form),
+        Pictures(test.paths, test.labels, form),
         train.class_names,
     )
 
 
-def held_out_folder(data_dir: str, *, classes: int, image_size: int) -> Dataset:
+def held_out_folder(data_dir: str, *, classes: Sequence[str] | int, form: ImageForm) -> Dataset:
     """All images below ``data_dir``, held out. Raises `DatasetError` as `read_folder`."""
     found = _find_images(Path(data_dir), classes)
-    test = Pictures(found.paths, found.labels, image_size)
-    return Dataset(NO_SAMPLES, test, found.class_names)
+    return Dataset(NO_SAMPLES, Pictures(found.paths, found.labels, form), found.class_names)
 
 
-def node_pictures(data_dir: str, node_dir: str, *, image_size: int) -> Pictures:
+def node_pictures(
+    data_dir: str, node_dir: str, *, form: ImageForm, classes: Sequence[str] = ()
+) -> Pictures:
     """All images of a node's own folder, which may lack classes of the job's held-out images.
+
+    Args:
+        data_dir: The job's folder.
+        node_dir: The node's own.
+        form: What images become.
+        classes: Names of the classes in the order of their numbers; empty: the job's sub-folders.
 
     Raises:
         NodeDataError: It has sub-folders that are none of these classes.
     """
-    names, there = _sub_folders(data_dir), _sub_folders(node_dir)
+    names, there = [*classes] or _sub_folders(data_dir), _sub_folders(node_dir)
     if unknown := len(set(there) - set(names)):
         raise NodeDataError(
             f"{several(unknown, 'sub-folder')} {are(unknown)} none of the job's classes, which"
@@ -262,10 +267,10 @@ def node_pictures(data_dir: str, node_dir: str, *, image_size: int) -> Pictures:
         allow_empty=True,
     )
     labels = np.array([label for _, label in found], dtype=np.int64)
-    return Pictures([path for path, _ in found], labels, image_size)
+    return Pictures([path for path, _ in found], labels, form)
 
 
-def _sub_folders(folder: str) -> list[str]:
+def _sub_folders(folder: str | Path) -> list[str]:
     return sorted(
         each.name for each in os.scandir(folder) if each.is_dir() and not each.name.startswith(".")
     )
@@ -277,19 +282,64 @@ class _Found(NamedTuple):
     class_names: tuple[str, ...]
 
 
-def _find_images(folder: Path, classes: int) -> _Found:
-    try:
-        listing = datasets.ImageFolder(str(folder))
-    except (FileNotFoundError, OSError) as error:
-        raise DatasetError(f"{error}. Fix: one sub-folder of images a class in {folder}") from error
-    if len(listing.classes) != classes:
-        raise DatasetError(
-            f"{folder} holds {len(listing.classes)} classes and options.classes is {classes}."
-            f" Fix: set options.classes to {len(listing.classes)}"
+def _check_sides(held_out: Path, names: Sequence[str]) -> None:
+    """Refuse held-out images of other classes than those that are trained on."""
+    there = _sub_folders(held_out)
+    sides = [
+        f"{side} lacks {', '.join(lacking)}"
+        for side, lacking in (
+            (held_out.name, sorted(set(names) - set(there))),
+            ("train", sorted(set(there) - set(names))),
         )
-    paths = [path for path, _ in listing.samples]
-    labels = np.array([label for _, label in listing.samples], dtype=np.int64)
-    return _Found(paths, labels, tuple(listing.classes))
+        if lacking
+    ]
+    if sides:
+        raise DatasetError(
+            f"train and {held_out.name} in {held_out.parent.name} have other classes:"
+            f" {' and '.join(sides)}. Fix: give both the same sub-folders"
+        )
+
+
+def _find_images(folder: Path, classes: Sequence[str] | int) -> _Found:
+    try:
+        names = _sub_folders(folder)
+    except OSError as error:
+        raise DatasetError(
+            f"{folder} cannot be read: {error.strerror}."
+            " Fix: put one sub-folder of images a class there"
+        ) from error
+    _check_classes(folder, names, classes)
+    if not isinstance(classes, int):
+        names = list(classes)
+    numbers = {name: number for number, name in enumerate(names)}
+    found = datasets.folder.make_dataset(
+        str(folder), numbers, extensions=datasets.folder.IMG_EXTENSIONS, allow_empty=True
+    )
+    labels = np.array([label for _, label in found], dtype=np.int64)
+    if empty := [name for name in names if numbers[name] not in labels]:
+        raise DatasetError(
+            f"{folder}/{empty[0]} holds no image. Fix: put images ending in"
+            f" {', '.join(datasets.folder.IMG_EXTENSIONS)} there"
+        )
+    return _Found([path for path, _ in found], labels, tuple(names))
+
+
+def _check_classes(folder: Path, names: Sequence[str], classes: Sequence[str] | int) -> None:
+    if not names:
+        raise DatasetError(
+            f"{folder} has no sub-folders. Fix: put one sub-folder of images a class there"
+        )
+    if isinstance(classes, int):
+        if len(names) != classes:
+            raise DatasetError(
+                f"{folder} holds {len(names)} classes and options.classes is {classes}."
+                f" Fix: set options.classes to {len(names)}"
+            )
+    elif sorted(classes) != list(names):
+        raise DatasetError(
+            f"the sub-folders of {folder.name} are {', '.join(names)} and options.labels"
+            f' {", ".join(classes)}. Fix: set options.labels = "{",".join(names)}"'
+        )
 
 
 def _split(found: _Found) -> tuple[_Found, _Found]:
@@ -299,8 +349,11 @@ def _split(found: _Found) -> tuple[_Found, _Found]:
         members = np.flatnonzero(labels == label)
         order = permutation(_SPLIT_SEED, int(label), 0, len(members))
         is_test[members[order[: max(len(members) // _TEST_SHARE, 1)]]] = True
-    if is_test.all():
-        raise DatasetError("a class needs at least two images. Fix: add images")
+        if len(members) == 1:
+            raise DatasetError(
+                f"the class {found.class_names[label]} has one image, and one is held out."
+                " Fix: add a second"
+            )
     parts = (np.flatnonzero(~is_test), np.flatnonzero(is_test))
     train, test = (
         found._replace(paths=[found.paths[index] for index in part], labels=labels[part])
@@ -356,7 +409,7 @@ def _shifted_and_mirrored(images: Tensor) -> Tensor:
     return torch.stack(moved)
 
 
-def _draw(images: Array) -> Array:
+def drawn_images(images: Array) -> Array:
     """``uint8[b, channels, height, width]`` as images for people."""
     return images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
 
@@ -385,14 +438,14 @@ def mnist_cnn(options: Options) -> Classification:
             nn.Linear(4 * channels, 10),
         )
 
-    return Classification(make, read_mnist, prepare=_normalise, draw=_draw)
+    return Classification(make, read_mnist, prepare=_normalise, draw=drawn_images)
 
 
 def cifar10_resnet18(options: Options) -> Classification:
     """Builder of ``cifar10-resnet18``."""
     make = partial(_resnet18, 10, 32)
     return Classification(
-        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=_draw
+        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=drawn_images
     )
 
 
@@ -400,24 +453,24 @@ def cifar10_vgg11(options: Options) -> Classification:
     """Builder of ``cifar10-vgg11``."""
     make = partial(_vgg11, 10, 32)
     return Classification(
-        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=_draw
+        make, read_cifar10, prepare=_normalise, augment=_augmentation(options), draw=drawn_images
     )
 
 
 def _folder(options: Options, network: str) -> Classification:
     classes, image_size = int(options["classes"]), int(options["image_size"])
     make = partial(_resnet18 if network == "resnet18" else _vgg11, classes, image_size)
-    read = partial(read_folder, classes=classes, image_size=image_size)
+    form = ImageForm(image_size, image_size)
     node_data = NodeDataReaders(
-        partial(held_out_folder, classes=classes, image_size=image_size),
-        partial(node_pictures, image_size=image_size),
+        partial(held_out_folder, classes=classes, form=form),
+        partial(node_pictures, form=form),
     )
     return Classification(
         make,
-        read,
+        partial(read_folder, classes=classes, form=form),
         prepare=_normalise,
         augment=_augmentation(options),
-        draw=_draw,
+        draw=drawn_images,
         node_data=node_data,
     )
 

@@ -125,7 +125,9 @@ def test_an_image_classifier_learns_and_loads_without_us(images: Path) -> None:
 
 
 def test_heads_are_drawn_alike_on_every_node(texts: Path) -> None:
-    workload = build_for_job(find("hf-text-classifier"), {"labels": "no,yes"}, str(texts))
+    workload = build_for_job(
+        find("hf-text-classifier"), {"labels": "no,yes", "sequence_length": 64}, str(texts)
+    )
     models = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -135,8 +137,13 @@ def test_heads_are_drawn_alike_on_every_node(texts: Path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "said"),
-    [("no", "two names or more"), ("no,no", "two names"), ("a,b", "row 1: a row has text, and")],
+    [
+        ("no", "two names or more"),
+        ("no,no", "two names"),
+        ("a,b", r"row 1 has the label .no., and the classes are a, b, or their numbers 0 to 1"),
+    ],
 )
 def test_labels_that_do_not_fit_are_named(texts: Path, labels: str, said: str) -> None:
+    options: dict[str, Value] = {"labels": labels, "sequence_length": 64}
     with pytest.raises(DatasetError, match=said):
-        build_for_job(find("hf-text-classifier"), {"labels": labels}, str(texts)).load(str(texts))
+        build_for_job(find("hf-text-classifier"), options, str(texts)).load(str(texts))

@@ -81,7 +81,7 @@ def test_a_long_text_is_cut_into_pieces_and_loses_no_token(tokenizer: Any) -> No
 
 def test_a_prompt_that_leaves_no_room_for_its_answer_is_left_out(tokenizer: Any) -> None:
     assert token_rows(row(prompt="é" * 90, completion="number"), tokenizer, RULES) == []
-    with pytest.raises(DatasetError, match=r"raise options\.sequence_length"):
+    with pytest.raises(DatasetError, match=r"options\.sequence_length = 64\. Fix: raise it above"):
         token_samples("train", [row(prompt="é" * 90, completion="x")], tokenizer, RULES)
 
 
@@ -118,13 +118,13 @@ def test_positions_begin_anew_with_each_row_of_a_pack() -> None:
     assert samples.labels.tolist() == [0, 1]
 
 
-def test_each_tenth_row_is_held_out_unless_a_part_is(tmp_path: Path) -> None:
+def test_a_tenth_of_the_rows_is_held_out_unless_a_part_is(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"row {number}"}) for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "README.md").write_text("no row", encoding="utf-8")
     found = read_rows(tmp_path)
-    assert [each.values["text"] for each in found.held_out] == ["row 9", "row 19"]
+    assert [each.values["text"] for each in found.held_out] == ["row 8", "row 11"]
     table = pa.table({"text": ["kept"]})
     (tmp_path / "held_out").mkdir()
     parquet.write_table(table, tmp_path / "held_out" / "part.parquet")
@@ -137,7 +137,7 @@ def test_each_tenth_row_is_held_out_unless_a_part_is(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b'{"text": "a"}\n{', r"rows\.jsonl, row 2 is no JSON"),
-        (b"[1]", "a row is an object"),
+        (b"[1]", "row 1 is no object. Fix: write each row as an object"),
         (b"", r"holds 0 rows to train on"),
     ],
 )

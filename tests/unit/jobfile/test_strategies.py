@@ -7,7 +7,7 @@ from hypergpu.jobfile.rules import checked_spec, covering, with_strategy
 from hypergpu.jobfile.spec import STRATEGIES, JobSpec, OuterSettings, Pay, TrainingSettings
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.statements import AMOUNT_MOST
-from hypergpu.workloads.entry import has_reached
+from hypergpu.workloads.metrics import has_reached
 
 HEAD = 'workload = "digits-softmax"\n'
 

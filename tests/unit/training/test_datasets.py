@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.programs.samples import SamplesError, SampleWriter, read_samples
-from hypergpu.training.datasets import DataSource, only_held_out, without_held_out
+from hypergpu.training.datasets import DataSource, HeldOutSplit
 from hypergpu.training.train import JobSamples, write_job
 from hypergpu.workloads.workload import build_for_job, find
 
@@ -115,12 +115,45 @@ def test_a_tenth_is_held_out_where_nothing_is_named(tmp_path: Path) -> None:
         ("field_0", (2,), "float32"),
         ("field_1", (), "int64"),
     ]
-    assert held_out.batch(np.arange(2))[1].tolist() == [9, 19]
+    held_out_labels = held_out.batch(np.arange(2))[1].tolist()
     assert train is not None
     assert train.count == 23
-    source = DataSource((X, Y), "data")
-    both = join_batches(without_held_out(source.batches()))[1].tolist()
-    assert sorted(both + join_batches(only_held_out(source.batches()))[1].tolist()) == Y.tolist()
+    both = train.batch(np.arange(23))[1].tolist() + held_out_labels
+    assert sorted(both) == Y.tolist()
+
+
+@pytest.mark.parametrize("period", [10, 20, 200])
+def test_classes_in_turn_are_on_both_sides(period: int) -> None:
+    labels = (np.arange(6000) % period).astype(np.int64)
+    batches = list(DataSource({"x": np.arange(6000.0), "y": labels}, "data").batches())
+    split = HeldOutSplit.draw(batches)
+    for chosen in (split.train(batches), split.held_out(batches)):
+        assert len(np.unique(join_batches(chosen)[1])) == period
+    assert split.places.sum() == 600
+
+
+def test_each_class_of_a_few_samples_is_trained_on() -> None:
+    labels = np.repeat(np.arange(300), 3)
+    split = HeldOutSplit.draw([{"y": labels}])
+    assert set(labels[~split.places]) == set(range(300))
+    assert 60 < split.places.sum() < 130
+
+
+def test_numbers_that_all_differ_are_no_classes() -> None:
+    split = HeldOutSplit.draw([{"id": np.arange(500)}])
+    assert split.places.sum() == 50
+
+
+def test_a_folder_that_names_its_parts_is_divided_by_them(tmp_path: Path) -> None:
+    for name, first in (("train-00000-of-00002", 0), ("train-00001-of-00002", 4), ("test", 8)):
+        np.savez(tmp_path / f"{name}.npz", x=np.arange(first, first + 4, dtype=np.float32))
+    arguments: Any = {"data": tmp_path}
+    fields = JobSamples.of(arguments, JobSpec()).write(tmp_path / "job")
+    assert [each.name for each in fields] == ["x"]
+    _, train, held_out = read_samples(tmp_path / "job")
+    assert train is not None
+    assert train.batch(np.arange(8))[0].tolist() == list(range(8))
+    assert held_out.batch(np.arange(4))[0].tolist() == [8, 9, 10, 11]
 
 
 def write_samples(folder: Path, **fields: np.ndarray[Any, Any]) -> None:

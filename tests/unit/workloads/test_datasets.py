@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
+from hypergpu.workloads.networks.image_decoding import ImageForm
 from hypergpu.workloads.networks.images import (
     CifarSource,
     MnistSource,
@@ -252,7 +253,7 @@ def test_cifar10_is_downloaded_and_read_from_its_binary_version(
 
 def test_a_folder_without_a_split_has_a_tenth_of_each_class_held_out(tmp_path: Path) -> None:
     write_images(tmp_path, {"cat": 20, "dog": 10})
-    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
+    dataset = read_folder(str(tmp_path), classes=2, form=ImageForm(16, 16))
     assert np.bincount(dataset.test.labels).tolist() == [2, 1]
     assert np.bincount(dataset.train.labels).tolist() == [18, 9]
 
@@ -260,7 +261,7 @@ def test_a_folder_without_a_split_has_a_tenth_of_each_class_held_out(tmp_path: P
 def test_images_are_resized_to_one_shape(tmp_path: Path) -> None:
     write_images(tmp_path / "train", {"cat": 3, "dog": 3})
     write_images(tmp_path / "val", {"cat": 1, "dog": 1})
-    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
+    dataset = read_folder(str(tmp_path), classes=2, form=ImageForm(16, 16))
     images, targets = dataset.train.batch(np.array([5, 0]))
     assert images.shape == (2, 3, 16, 16)
     assert targets.tolist() == [1, 0]
@@ -276,15 +277,17 @@ def test_the_wrong_number_of_classes_says_the_right_one(
 ) -> None:
     write_images(tmp_path, {"cat": 2, "dog": 2})
     with pytest.raises(DatasetError, match=reason):
-        read_folder(str(tmp_path), classes=classes, image_size=16)
+        read_folder(str(tmp_path), classes=classes, form=ImageForm(16, 16))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     write_images(tmp_path, {"cat": 2, "dog": 2})
     for path in tmp_path.glob("*/*.png"):
         path.write_bytes(b"no image")
-    dataset = read_folder(str(tmp_path), classes=2, image_size=16)
-    with pytest.raises(DatasetError, match=r"\.png is not an image"):
+    dataset = read_folder(str(tmp_path), classes=2, form=ImageForm(16, 16))
+    with pytest.raises(
+        DatasetError, match=r"\.png is no image that can be read: .* Fix: remove or replace it"
+    ):
         dataset.train.batch(np.array([0]))
 
 
