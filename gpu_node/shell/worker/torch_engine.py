@@ -22,7 +22,7 @@ from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.entry import WorkloadEntry
-from hypergpu.workloads.networks.program import lacking_operators
+from hypergpu.workloads.networks.graph_runner import lacking_operators
 from hypergpu.workloads.networks.task import (
     CheckpointedModule,
     CountedLoss,

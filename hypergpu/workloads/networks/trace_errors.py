@@ -1,0 +1,79 @@
+"""Why a model cannot be traced, in a sentence of our own: what, where, and one thing to write
+instead.
+"""
+
+import re
+
+from hypergpu.programs.container import ProgramError
+from hypergpu.workloads.networks.graph_calls import PendingCall
+from hypergpu.workloads.networks.source_lines import raised_line
+
+_TEXT_MOST = 200
+_FUNCTION_TRANSFORMS = ("_vmap", "_add_batch_dim", "_remove_batch_dim", "_jvp", "_grad", "_make_dual")
+_INSTEAD = {
+    "aten.unique_consecutive": "torch.unique",
+    "aten.unique_dim": "torch.unique of one whole number for each row",
+    "aten.bincount": "F.one_hot(x, classes).sum(0)",
+    "aten.repeat_interleave": "x.repeat_interleave(count), with one number for all",
+    "aten.as_strided": "x.unfold(dimension, size, step)",
+    "aten.max_unpool2d": "F.interpolate(x, scale_factor=2)",
+    "aten.tolist": "tensors in place of Python's numbers",
+    "aten.combinations": "torch.cartesian_prod",
+    "aten.equal": "(a == b).all()",
+    "aten.allclose": "((a - b).abs() < 1e-5).all()",
+}
+
+
+def operator_refusal(call: PendingCall) -> ProgramError:
+    """The refusal of a call that no program may make."""
+    name = call.operator
+    if name.startswith(_FUNCTION_TRANSFORMS) or "nesting" in name or name.startswith("lazy_load"):
+        return ProgramError(
+            f"torch.func transforms such as vmap are no operators of a program{call.place()}."
+            " Fix: write it over the whole batch"
+        )
+    base = name.rpartition(".")[0]
+    instead = _INSTEAD.get(base)
+    fix = f"write {instead}" if instead else "write it with other operators of torch"
+    return ProgramError(f"the model calls {name}, which no program may{call.place()}. Fix: {fix}")
+
+
+def explained(error: Exception) -> ProgramError:
+    """A failed trace's cause, the user's line and what to do."""
+    refused = next((each for each in _causes(error) if isinstance(each, ProgramError)), None)
+    if refused is not None:
+        return refused
+    text = f"{error}"
+    line = raised_line(error)
+    place = f" ({line})" if line else ""
+    kind = type(error).__name__
+    if "batch" in text and ("specialized" in text or "onstraint" in text):
+        return ProgramError(
+            f"the model or loss fixes the size of the batch{place}."
+            " Fix: write x.shape[0] in place of that number, and no loop over samples"
+        )
+    if "ata-dependent" in text or "DataDependent" in kind:
+        return ProgramError(
+            f"Python decides by a tensor's values{place}. Fix: write torch.where"
+        )
+    if ".numpy()" in text or "numpy" in text.lower() and "subclass" in text:
+        return ProgramError(f"a tensor leaves torch for numpy{place}. Fix: compute it with torch")
+    return ProgramError(
+        f"the model cannot be traced{place}: {kind}: {short(text or kind)}."
+        " Fix: compute with torch's operators on tensors only"
+    )
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    causes = []
+    while error is not None and len(causes) < 16:
+        causes.append(error)
+        error = error.__cause__ or error.__context__
+    return causes
+
+
+def short(text: str) -> str:
+    """The first sentence of an error's text, of whole words."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = re.split(r"(?<=[a-z)])\. ", first)[0].rstrip(".:")
+    return first if len(first) <= _TEXT_MOST else first[:_TEXT_MOST].rpartition(" ")[0] + " ..."
