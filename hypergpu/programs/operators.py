@@ -200,6 +200,11 @@ slice_backward(default) mse_loss_backward(default)
 """Those since version 3, in the same form."""
 CUSTOM_GRADIENT = "program.custom_gradient"
 """Gives the outputs of a function whose gradient a rule of the program computes."""
+GRADIENT = "program.gradient"
+"""As torch.autograd.grad: gradients of values that were computed before, of which a loss may be."""
+REQUIRES_GRAD = "program.requires_grad_"
+"""Begins to note gradients of a value, which it gives back."""
+_OF_PROGRAMS = {CUSTOM_GRADIENT, GRADIENT, REQUIRES_GRAD}
 
 
 def _overloads(groups: str) -> frozenset[str]:
@@ -214,7 +219,7 @@ ATEN = _overloads(_ATEN_2 + _ATEN_3)
 """Such as ``aten.add.Tensor``."""
 SIZES = frozenset(NUMBER_FUNCTIONS)
 """Such as ``operator.mul``."""
-OPERATORS = ATEN | SIZES | {CUSTOM_GRADIENT}
+OPERATORS = ATEN | SIZES | _OF_PROGRAMS
 _SIZES_2 = {f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")}
 OPERATORS_2 = _overloads(_ATEN_2) | _SIZES_2
 """Those that HyperGPU knew by version 2."""

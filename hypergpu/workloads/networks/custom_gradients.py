@@ -19,7 +19,7 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.workloads.networks.patching import replaced
-from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line
+from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
 SPACE = "hypergpu_trace"
 _LIBRARY = torch.library.Library(SPACE, "FRAGMENT")
@@ -27,6 +27,8 @@ _LIBRARY.define("gradients(Tensor[] outputs, int number) -> Tensor[]")
 _LIBRARY.define(
     "rule(Tensor[] inputs, Tensor[] outputs, Tensor?[] gradients, int number) -> Tensor[]"
 )
+_LIBRARY.define("grad(Tensor[] outputs, Tensor[] inputs, Tensor[] given, bool keeps) -> Tensor[]")
+_LIBRARY.define("requires_grad_(Tensor(a!) x) -> ()")
 GRADIENTS = f"{SPACE}.gradients.default"
 """Mark: gives stand-ins of the gradients of a function's outputs. What follows, up to `RULE`, is
 its backward pass.
@@ -49,6 +51,18 @@ def _attached(
     number: int,
 ) -> list[Tensor]:
     return [torch.empty_like(each) for each in outputs]
+
+
+@torch.library.register_fake(f"{SPACE}::grad", lib=_LIBRARY)
+def _gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor], keeps: bool
+) -> list[Tensor]:
+    return [torch.empty_like(each) for each in inputs]
+
+
+@torch.library.register_fake(f"{SPACE}::requires_grad_", lib=_LIBRARY)
+def _required(x: Tensor) -> None:
+    """Nothing: the mark alone counts."""
 
 
 class TracedGradient(NamedTuple):
@@ -118,6 +132,8 @@ class GradientRecorder:
                     forward = self._forward_of(function, original)
                     stack.enter_context(replaced(function, "forward", forward))
             stack.enter_context(replaced(Tensor, "register_hook", hook_tensor))
+            stack.enter_context(replaced(torch.autograd, "grad", _traced_gradients))
+            stack.enter_context(replaced(Tensor, "requires_grad_", _traced_requirement))
             stack.enter_context(replaced(BackwardHook, "setup_input_hook", _keep_inputs))
             stack.enter_context(replaced(BackwardHook, "setup_output_hook", hook_outputs))
             yield
@@ -259,10 +275,12 @@ class GradientRecorder:
 
 def _refusal(about: TracedGradient, error: Exception) -> ProgramError:
     line = raised_line(error) or about.line
-    text = str(error).strip().partition("\n")[0]
-    return ProgramError(
-        f"{about.name} cannot be traced ({line}): {type(error).__name__}: {text}. {_HOOK_FIX}"
-    )
+    if "ata-dependent" in str(error):
+        return ProgramError(
+            f"in {about.name} Python decides by a tensor's values ({line}). Fix: write torch.where"
+        )
+    text = f"{type(error).__name__}: {short(str(error))}"
+    return ProgramError(f"{about.name} cannot be traced ({line}): {text}. {_HOOK_FIX}")
 
 
 def traced_grad_mode() -> bool:
@@ -304,6 +322,42 @@ def _run_checkpointed(ctx: Any, function: Any, preserves: bool, *arguments: Any)
         return function(*arguments)
     with _without_gradients():
         return function(*arguments)
+
+
+def _traced_gradients(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    **named: Any,
+) -> tuple[Tensor, ...]:
+    """As torch.autograd.grad, which nodes call then."""
+    ends = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    starts = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs or ())
+    if allow_unused or named:
+        raise ProgramError(
+            f"torch.autograd.grad with allow_unused ({called_line()}) gives what a program cannot."
+            " Fix: take gradients of tensors that the output depends on"
+        )
+    if not given:
+        with _without_gradients():
+            given = [torch.ones_like(each) for each in ends]
+    marks = getattr(torch.ops, SPACE)
+    made = marks.grad(ends, starts, given, create_graph)
+    return tuple(each.requires_grad_() if create_graph else each for each in made)
+
+
+def _traced_requirement(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+    """As Tensor.requires_grad_, with a mark of it."""
+    if requires_grad and not tensor.requires_grad:
+        getattr(torch.ops, SPACE).requires_grad_(tensor)
+    return _REQUIRE(tensor, requires_grad)
+
+
+_REQUIRE = Tensor.requires_grad_
 
 
 def _keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:

@@ -10,8 +10,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from hypergpu.programs.container import Argument, ProgramError
-from hypergpu.programs.operators import CUSTOM_GRADIENT, SIZES
-from hypergpu.workloads.networks.custom_gradients import GRADIENTS, RULE
+from hypergpu.programs.operators import CUSTOM_GRADIENT, GRADIENT, REQUIRES_GRAD, SIZES
+from hypergpu.workloads.networks.custom_gradients import GRADIENTS, RULE, SPACE
 from hypergpu.workloads.networks.source_lines import CodeLine, traced_line
 
 _INSTEAD = {
@@ -20,6 +20,9 @@ _INSTEAD = {
     "aten.new_empty.default": "aten.new_zeros.default",
     # A tensor of one number does as a number does, where it is no size.
     "aten.item.default": "aten.detach.default",
+    f"{SPACE}.grad.default": GRADIENT,
+    f"{SPACE}.requires_grad_.default": REQUIRES_GRAD,
+    f"{SPACE}.ctc_loss.default": "aten.ctc_loss.Tensor",
 }
 """Memory that nobody has written to is zeros in a program."""
 _WITHOUT_EFFECT = ("aten._assert", "aten.sym_constrain", "aten._assert_tensor_metadata")
@@ -63,8 +66,8 @@ class PendingCall:
     @property
     def is_in_place(self) -> bool:
         """Whether it changes one of its arguments."""
-        base = self.operator.split(".")[1]
-        return base.endswith("_") and base[0] != "_"
+        base = self.operator.partition(".")[2].partition(".")[0]
+        return base.endswith("_") and not base.startswith("_")
 
     @property
     def is_of_sizes(self) -> bool:

@@ -4,7 +4,9 @@ The calls are torch's own operators, as an eager model would make them, so that 
 and every device work alike.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,7 +23,7 @@ from hypergpu.programs.container import (
     value_numbers,
 )
 from hypergpu.programs.numbers import NUMBER_FUNCTIONS, check_parts
-from hypergpu.programs.operators import CUSTOM_GRADIENT, OPERATORS
+from hypergpu.programs.operators import ATEN, CUSTOM_GRADIENT, GRADIENT, REQUIRES_GRAD
 from hypergpu.workloads.networks.memory_bound import AliveBytes
 from hypergpu.workloads.networks.size_bounds import BOUNDS, PARTS
 
@@ -44,8 +46,8 @@ def function_of(name: str) -> Callable[..., Any]:
     Raises:
         ProgramError: This version of torch has no such operator.
     """
-    if name in NUMBER_FUNCTIONS:
-        return NUMBER_FUNCTIONS[name]
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
     space, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
     try:
@@ -60,12 +62,29 @@ def function_of(name: str) -> Callable[..., Any]:
 def lacking_operators() -> tuple[str, ...]:
     """Operators of programs that this version of torch has not."""
     lacking = []
-    for name in sorted(OPERATORS - {CUSTOM_GRADIENT}):
+    for name in sorted(ATEN):
         try:
             function_of(name)
         except ProgramError:
             lacking.append(name)
     return tuple(lacking)
+
+
+def _gradients_of(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor], keeps: bool
+) -> list[Tensor]:
+    """Gradients of ``outputs``, themselves with a graph if ``keeps``."""
+    if outputs[0].device == META:
+        return [torch.empty_like(each) for each in inputs]
+    made: tuple[Tensor, ...] = torch.autograd.grad(
+        list(outputs), list(inputs), list(given), retain_graph=True, create_graph=bool(keeps)
+    )
+    return list(made)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {**NUMBER_FUNCTIONS, GRADIENT: _gradients_of, REQUIRES_GRAD: Tensor.requires_grad_}
+)
 
 
 class _Slot(NamedTuple):
@@ -169,7 +188,8 @@ class ReadyGraph:
                 value = step.run(values, device)
                 if observer is not None:
                     observer.add(value)
-            except (MemoryError, RuntimeError):
+            except (MemoryError, RuntimeError) as error:
+                error.add_note(f"{self._name}, call {number} ({step.operator})")
                 raise
             except Exception as error:
                 raise self._failure(number, error) from error
@@ -200,6 +220,15 @@ class ReadyGraph:
         return kind(
             f"{self._name}, call {number} ({operator}): {_first_line(error)}", (self._name, number)
         )
+
+
+_NOTE = re.compile(r"(train|evaluate), call (\d+) \(.*")
+
+
+def failed_call(error: BaseException) -> tuple[str, int] | None:
+    """Graph and number of the call that an error of torch came from; None: it came from none."""
+    matches = (_NOTE.fullmatch(note) for note in getattr(error, "__notes__", ()))
+    return next(((each[1], int(each[2])) for each in matches if each), None)
 
 
 def _first_line(error: Exception) -> str:
@@ -284,7 +313,8 @@ class _CustomGradient(torch.autograd.Function):
         ctx.call, ctx.count = call, len(tensors)
         ctx.save_for_backward(*tensors[end:])
         kind = tensors[0].device.type
-        ctx.device_type, ctx.is_autocast = kind, torch.is_autocast_enabled(kind)
+        ctx.device_type = kind
+        ctx.is_autocast = tensors[0].device != META and torch.is_autocast_enabled(kind)
         ctx.autocast_dtype = torch.get_autocast_dtype(kind) if ctx.is_autocast else None
         return tuple(each.view_as(each) for each in tensors[call.inputs : end])
 

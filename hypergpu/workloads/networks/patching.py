@@ -9,11 +9,12 @@ from typing import Any
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of a class or module while a block runs."""
     before = vars(owner).get(name)
+    is_inherited = name not in vars(owner)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is None:
+        if is_inherited:
             delattr(owner, name)
         else:
             setattr(owner, name, before)

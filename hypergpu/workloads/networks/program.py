@@ -115,6 +115,10 @@ class ProgramWorkload:
         """See `TorchWorkload`."""
         return self._run(model, fields)[0]
 
+    def mean_values(self, model: nn.Module, *fields: Tensor) -> list[Tensor]:
+        """Mean loss and metrics of a batch, as the model's mode computes them."""
+        return self._run(model, fields)
+
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`."""
         count = len(fields[0])

@@ -5,21 +5,24 @@ What torch composes of other operators is composed of them here; a few are writt
 
 import io
 import logging
+import math
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.fx.experimental.proxy_tensor import decompose
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from hypergpu.programs.operators import OPERATORS
-
-_MARKS = "hypergpu_trace"
+from hypergpu.workloads.networks.custom_gradients import SPACE
+from hypergpu.workloads.networks.patching import replaced
 
 
 def _bag(
@@ -93,6 +96,11 @@ _REWRITTEN: dict[str, Callable[..., Any]] = {
 }
 
 
+def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """As torch finds it for a hint alone, but not of a mask's values: the mask is applied anyway."""
+    return bool(is_causal)
+
+
 class _Rewriting(Mapping[Any, Callable[..., Any]]):
     """How an operator is written by others; torch asks for each that it meets."""
 
@@ -106,10 +114,10 @@ class _Rewriting(Mapping[Any, Callable[..., Any]]):
         return rewritten
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        return iter(_REWRITTEN)
 
     def __len__(self) -> int:
-        return 0
+        return len(_REWRITTEN)
 
     @staticmethod
     def _find(operator: Any) -> Callable[..., Any] | None:
@@ -131,10 +139,10 @@ class _Rewriting(Mapping[Any, Callable[..., Any]]):
 def _without_out(operator: Any) -> Callable[..., Any] | None:
     """A call that writes into ``out`` as one that gives a result, and a copy."""
     packet = operator.overloadpacket
-    named = operator._overloadname  # noqa: SLF001 - it has no public name
-    names = [named.removesuffix("_out").removesuffix("out") or "default", "default", "Tensor"]
-    others = [getattr(packet, name) for name in names if name in packet.overloads()]
-    if not others or len(operator._schema.returns) != 1:  # noqa: SLF001
+    wanted = _inputs_of(operator)
+    overloads = [getattr(packet, name) for name in packet.overloads() if not name.endswith("out")]
+    others = [each for each in overloads if _inputs_of(each) == wanted]
+    if not others or len(operator._schema.returns) != 1:  # noqa: SLF001 - no public name
         return None
 
     def call(*arguments: Any, out: Tensor, **named: Any) -> Tensor:
@@ -143,10 +151,68 @@ def _without_out(operator: Any) -> Callable[..., Any] | None:
     return call
 
 
-class _Functions(TorchFunctionMode):
-    """Calls whose arguments no trace can hold."""
+_LIBRARY = torch.library.Library(SPACE, "FRAGMENT")
+_LIBRARY.define(
+    "ctc_loss(Tensor scores, Tensor targets, Tensor lengths, Tensor target_lengths, int blank,"
+    " int reduction, bool zero_infinity) -> Tensor"
+)
 
-    _DISTANCE: ClassVar[str] = "donot_use_mm_for_euclid_dist"
+
+@torch.library.register_fake(f"{SPACE}::ctc_loss", lib=_LIBRARY)
+def _ctc_shape(
+    scores: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor, *others: Any
+) -> Tensor:
+    return scores.new_empty(lengths.shape if others[1] == 0 else ())
+
+
+def _ctc(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """torch finds the size of what it saves by the values of the lengths, which a trace has not."""
+    lengths = [torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)]
+    number = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    loss: Tensor = getattr(torch.ops, SPACE).ctc_loss(
+        log_probs, targets, *lengths, blank, number, zero_infinity
+    )
+    return loss.requires_grad_() if log_probs.requires_grad else loss
+
+
+def _gaussian(
+    input: Tensor,  # noqa: A002 - torch's name
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """torch looks at the values of ``var`` before."""
+    spread = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if spread.shape != input.shape and spread.shape[-1:] != (1,):
+        spread = spread.unsqueeze(-1)
+    bound = spread + (spread.clamp(min=eps) - spread).detach()
+    loss = 0.5 * (bound.log() + (input - target) ** 2 / bound)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    return {"mean": loss.mean, "sum": loss.sum, "none": loss.clone}[reduction]()
+
+
+_FUNCTIONS = {F.ctc_loss: _ctc, F.gaussian_nll_loss: _gaussian}
+_DISTANCE = "donot_use_mm_for_euclid_dist"
+
+
+def _inputs_of(operator: Any) -> list[str]:
+    """Types of an operator's arguments, but of what it writes into."""
+    arguments = operator._schema.arguments  # noqa: SLF001 - it has no public name
+    return [str(each.type) for each in arguments if not each.is_out]
+
+
+class _Functions(TorchFunctionMode):
+    """Calls that no trace can hold as they are."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -157,8 +223,8 @@ class _Functions(TorchFunctionMode):
             del named["generator"]
         # Which way it computes would depend on the size of the batch.
         if function is torch.cdist and len(args) < 4:
-            named.setdefault("compute_mode", self._DISTANCE)
-        return function(*args, **named)
+            named.setdefault("compute_mode", _DISTANCE)
+        return _FUNCTIONS.get(function, function)(*args, **named)
 
 
 @contextmanager
@@ -167,8 +233,9 @@ def rewriting() -> Iterator[None]:
     distribution = torch.distributions.Distribution
     checks = distribution._validate_args  # noqa: SLF001 - it has a setter alone
     distribution.set_default_validate_args(False)
+    masks = replaced(transformer, "_detect_is_causal_mask", _is_causal)
     try:
-        with decompose(_Rewriting()), _Functions():
+        with decompose(_Rewriting()), _Functions(), masks:
             yield
     finally:
         distribution.set_default_validate_args(checks)

@@ -90,6 +90,16 @@ def _normalised(x: Tensor, *others: Any) -> Tensor:
     return result
 
 
+def _ctc(scores: Tensor, targets: Tensor, lengths: Tensor, *others: Any) -> Tensor:
+    reduction = others[2] if len(others) > 2 else 1
+    return torch.empty(lengths.shape if reduction == 0 else (), dtype=scores.dtype, device="meta")
+
+
+def _quantised(x: Tensor, *others: Any) -> Tensor:
+    """Operators that torch cannot run without data."""
+    return torch.empty_like(x)
+
+
 BOUNDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "aten.nonzero.default": _positions,
@@ -100,6 +110,12 @@ BOUNDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten._unique2.default": _distinct,
         "aten.index.Tensor": _indexed,
         "aten.batch_norm.default": _normalised,
+        "aten.ctc_loss.Tensor": _ctc,
+        "aten.fake_quantize_per_tensor_affine.default": _quantised,
+        "aten.fake_quantize_per_tensor_affine.tensor_qparams": _quantised,
+        "aten.fake_quantize_per_channel_affine.default": _quantised,
+        "aten._fake_quantize_learnable_per_tensor_affine.default": _quantised,
+        "aten._fake_quantize_learnable_per_channel_affine.default": _quantised,
     }
 )
 """What stands for an operator where tensors hold nothing: the largest result that values give, and

@@ -1,10 +1,11 @@
 """Lines of the user's own code, for messages: never one of torch's, where there is another."""
 
+import inspect
 import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$')
 _CODE_MOST = 100
+_TEXT_MOST = 200
 
 
 class CodeLine(NamedTuple):
@@ -49,6 +51,25 @@ def _line_of(trace: TracebackType | None) -> CodeLine | None:
     return _own_line(CodeLine(each.filename, each.lineno or 0) for each in traceback.extract_tb(trace))
 
 
+def definition_line(kind: type, names: Sequence[str]) -> CodeLine | None:
+    """The line of a class that assigns one of these attributes, the first of them that any does;
+    else its first line. None: its source is not there.
+    """
+    try:
+        file = inspect.getsourcefile(kind) or ""
+        lines, first = inspect.getsourcelines(kind)
+    except (OSError, TypeError):
+        return None
+    if file.startswith((_PACKAGE, _TORCH, *_LIBRARIES)):
+        return None
+    for name in names:
+        assigns = re.compile(rf"self\.{re.escape(name)}\b[^=]*(?<![=!<>])=(?!=)")
+        for number, line in enumerate(lines):
+            if assigns.search(line):
+                return CodeLine(file, first + number)
+    return CodeLine(file, first)
+
+
 _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
@@ -67,3 +88,10 @@ def _short(file: str) -> str:
         return str(Path(file).relative_to(Path.cwd()))
     except ValueError:
         return file
+
+
+def short(text: str) -> str:
+    """The first sentence of an error's text, of whole words."""
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    first = re.split(r"(?<=[a-z)])\. ", first)[0].rstrip(".:")
+    return first if len(first) <= _TEXT_MOST else first[:_TEXT_MOST].rpartition(" ")[0] + " ..."

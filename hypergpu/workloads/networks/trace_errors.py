@@ -2,13 +2,17 @@
 instead.
 """
 
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.workloads.networks.graph_calls import PendingCall
-from hypergpu.workloads.networks.source_lines import raised_line
+from hypergpu.workloads.networks.patching import replaced
+from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
-_TEXT_MOST = 200
 _FUNCTION_TRANSFORMS = ("_vmap", "_add_batch_dim", "_remove_batch_dim", "_jvp", "_grad", "_make_dual")
 _INSTEAD = {
     "aten.unique_consecutive": "torch.unique",
@@ -22,6 +26,29 @@ _INSTEAD = {
     "aten.equal": "(a == b).all()",
     "aten.allclose": "((a - b).abs() < 1e-5).all()",
 }
+
+
+class GuardLines:
+    """Where a trace came to hold for some sizes of the batch alone."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[str, CodeLine | None]] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note them while a model is traced."""
+
+        def note(environment: Any, prefix: str, guard: Any, **others: Any) -> None:
+            self._lines.append((str(guard), called_line()))
+
+        with replaced(ShapeEnv, "_log_guard", note):
+            yield
+
+    def decisive(self) -> CodeLine | None:
+        """The line that fixes the size; else the last that bounds it."""
+        equal = [line for guard, line in self._lines if guard.startswith("Eq(")]
+        bounds = [line for _, line in self._lines]
+        return next((line for line in reversed([*bounds, *equal]) if line), None)
 
 
 def operator_refusal(call: PendingCall) -> ProgramError:
@@ -38,16 +65,21 @@ def operator_refusal(call: PendingCall) -> ProgramError:
     return ProgramError(f"the model calls {name}, which no program may{call.place()}. Fix: {fix}")
 
 
-def explained(error: Exception) -> ProgramError:
-    """A failed trace's cause, the user's line and what to do."""
+def explained(error: Exception, line: CodeLine | None = None) -> ProgramError:
+    """A failed trace's cause, the user's line and what to do.
+
+    Args:
+        error: What torch.export raised.
+        line: The user's, where it is known; None: that of the error.
+    """
     refused = next((each for each in _causes(error) if isinstance(each, ProgramError)), None)
     if refused is not None:
         return refused
     text = f"{error}"
-    line = raised_line(error)
+    line = line or raised_line(error)
     place = f" ({line})" if line else ""
     kind = type(error).__name__
-    if "batch" in text and ("specialized" in text or "onstraint" in text):
+    if is_about_batch(error):
         return ProgramError(
             f"the model or loss fixes the size of the batch{place}."
             " Fix: write x.shape[0] in place of that number, and no loop over samples"
@@ -64,16 +96,15 @@ def explained(error: Exception) -> ProgramError:
     )
 
 
+def is_about_batch(error: Exception) -> bool:
+    """Whether a trace failed since it holds for some sizes of the batch alone."""
+    text = str(error)
+    return "batch" in text and ("specialized" in text or "onstraint" in text)
+
+
 def _causes(error: BaseException | None) -> list[BaseException]:
     causes = []
     while error is not None and len(causes) < 16:
         causes.append(error)
         error = error.__cause__ or error.__context__
     return causes
-
-
-def short(text: str) -> str:
-    """The first sentence of an error's text, of whole words."""
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    first = re.split(r"(?<=[a-z)])\. ", first)[0].rstrip(".:")
-    return first if len(first) <= _TEXT_MOST else first[:_TEXT_MOST].rpartition(" ")[0] + " ..."

@@ -3,7 +3,8 @@ tensors.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.ties import tie_of
+from hypergpu.workloads.networks.source_lines import definition_line
 
 _TRAINED_DTYPES = (torch.float32, torch.complex64)
 
@@ -26,10 +28,13 @@ def check_model(model: nn.Module) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedTensorMixin):
             raise ProgramError(
-                f"{name} is lazy and has no shape yet. Fix: call the model once with a batch"
+                f"{name}{tensor_place(model, name)} is lazy and has no shape yet. Fix: call the model once with a batch"
             )
         if tensor.device.type == "meta":
-            raise ProgramError(f"{name} is on the device meta and has no values. Fix: load them")
+            place = tensor_place(model, name)
+            raise ProgramError(
+                f"{name}{place} is on the device meta and has no values. Fix: load the weights"
+            )
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise ProgramError(
@@ -38,16 +43,21 @@ def check_model(model: nn.Module) -> None:
         )
     for name, tensor in trained.items():
         if tensor.dtype == torch.complex128:
-            raise ProgramError(f"{name} is complex128, and training has complex64. Fix: {name}"
-                               ".data = " + f"{name}.data.to(torch.complex64)")
+            raise ProgramError(
+                f"{name}{tensor_place(model, name)} is complex128, and training has complex64."
+                " Fix: make it with dtype=torch.complex64"
+            )
         if tensor.dtype not in _TRAINED_DTYPES:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ProgramError(f"{name} is {dtype}, and training has float32. Fix: model.float()")
+            place = tensor_place(model, name)
+            raise ProgramError(
+                f"{name}{place} is {dtype}, and training has float32. Fix: model.float()"
+            )
     devices = sorted({str(each.device) for each in tensors.values()})
     if len(devices) > 1:
         raise ProgramError(f"the model lies on {' and '.join(devices)}. Fix: model.cpu()")
     _check_hooks(model)
-    _check_memory(model)
+    check_memory(model, {})
 
 
 def _check_hooks(model: nn.Module) -> None:
@@ -78,14 +88,18 @@ def parameter_hooks(model: nn.Module) -> dict[str, list[Callable[..., object]]]:
     }
 
 
-def _check_memory(model: nn.Module) -> None:
+def check_memory(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
     """Refuse tensors that share some of their memory, unless they are one and the same parameter.
+
+    Args:
+        model: The module.
+        constants: Further tensors that its program has, by name.
 
     Raises:
         ProgramError: A step of one would change the other, but not on nodes.
     """
     by_storage: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in _all_tensors(model):
+    for name, tensor in (*_all_tensors(model), *constants.items()):
         if tensor.numel() and tensor.layout is torch.strided:
             by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
     for group in by_storage.values():
@@ -95,7 +109,8 @@ def _check_memory(model: nn.Module) -> None:
             is_tied = one.requires_grad and other.requires_grad and tie_of(one) == tie_of(other)
             if not is_tied and _overlap(one, other):
                 raise ProgramError(
-                    f"{other_name} shares memory with {name}, and on nodes the two would part."
+                    f"{other_name}{tensor_place(model, other_name)} shares memory with {name}, and"
+                    " on nodes the two would part."
                     f" Fix: compute it from {name} in forward"
                 )
 
@@ -103,10 +118,6 @@ def _check_memory(model: nn.Module) -> None:
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, Tensor) and value.is_leaf:
-                yield f"{name}.{key}".removeprefix("."), value
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -122,14 +133,40 @@ def _elements(marks: Tensor, tensor: Tensor) -> Tensor:
     return marks.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def changed_attributes(before: Sequence["AttributeState"], model: nn.Module) -> list[str]:
-    """Names of attributes that are others than before, such as ``Net.step``."""
-    names = []
-    for state, module in zip(before, model.modules(), strict=False):
-        for name, value in vars(module).items():
-            if not name.startswith("_") and _differs(state.values.get(name), value):
-                names.append(f"{type(module).__name__}.{name}")
-    return names
+class ChangedAttribute(NamedTuple):
+    """An attribute of a module that a forward pass sets."""
+
+    kind: type
+    name: str
+
+    def __str__(self) -> str:
+        line = definition_line(self.kind, [self.name])
+        return f"{self.kind.__name__}.{self.name}" + (f" ({line})" if line else "")
+
+
+def changed_attributes(
+    before: Sequence["AttributeState"], model: nn.Module
+) -> list[ChangedAttribute]:
+    """Attributes that are others than before."""
+    return [
+        ChangedAttribute(type(module), name)
+        for state, module in zip(before, model.modules(), strict=False)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _differs(state.values.get(name), value)
+    ]
+
+
+def tensor_place(model: nn.Module, name: str) -> str:
+    """Where the user's code makes a tensor of a model, in brackets; empty: it is not there."""
+    *path, last = name.split(".")
+    modules = dict(model.named_modules())
+    for depth in range(len(path), -1, -1):
+        owner = modules.get(".".join(path[:depth]))
+        below = [".".join(path[depth:] + [last]), (path[depth:] + [last])[0]]
+        line = definition_line(type(owner), below) if owner is not None else None
+        if line is not None:
+            return f" ({line})"
+    return ""
 
 
 def _differs(before: object, now: object) -> bool:

@@ -22,6 +22,7 @@ from hypergpu.programs.container import (
     ProgramError,
     ProgramTensor,
     program_bytes,
+    value_numbers,
 )
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.tensors.layout import TensorKind
@@ -30,8 +31,13 @@ from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_numbering import GraphNumbering, TracedGraph, needed_version
 from hypergpu.workloads.networks.rewriting import rewriting, silent_torch
 from hypergpu.workloads.networks.source_lines import CodeLine
-from hypergpu.workloads.networks.trace_errors import explained
-from hypergpu.workloads.networks.traceable import attribute_states, check_model, parameter_hooks
+from hypergpu.workloads.networks.trace_errors import GuardLines, explained, is_about_batch
+from hypergpu.workloads.networks.traceable import (
+    attribute_states,
+    check_memory,
+    check_model,
+    parameter_hooks,
+)
 
 Module = nn.Module
 State = dict[str, Tensor]
@@ -140,6 +146,20 @@ class TracedProgram(NamedTuple):
     lines: Mapping[tuple[str, int], CodeLine] = {}
     """Where the user's code makes a call, by graph and number."""
 
+    def line_of(self, graph: str, tensor: str = "") -> CodeLine | None:
+        """Where a graph first uses a tensor; else where it makes its last call."""
+        calls = (self.program.train if graph == "train" else self.program.evaluate).calls
+        names = [each.name for each in self.program.tensors]
+        place = names.index(tensor) if tensor in names else None
+        users = (
+            number
+            for number, call in enumerate(calls)
+            if place in value_numbers([*call.arguments, *call.named.values()])
+        )
+        used = (self.lines.get((graph, number)) for number in users)
+        last = (self.lines.get((graph, number)) for number in reversed(range(len(calls))))
+        return next((line for line in [*used, *last] if line), None)
+
     def write(self, folder: Path) -> None:
         """Write both into a job's data folder."""
         path = folder / PROGRAM_PATH
@@ -176,7 +196,10 @@ def trace(
             _export(model.train(mode), loss, shape, fields, names, examples)
             for mode in (True, False)
         ]
-    numbering = GraphNumbering(made, fields, frozenset(names.values()))
+    own_names = frozenset(names.values())
+    numbering = GraphNumbering(made, fields, own_names)
+    others = {name: each for name, each in numbering.tensors.items() if name not in own_names}
+    check_memory(model, others)
     train, evaluate = numbering.graphs
     entries = tuple(
         _entry(model, name, tensor, is_written=name in numbering.written)
@@ -299,12 +322,14 @@ def _export(
 def _run_export(traced: nn.Module, examples: tuple[Tensor, ...]) -> _Export:
     batch = torch.export.Dim("batch", min=1, max=1 << 20)
     dynamic = (tuple({0: batch} for _ in examples),)
+    guards = GuardLines()
     try:
-        exported = torch.export.export(traced, examples, dynamic_shapes=dynamic, strict=False)
+        with guards.recording():
+            exported = torch.export.export(traced, examples, dynamic_shapes=dynamic, strict=False)
     except ProgramError:
         raise
     except Exception as error:  # torch.export raises anything that the model raises
-        raise explained(error) from error
+        raise explained(error, guards.decisive() if is_about_batch(error) else None) from error
     tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
     tensors |= exported.constants
     return _Export(exported.graph_module, exported.graph_signature, tensors)
