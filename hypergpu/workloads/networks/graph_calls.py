@@ -133,6 +133,7 @@ class CallList:
     def __init__(self, values: dict[Node, Any]) -> None:
         self.items: list[Item] = []
         self._values = values
+        self._required: set[Value] = set()
 
     def add_graph(self, module: GraphModule, *, is_graded: bool = True) -> list[Any]:
         """Add a graph's calls; returns the values that it gives."""
@@ -158,6 +159,8 @@ class CallList:
             if isinstance(self._values[source], list):
                 return self._values[source][node.args[1]]
         name = _INSTEAD.get(name, name)
+        if name == REQUIRES_GRAD and self._is_required(node):
+            return None
         named = {
             key: self._argument(node, each)
             for key, each in node.kwargs.items()
@@ -171,6 +174,13 @@ class CallList:
         call = PendingCall(name, tuple(arguments), named, is_graded, line)
         self.items.append(call)
         return call.result
+
+    def _is_required(self, node: Node) -> bool:
+        """Whether gradients of a value are noted already."""
+        value = self._argument(node, node.args[0])
+        is_required = value in self._required
+        self._required.add(value)
+        return is_required
 
     def _add_mark(self, name: str, node: Node) -> list[Value]:
         values = [self._argument(node, each) for each in node.args[:-1]]

@@ -163,6 +163,7 @@ class ReadyGraph:
     ) -> None:
         self._name = name
         self._outputs = graph.outputs
+        self._takes_gradients = any(call.operator == GRADIENT for call in graph.calls)
         dead = _last_uses(graph, inputs_count)
         self._steps = [
             _ready(call, dead[number], rules) for number, call in enumerate(graph.calls)
@@ -182,6 +183,10 @@ class ReadyGraph:
             ProgramError: A call failed by more than torch's own words. Its errors of computing,
                 lack of memory among them, are passed on as they are.
         """
+        if self._takes_gradients and not torch.is_grad_enabled():
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                noted = [_outside_inference(each) for each in inputs]
+                return [_plain_result(each) for each in self.run(noted, device, observer)]
         values: list[Any] = list(inputs)
         for number, step in enumerate(self._steps):
             try:
@@ -229,6 +234,15 @@ def failed_call(error: BaseException) -> tuple[str, int] | None:
     """Graph and number of the call that an error of torch came from; None: it came from none."""
     matches = (_NOTE.fullmatch(note) for note in getattr(error, "__notes__", ()))
     return next(((each[1], int(each[2])) for each in matches if each), None)
+
+
+def _outside_inference(value: Any) -> Any:
+    """A tensor of which gradients can be noted."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _plain_result(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _first_line(error: Exception) -> str:

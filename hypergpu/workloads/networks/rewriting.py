@@ -202,6 +202,7 @@ def _gaussian(
 
 
 _FUNCTIONS = {F.ctc_loss: _ctc, F.gaussian_nll_loss: _gaussian}
+_DISTANCE_BY_SIZE = "use_mm_for_euclid_dist_if_necessary"
 _DISTANCE = "donot_use_mm_for_euclid_dist"
 
 
@@ -222,8 +223,8 @@ class _Functions(TorchFunctionMode):
         if named.get("generator") is not None:
             del named["generator"]
         # Which way it computes would depend on the size of the batch.
-        if function is torch.cdist and len(args) < 4:
-            named.setdefault("compute_mode", _DISTANCE)
+        if function is torch.cdist and named.get("compute_mode") == _DISTANCE_BY_SIZE:
+            named["compute_mode"] = _DISTANCE
         return _FUNCTIONS.get(function, function)(*args, **named)
 
 

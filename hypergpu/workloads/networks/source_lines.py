@@ -72,12 +72,13 @@ def definition_line(kind: type, names: Sequence[str]) -> CodeLine | None:
 
 _PACKAGE = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
+_HIDDEN = (_PACKAGE, _TORCH, "<frozen", "torch/")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
 def _own_line(lines: Iterable[CodeLine]) -> CodeLine | None:
     """The last line outside of installed packages; else outside of torch and of this package."""
-    others = [each for each in lines if not each.file.startswith((_PACKAGE, _TORCH, "<"))]
+    others = [each for each in lines if not each.file.startswith(_HIDDEN)]
     own = [each for each in others if not each.file.startswith(_LIBRARIES)]
     return (own or others or [None])[-1]
 

@@ -2,6 +2,7 @@
 instead.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from hypergpu.workloads.networks.graph_calls import PendingCall
 from hypergpu.workloads.networks.patching import replaced
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
+_OF_NUMBER = re.compile(r"(Eq|Ne)\((\d+, s\d+|s\d+, \d+)\)|s\d+ [<>]=? \d+|\d+ [<>]=? s\d+")
 _FUNCTION_TRANSFORMS = ("_vmap", "_add_batch_dim", "_remove_batch_dim", "_jvp", "_grad", "_make_dual")
 _INSTEAD = {
     "aten.unique_consecutive": "torch.unique",
@@ -45,10 +47,11 @@ class GuardLines:
             yield
 
     def decisive(self) -> CodeLine | None:
-        """The line that fixes the size; else the last that bounds it."""
-        equal = [line for guard, line in self._lines if guard.startswith("Eq(")]
-        bounds = [line for _, line in self._lines]
-        return next((line for line in reversed([*bounds, *equal]) if line), None)
+        """The first line that compares the size with a number; else the last that bounds it."""
+        numbers = [line for guard, line in self._lines if line and _OF_NUMBER.fullmatch(guard)]
+        return next((line for line in numbers), None) or next(
+            (line for _, line in reversed(self._lines) if line), None
+        )
 
 
 def operator_refusal(call: PendingCall) -> ProgramError:
@@ -82,7 +85,7 @@ def explained(error: Exception, line: CodeLine | None = None) -> ProgramError:
     if is_about_batch(error):
         return ProgramError(
             f"the model or loss fixes the size of the batch{place}."
-            " Fix: write x.shape[0] in place of that number, and no loop over samples"
+            " Fix: compute over the whole batch, with x.shape[0] for its size"
         )
     if "ata-dependent" in text or "DataDependent" in kind:
         return ProgramError(
