@@ -159,7 +159,7 @@ def _check_rules(rules: Sequence[BackwardRule]) -> None:
         raise ProgramError(f"rules: more than {_CALLS_MOST:,} calls")
     for number, rule in enumerate(rules):
         name, counts = f"rule {number}", (rule.gradients, rule.captured, len(rule.graph.outputs))
-        if not (1 <= rule.gradients and all(0 <= count <= ITEMS_MOST for count in counts)):
+        if not (rule.gradients >= 1 and all(0 <= count <= ITEMS_MOST for count in counts)):
             raise ProgramError(f"{name}: at most {ITEMS_MOST:,} gradients and captured values")
         _check_calls(name, rule.graph.calls, rule.inputs_count, ())
         count = rule.inputs_count + len(rule.graph.calls)

@@ -220,11 +220,13 @@ ATEN = _overloads(_ATEN_2 + _ATEN_3)
 SIZES = frozenset(NUMBER_FUNCTIONS)
 """Such as ``operator.mul``."""
 OPERATORS = ATEN | SIZES | _OF_PROGRAMS
-_SIZES_2 = {f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")}
+_SIZES_2 = {
+    f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
+}
 OPERATORS_2 = _overloads(_ATEN_2) | _SIZES_2
 """Those that HyperGPU knew by version 2."""
 DATA_SIZED = frozenset(
     f"aten.{name}.default"
-    for name in "nonzero nonzero_numpy argwhere where masked_select _unique2".split()
+    for name in ["nonzero", "nonzero_numpy", "argwhere", "where", "masked_select", "_unique2"]
 )
 """Operators whose result's first size depends on values; it is bounded by their argument's."""

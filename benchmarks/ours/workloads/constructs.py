@@ -79,7 +79,9 @@ class Between(nn.Module):
         return logits
 
 
-def _between(name: str, function: Callable[[Tensor], Tensor], *, refused: bool = False) -> Construct:
+def _between(
+    name: str, function: Callable[[Tensor], Tensor], *, refused: bool = False
+) -> Construct:
     return Construct(name, partial(Between, function), class_loss, ROWS, refused)
 
 
@@ -105,7 +107,9 @@ def _parametrized(name: str, function: Callable[..., Any], width: int = 12) -> C
     return Construct(name, make, class_loss, ROWS)
 
 
-def _module(name: str, make: Callable[[], nn.Module], arrays: Arrays = ROWS, **named: Any) -> Construct:
+def _module(
+    name: str, make: Callable[[], nn.Module], arrays: Arrays = ROWS, **named: Any
+) -> Construct:
     return Construct(name, make, named.pop("loss", class_loss), arrays, **named)
 
 
@@ -188,7 +192,9 @@ def _layers() -> list[Construct]:
         _module("GRU, both ways", partial(modules.Recurrent, nn.GRU), SERIES, loss=masked_loss),
         _module("LSTMCell in a loop", modules.CellLoop, SERIES, loss=masked_loss),
         _module("attention with a padding mask", modules.MaskedAttention, SERIES, loss=masked_loss),
-        _module("TransformerEncoder", partial(modules.Encoder, attention), SERIES, loss=masked_loss),
+        _module(
+            "TransformerEncoder", partial(modules.Encoder, attention), SERIES, loss=masked_loss
+        ),
         _module("Transformer with both halves", modules.BothHalves, SERIES, loss=masked_loss),
         _module("mask of the least float", modules.LeastFloatMask, SERIES, loss=masked_loss),
         _module("rotary positions by complex numbers", modules.Rotary, SERIES, loss=masked_loss),
@@ -239,7 +245,9 @@ def _operators() -> list[Construct]:
     return [
         _between("einsum", lambda h: torch.einsum("bi,bj->bi", h, h)),
         _between("einsum with an ellipsis", lambda h: torch.einsum("...i, ...i -> ...i", h, h)),
-        _between("large floats", lambda h: h.masked_fill(h < -1e20, -1e30) + 0 * h.clamp(min=-3e38)),
+        _between(
+            "large floats", lambda h: h.masked_fill(h < -1e20, -1e30) + 0 * h.clamp(min=-3e38)
+        ),
         _between("boolean indexing", lambda h: h + h[h > 0].mean()),
         _between("rows by a mask", lambda h: h + h[h[:, 0] > 0].sum(0)),
         _between("assignment by a mask", modules.assigned_by_mask),
@@ -252,7 +260,9 @@ def _operators() -> list[Construct]:
         _between("gumbel_softmax", lambda h: F.gumbel_softmax(h, hard=True)),
         _between("dropout of all kinds", modules.all_dropouts),
         _between("Normal.rsample", lambda h: torch.distributions.Normal(h, 1.0).rsample()),
-        _between("Gamma.rsample", lambda h: torch.distributions.Gamma(F.softplus(h), 1.0).rsample()),
+        _between(
+            "Gamma.rsample", lambda h: torch.distributions.Gamma(F.softplus(h), 1.0).rsample()
+        ),
         _between("Categorical.sample", modules.sampled_class),
         _between("own generator", modules.own_generator),
         _between("numpy's generator", modules.numpy_noise, refused=True),
@@ -267,7 +277,9 @@ def _operators() -> list[Construct]:
         _between("cdist", lambda h: torch.cdist(h, h[:, :1].expand(-1, 12) + 5)[:, :1] + h),
         _between("STFT", modules.spectrum),
         _between("numpy in forward", lambda h: h * float(np.ones(1)[0])),
-        _between("tensor to numpy", lambda h: h * torch.from_numpy(h.detach().numpy()), refused=True),
+        _between(
+            "tensor to numpy", lambda h: h * torch.from_numpy(h.detach().numpy()), refused=True
+        ),
     ]
 
 

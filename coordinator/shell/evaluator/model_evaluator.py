@@ -58,6 +58,11 @@ class ModelEvaluator(Protocol):
         """Operators of torch without which no node can train it."""
         ...
 
+    @property
+    def version(self) -> int:
+        """The least version of the workload that trains it; 0: the entry's."""
+        ...
+
     def initial(self, seed: int) -> Flat:
         """The initial model; the same for the same seed."""
         ...
@@ -84,6 +89,7 @@ class NumpyEvaluator:
 
     metric = ""
     operators: tuple[str, ...] = ()
+    version = 0
 
     def __init__(
         self, workload: NumpyWorkload, data_dir: str, dataset: Dataset | None = None

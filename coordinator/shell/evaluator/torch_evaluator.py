@@ -30,6 +30,7 @@ from hypergpu.workloads.workload import (
     MeasuredWorkload,
     OperatorWorkload,
     Sums,
+    VersionedWorkload,
 )
 
 
@@ -45,6 +46,7 @@ class TorchEvaluator:
         self.layout = module_layout(self._model)
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
         self.operators = workload.operators if isinstance(workload, OperatorWorkload) else ()
+        self.version = workload.version if isinstance(workload, VersionedWorkload) else 0
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
 
     def initial(self, seed: int) -> Flat:

@@ -233,9 +233,7 @@ def _look_again(tested: ModuleUnderTest, workload: ProgramWorkload) -> "Differen
     return _difference(once, theirs)
 
 
-def _program_step(
-    tested: ModuleUnderTest, workload: ProgramWorkload, steps: int = 1
-) -> StepValues:
+def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int = 1) -> StepValues:
     """What a program gives of the same batch."""
     twin = workload.model().to(tested.device).train()
     if not isinstance(twin, ProgramModule):
@@ -246,9 +244,7 @@ def _program_step(
     if not loss.requires_grad:
         raise RuntimeError("no gradient flows from its loss")
     loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {
-        name: each.grad for name, each in twin.named_parameters() if each.grad is not None
-    }
+    gradients = {name: each.grad for name, each in twin.named_parameters() if each.grad is not None}
     state = {name: each.detach().clone() for name, each in twin.state_dict().items()}
     twin.eval()
     _seed(steps)
@@ -405,5 +401,3 @@ def _restored(model: nn.Module) -> Iterator[list[AttributeState]]:
                 tensor.copy_(value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-
-

@@ -363,8 +363,7 @@ _REQUIRE = Tensor.requires_grad_
 def _keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:
     """Give a module inputs of its own, which its backward hooks are about."""
     traced = tuple(
-        each.view_as(each) if _is_trained(each) and hooks.user_hooks else each
-        for each in arguments
+        each.view_as(each) if _is_trained(each) and hooks.user_hooks else each for each in arguments
     )
     hooks.traced_arguments = traced
     return traced

@@ -188,5 +188,5 @@ def _is_old_argument(argument: Argument) -> bool:
     if isinstance(argument, dict):
         return argument.get("dtype") not in {"complex64", "complex128"}
     if isinstance(argument, str):
-        return argument.replace("_", "").isalpha() and argument.islower() or not argument
+        return (argument.replace("_", "").isalpha() and argument.islower()) or not argument
     return not isinstance(argument, float) or abs(argument) < 2**63

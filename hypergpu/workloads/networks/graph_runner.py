@@ -165,9 +165,7 @@ class ReadyGraph:
         self._outputs = graph.outputs
         self._takes_gradients = any(call.operator == GRADIENT for call in graph.calls)
         dead = _last_uses(graph, inputs_count)
-        self._steps = [
-            _ready(call, dead[number], rules) for number, call in enumerate(graph.calls)
-        ]
+        self._steps = [_ready(call, dead[number], rules) for number, call in enumerate(graph.calls)]
 
     def run(
         self, inputs: Sequence[Any], device: torch.device, observer: Observer | None = None

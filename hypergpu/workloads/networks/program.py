@@ -28,7 +28,6 @@ from hypergpu.workloads.networks.memory_bound import AliveBytes
 from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, NodeDataError, Sums
 
 
-
 class ProgramModule(nn.Module):
     """A program's tensors under their names, trained ones as parameters."""
 
@@ -83,6 +82,7 @@ class ProgramWorkload:
             raise DatasetError(f"the program cannot run: {refused}") from refused
         self.metric = next(iter(self._program.metrics), "loss")
         self.operators = self._program.operators
+        self.version = self._program.version
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = len(self._held_out.labels)
 
@@ -233,6 +233,15 @@ class ProgramBuilder(NamedTuple):
 def program(options: Options) -> ProgramBuilder:
     """Builder of ``program``."""
     return ProgramBuilder(str(options["label"]))
+
+
+def as_before(trained: Any, before: Any) -> Any:
+    """A trained tensor of the type that it has in the user's module; else what was there before."""
+    if not isinstance(trained, Tensor) or not isinstance(before, Tensor):
+        return before
+    if before.is_complex() and not trained.is_complex():
+        trained = torch.view_as_complex(trained.contiguous())
+    return trained.to(before.dtype)
 
 
 def exported_state(folder: Path) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.fx.experimental.proxy_tensor import decompose
+from torch.nn import functional as F
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
@@ -174,7 +174,7 @@ def _ctc(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """torch finds the size of what it saves by the values of the lengths, which a trace has not."""
+    """Torch finds the size of what it saves by the values of the lengths, which a trace has not."""
     lengths = [torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)]
     number = {"none": 0, "mean": 1, "sum": 2}[reduction]
     loss: Tensor = getattr(torch.ops, SPACE).ctc_loss(
@@ -191,7 +191,7 @@ def _gaussian(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """torch looks at the values of ``var`` before."""
+    """Torch looks at the values of ``var`` before."""
     spread = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if spread.shape != input.shape and spread.shape[-1:] != (1,):
         spread = spread.unsqueeze(-1)

@@ -44,11 +44,15 @@ def raised_line(error: BaseException) -> CodeLine | None:
 
 def called_line() -> CodeLine | None:
     """The user's innermost line that is being executed."""
-    return _own_line(CodeLine(each.filename, each.lineno or 0) for each in traceback.extract_stack())
+    return _own_line(
+        CodeLine(each.filename, each.lineno or 0) for each in traceback.extract_stack()
+    )
 
 
 def _line_of(trace: TracebackType | None) -> CodeLine | None:
-    return _own_line(CodeLine(each.filename, each.lineno or 0) for each in traceback.extract_tb(trace))
+    return _own_line(
+        CodeLine(each.filename, each.lineno or 0) for each in traceback.extract_tb(trace)
+    )
 
 
 def definition_line(kind: type, names: Sequence[str]) -> CodeLine | None:

@@ -15,7 +15,14 @@ from hypergpu.workloads.networks.patching import replaced
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
 _OF_NUMBER = re.compile(r"(Eq|Ne)\((\d+, s\d+|s\d+, \d+)\)|s\d+ [<>]=? \d+|\d+ [<>]=? s\d+")
-_FUNCTION_TRANSFORMS = ("_vmap", "_add_batch_dim", "_remove_batch_dim", "_jvp", "_grad", "_make_dual")
+_FUNCTION_TRANSFORMS = (
+    "_vmap",
+    "_add_batch_dim",
+    "_remove_batch_dim",
+    "_jvp",
+    "_grad",
+    "_make_dual",
+)
 _INSTEAD = {
     "aten.unique_consecutive": "torch.unique",
     "aten.unique_dim": "torch.unique of one whole number for each row",
@@ -88,10 +95,8 @@ def explained(error: Exception, line: CodeLine | None = None) -> ProgramError:
             " Fix: compute over the whole batch, with x.shape[0] for its size"
         )
     if "ata-dependent" in text or "DataDependent" in kind:
-        return ProgramError(
-            f"Python decides by a tensor's values{place}. Fix: write torch.where"
-        )
-    if ".numpy()" in text or "numpy" in text.lower() and "subclass" in text:
+        return ProgramError(f"Python decides by a tensor's values{place}. Fix: write torch.where")
+    if ".numpy()" in text or ("numpy" in text.lower() and "subclass" in text):
         return ProgramError(f"a tensor leaves torch for numpy{place}. Fix: compute it with torch")
     return ProgramError(
         f"the model cannot be traced{place}: {kind}: {short(text or kind)}."

@@ -50,9 +50,7 @@ _EXAMPLES = 4
 class _Traced(nn.Module):
     """Model and loss as one module over the fields."""
 
-    def __init__(
-        self, model: nn.Module, measure: "Measure", recorder: GradientRecorder
-    ) -> None:
+    def __init__(self, model: nn.Module, measure: "Measure", recorder: GradientRecorder) -> None:
         super().__init__()
         self.model = model
         self._measure = measure
@@ -335,9 +333,7 @@ def _run_export(traced: nn.Module, examples: tuple[Tensor, ...]) -> _Export:
     return _Export(exported.graph_module, exported.graph_signature, tensors)
 
 
-def _original(
-    traced: nn.Module, target: str, tensor: Tensor, graph: str
-) -> tuple[Tensor, str]:
+def _original(traced: nn.Module, target: str, tensor: Tensor, graph: str) -> tuple[Tensor, str]:
     """The module's own tensor with its name; or the export's, for a constant of the code."""
     owner, _, name = target.rpartition(".")
     try:
