@@ -48,10 +48,16 @@ def schedule_share(schedule: str, progress: float) -> float:
     return 1.0
 
 
-def pass_sizes(batch_size: int, micro_batch: int) -> list[int]:
-    """Return how many samples each pass over a batch takes, the larger passes first."""
+def pass_sizes(batch_size: int, micro_batch: int, smallest: int = 1) -> list[int]:
+    """Return how many samples each pass over a batch takes, the larger passes first.
+
+    Args:
+        batch_size: Samples of all passes.
+        micro_batch: Most samples of a pass; 0: any number.
+        smallest: Least samples of a pass, where the batch has as many; goes before ``micro_batch``.
+    """
     if not micro_batch or micro_batch >= batch_size:
         return [batch_size]
-    passes = -(-batch_size // micro_batch)
+    passes = min(-(-batch_size // micro_batch), max(1, batch_size // smallest))
     least, larger = divmod(batch_size, passes)
     return [least + 1] * larger + [least] * (passes - larger)

@@ -22,6 +22,8 @@ class JobDemand(msgspec.Struct, frozen=True):
     """Nodes that work for it now and are not about to leave it."""
     nodes_max: int = 0
     """Nodes that it gets at most; 0: no limit."""
+    later_versions: frozenset[int] = frozenset()
+    """Later versions of its workload that train it alike."""
     requirements: tuple[Requirement, ...] = ()
     """Every node of it meets all of them."""
     data_name: str = ""
@@ -73,7 +75,8 @@ def unfit_reason(demand: JobDemand, offer: NodeOffer) -> str:
     """Why a node can never work for a job as both are now; empty: it can."""
     if reason := demand.excluded.get(offer.node, ""):
         return reason
-    if offer.workloads.get(demand.workload) != demand.workload_version:
+    versions = {demand.workload_version, *demand.later_versions}
+    if offer.workloads.get(demand.workload) not in versions:
         return f"it does not offer {demand.workload} {demand.workload_version}"
     if demand.data_name and demand.data_name not in offer.data_names:
         return f"its owner has named no folder for {demand.data_name}"

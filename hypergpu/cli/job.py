@@ -214,7 +214,7 @@ def lacking_nodes(
     lines = []
     for node in nodes:
         has, name = node.workloads.get(workload), node.name or short_id(node.id)
-        if node.state in _AWAY or (has is not None and has == (version or has)):
+        if node.state in _AWAY or (has is not None and _is_served(workload, has, version)):
             continue
         if has is None:
             lines.append(
@@ -228,6 +228,20 @@ def lacking_nodes(
                 f" Fix {fix}: {_install_line(workload, '-U ')}"
             )
     return lines
+
+
+def _is_served(workload: str, has: int, version: int | None) -> bool:
+    """Whether a node with one version of a workload trains jobs of another."""
+    from hypergpu.workloads.entry import trains_version
+    from hypergpu.workloads.workload import UnknownWorkloadError, find
+
+    if version is None or has == version:
+        return True
+    try:
+        entry = find(workload)
+    except UnknownWorkloadError:
+        return False
+    return has == entry.version and trains_version(entry, version)
 
 
 def _install_line(workload: str, update: str = "") -> str:

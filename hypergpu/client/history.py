@@ -81,8 +81,10 @@ class History(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each closed round, with what its model was found to be on held-out data:
-        ``held_out_loss`` and the metrics by their names, None where that was not evaluated.
+        ``held_out_loss`` and the metrics by their names, None where that was not evaluated. A metric
+        that is called like a column is called ``held_out_NAME``; ``loss`` is ``held_out_loss``.
         """
+        columns = self._metric_columns()
         found = {point.round: point for point in self.evaluations}
         rows: list[dict[str, object]] = []
         for each in self.rounds:
@@ -90,14 +92,23 @@ class History(msgspec.Struct, frozen=True):
             del row["number"]
             point = found.get(each.number)
             row["held_out_loss"] = point.loss if point else None
-            row[self.metric_name or "metric"] = point.metric if point else None
-            row |= {name: point.metrics.get(name) if point else None for name in self._others()}
+            for name, column in columns.items():
+                row[column] = self._metric_of(point, name) if point else None
             rows.append(row)
         return rows
 
-    def _others(self) -> list[str]:
-        """Names of the further metrics, as they came up."""
-        return list(dict.fromkeys(name for each in self.evaluations for name in each.metrics))
+    def _metric_columns(self) -> dict[str, str]:
+        """Columns of the metrics by their names, the first metric's first."""
+        others = (name for each in self.evaluations for name in each.metrics)
+        names = dict.fromkeys([self.metric_name or "metric", *others])
+        own = {"round", "held_out_loss", *RoundPoint.__struct_fields__}
+        return {
+            name: f"held_out_{name}" if name in own else name for name in names if name != "loss"
+        }
+
+    def _metric_of(self, point: EvaluationPoint, name: str) -> float | None:
+        is_first = name == (self.metric_name or "metric")
+        return point.metric if is_first else point.metrics.get(name)
 
     def frame(self) -> Any:
         """The rows as a `pandas.DataFrame`, indexed by ``round``.
@@ -111,7 +122,7 @@ class History(msgspec.Struct, frozen=True):
             detail, fix = "a table needs pandas, which is not installed", "pip install pandas"
             raise HyperGPUError(Reason.MACHINE_UNFIT, detail, fix=fix) from None
         columns = ["round", *RoundPoint.__struct_fields__[1:], "held_out_loss"]
-        columns += [self.metric_name or "metric", *self._others()]
+        columns += self._metric_columns().values()
         return pd.DataFrame(self.rows(), columns=columns).set_index("round")
 
 

@@ -1,56 +1,70 @@
-"""A program's container: two graphs of operator calls over named tensors and the fields of a batch.
+"""A program's container: two graphs of operator calls over named tensors and the fields of a batch,
+and the backward graphs of a user's own gradients.
 
-It comes from strangers. Everything in it is checked here, before torch sees any of it: there is no
-code in it, and no text that anything evaluates.
+It comes from strangers. There is no code in it, and no text that anything evaluates. What it may
+hold is said in `hypergpu.programs.checks`, which sees all of it before torch does.
 """
 
-import math
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import msgspec
 
-from hypergpu.programs.operators import OPERATORS
 from hypergpu.tensors.layout import TensorKind
 
-VERSION = 2
+VERSION = 3
+OLDEST_VERSION = 2
+"""Programs of this version and later run here as they did where they were made."""
 PROGRAM_PATH = "program/program.json"
 TENSORS_PATH = "program/tensors.safetensors"
 SIZE_MOST = 64 << 20
 """Bytes of a container; a model of 124M parameters takes about 1 MB."""
 FIELDS_MOST = 64
-_CALLS_MOST = 200_000
-_TENSORS_MOST = 100_000
-_ITEMS_MOST = 4096
-_DEPTH_MOST = 3
-_INTEGER_MOST = 2**63 - 1
-_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
-_WORD = re.compile(r"[a-z_]{0,32}")
-_METRIC = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_METRICS_MOST = 16
+ITEMS_MOST = 4096
+"""Elements of a list of arguments, and parts of one result."""
 
 DTYPES = frozenset(
     {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"}
     | {"bool"}
 )
+"""Types of stored tensors."""
+ARGUMENT_DTYPES = DTYPES | {"complex64", "complex128"}
 MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last"})
 CONSTANT = "constant"
 """Role of a tensor that is not trained: a frozen parameter, or a table."""
 ROLES = frozenset({*(kind.value for kind in TensorKind), CONSTANT})
+NO_GRADIENT = -1
+"""In place of a value's number, where a backward graph gives an input no gradient."""
 
 Argument = Any
 """A plain value, a list of arguments, or an object with one key: ``value`` (number of an earlier
 one), ``dtype``, ``memory_format``, ``number`` (``inf``, ``-inf``, ``nan``) or ``device``.
 """
-
-
-_BATCH_MOST = 65_536
+# As a container is decoded: lists of three levels at most, each of bounded length, so that their
+# sizes are known before anything is made of them.
+_Object = Annotated[dict[str, int | str | bool], msgspec.Meta(max_length=1)]
+_Plain = None | bool | int | float | str
+_Inner = Annotated[list[_Plain | _Object], msgspec.Meta(max_length=ITEMS_MOST)]
+_Middle = Annotated[list[_Plain | _Object | _Inner], msgspec.Meta(max_length=ITEMS_MOST)]
+_Outer = Annotated[list[_Plain | _Object | _Middle], msgspec.Meta(max_length=ITEMS_MOST)]
+_Decoded = _Plain | _Object | _Outer
 
 
 class ProgramError(ValueError):
-    """No program that may run. The text says where, what is wrong and what would be right."""
+    """No program that may run. The text says where, what is wrong and what would be right.
+
+    Args:
+        text: See above.
+        call: Name of the graph and number of the call in it that failed; None: no call did.
+    """
+
+    def __init__(self, text: str, call: tuple[str, int] | None = None) -> None:
+        super().__init__(text)
+        self.call = call
+
+
+class ProgramBoundError(ProgramError):
+    """A program would take more than it may: memory, results, or numbers beyond a limit."""
 
 
 class ProgramTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,24 +90,47 @@ class OperatorCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """A call of an operator. Its result is the next value."""
 
     operator: str
-    arguments: tuple[Argument, ...] = ()
-    named: dict[str, Argument] = {}
+    arguments: Annotated[tuple[_Decoded, ...], msgspec.Meta(max_length=ITEMS_MOST)] = ()
+    named: Annotated[dict[str, _Decoded], msgspec.Meta(max_length=32)] = {}
     is_graded: bool = True
     """Whether gradients flow through it."""
 
 
 class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Calls in order. Values are numbered: the program's tensors, its fields, then each result."""
+    """Calls in order. Values are numbered: the graph's inputs, then each result."""
 
     calls: tuple[OperatorCall, ...]
     outputs: tuple[int, ...]
     """Numbers of the mean loss and, for evaluation, of each metric's mean over the batch."""
 
 
-class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model with its loss. `read_program` gives only what was checked."""
+class BackwardRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A gradient of the user's own. A call of `CUSTOM_GRADIENT` gives the outputs of a function
+    whose gradient this graph computes.
 
-    version: int = VERSION
+    Its inputs are the gradients of the outputs, then captured values. Its outputs are the gradients
+    of the function's inputs, or `NO_GRADIENT`.
+    """
+
+    gradients: int
+    captured: int
+    graph: Graph
+
+    @property
+    def inputs_count(self) -> int:
+        """Number of values before the first result."""
+        return self.gradients + self.captured
+
+
+class Program(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """A model with its loss. `hypergpu.programs.checks.read_program` gives only what was checked.
+
+    A graph's inputs are the program's tensors, then its fields.
+    """
+
+    version: int
     tensors: tuple[ProgramTensor, ...]
     fields: tuple[Field, ...]
     train: Graph
@@ -102,6 +139,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Names of the metrics, the one that a target is about first; none: the loss is."""
     evaluation_batch: int = 256
     """Held-out samples that are evaluated at once, in 1 to 65,536."""
+    rules: tuple[BackwardRule, ...] = ()
+    """Since version 3."""
 
     @property
     def inputs_count(self) -> int:
@@ -109,177 +148,19 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return len(self.tensors) + len(self.fields)
 
     @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """All of them."""
+        return (self.train, self.evaluate, *(rule.graph for rule in self.rules))
+
+    @property
     def operators(self) -> tuple[str, ...]:
         """Operators that are called, each once, in order."""
-        calls = (*self.train.calls, *self.evaluate.calls)
-        return tuple(sorted({call.operator for call in calls}))
-
-
-def read_program(folder: Path) -> Program:
-    """The program in a job's data folder.
-
-    Raises:
-        ProgramError: There is none, or it is not one that may run.
-    """
-    path = folder / PROGRAM_PATH
-    try:
-        with path.open("rb") as file:
-            content = file.read(SIZE_MOST + 1)
-    except OSError as broken:
-        raise ProgramError(f"{PROGRAM_PATH} cannot be read: {broken.strerror}") from broken
-    return parse_program(content)
-
-
-def parse_program(content: bytes) -> Program:
-    """The program that a container's bytes hold.
-
-    Raises:
-        ProgramError: They hold none that may run.
-    """
-    if len(content) > SIZE_MOST:
-        raise ProgramError(f"{PROGRAM_PATH} is larger than {SIZE_MOST >> 20} MB")
-    try:
-        program = msgspec.json.decode(content, type=Program)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as broken:
-        raise ProgramError(f"{PROGRAM_PATH} is no program: {broken}") from broken
-    check_program(program)
-    return program
+        return tuple(sorted({call.operator for graph in self.graphs for call in graph.calls}))
 
 
 def program_bytes(program: Program) -> bytes:
     """The container of a program."""
     return msgspec.json.encode(program)
-
-
-def check_program(program: Program) -> None:
-    """Refuse what may not run.
-
-    Raises:
-        ProgramError: Names the first fault.
-    """
-    if program.version != VERSION:
-        raise ProgramError(
-            f"the program has version {program.version}, this node runs {VERSION}:"
-            " install the same version of hypergpu on both"
-        )
-    if not 1 <= program.evaluation_batch <= _BATCH_MOST:
-        raise ProgramError(f"evaluation_batch must be 1 to {_BATCH_MOST:,}")
-    _check_metrics(program.metrics)
-    if len(program.tensors) > _TENSORS_MOST or not 0 < len(program.fields) <= FIELDS_MOST:
-        raise ProgramError(f"at most {_TENSORS_MOST:,} tensors and 1 to {FIELDS_MOST} fields")
-    _check_names([each.name for each in program.tensors], "tensor")
-    _check_names([each.name for each in program.fields], "field")
-    for tensor in program.tensors:
-        _check_tensor(tensor)
-    for field in program.fields:
-        _check_shape(f"field {field.name}", field.shape, field.dtype)
-    _check_graph("train", program.train, program, outputs=1)
-    _check_graph("evaluate", program.evaluate, program, outputs=1 + len(program.metrics))
-
-
-def _check_metrics(names: Sequence[str]) -> None:
-    if len(names) > _METRICS_MOST or len(set(names)) != len(names):
-        raise ProgramError(f"at most {_METRICS_MOST} metrics, each with a name of its own")
-    for name in names:
-        if not _METRIC.fullmatch(name) or name == "loss":
-            raise ProgramError(
-                f"a metric cannot be called {name[:60]!r}: at most 32 small letters, digits and"
-                " underscores, a letter first, and not loss"
-            )
-
-
-def _check_names(names: Sequence[str], what: str) -> None:
-    for name in names:
-        if len(name) > 512 or not _NAME.fullmatch(name):
-            raise ProgramError(f"{what} {name[:60]!r}: letters, digits, underscores and dots only")
-    if len(set(names)) != len(names):
-        raise ProgramError(f"two {what}s have the same name")
-
-
-def _check_tensor(tensor: ProgramTensor) -> None:
-    where = f"tensor {tensor.name}"
-    _check_shape(where, tensor.shape, tensor.dtype)
-    if tensor.role not in ROLES:
-        raise ProgramError(f"{where}: its role must be one of {', '.join(sorted(ROLES))}")
-    wanted = {
-        TensorKind.PARAMETER.value: tensor.dtype == "float32",
-        TensorKind.STATISTIC.value: tensor.dtype == "float32",
-        TensorKind.INTEGER.value: tensor.dtype == "int64",
-    }
-    if not wanted.get(tensor.role, True):
-        raise ProgramError(f"{where}: a {tensor.role} cannot be {tensor.dtype}")
-
-
-def _check_shape(where: str, shape: Sequence[int], dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ProgramError(f"{where}: {dtype[:40]!r} is none of {', '.join(sorted(DTYPES))}")
-    if len(shape) > 16 or any(not 0 <= each <= _INTEGER_MOST for each in shape):
-        raise ProgramError(f"{where}: a shape has at most 16 sizes, none below 0")
-    if math.prod(shape) > 1 << 40:
-        raise ProgramError(f"{where}: more than {1 << 40:,} elements")
-
-
-def _check_graph(name: str, graph: Graph, program: Program, *, outputs: int) -> None:
-    if len(graph.calls) > _CALLS_MOST:
-        raise ProgramError(f"{name}: more than {_CALLS_MOST:,} calls")
-    for number, call in enumerate(graph.calls):
-        where = f"{name}, call {number} ({call.operator[:60]})"
-        _check_call(where, call, program.inputs_count + number)
-    count = program.inputs_count + len(graph.calls)
-    if len(graph.outputs) != outputs or any(not 0 <= each < count for each in graph.outputs):
-        raise ProgramError(f"{name}: {outputs} of the values must be its outputs")
-
-
-def _check_call(where: str, call: OperatorCall, known: int) -> None:
-    if call.operator not in OPERATORS:
-        raise ProgramError(f"{where}: this operator is not allowed in a program")
-    if len(call.arguments) > _ITEMS_MOST or len(call.named) > 32:
-        raise ProgramError(f"{where}: too many arguments")
-    for key in call.named:
-        if not _NAME.fullmatch(key) or len(key) > 64 or "." in key:
-            raise ProgramError(f"{where}: {key[:60]!r} is no name of an argument")
-    for argument in (*call.arguments, *call.named.values()):
-        _check_argument(where, argument, known)
-
-
-def _check_argument(where: str, argument: Argument, known: int, depth: int = 0) -> None:
-    if isinstance(argument, int | float | str):
-        _check_plain(where, argument)
-    elif isinstance(argument, list):
-        if depth >= _DEPTH_MOST or len(argument) > _ITEMS_MOST:
-            raise ProgramError(f"{where}: a list is too long or too deep")
-        for each in argument:
-            _check_argument(where, each, known, depth + 1)
-    elif argument is not None:
-        _check_object(where, argument, known)
-
-
-def _check_plain(where: str, argument: float | str) -> None:
-    if isinstance(argument, str):
-        if not _WORD.fullmatch(argument):
-            raise ProgramError(f"{where}: a text must be one short word")
-    elif not abs(argument) <= _INTEGER_MOST + 1:
-        raise ProgramError(f"{where}: a number is beyond 64 bits")
-
-
-def _check_object(where: str, argument: Argument, known: int) -> None:
-    def refuse(what: str) -> NoReturn:
-        raise ProgramError(f"{where}: {what}")
-
-    if not isinstance(argument, dict) or len(argument) != 1:
-        refuse("an argument is neither a value nor an object with one key")
-    ((key, value),) = argument.items()
-    allowed: dict[str, bool] = {
-        "value": type(value) is int and 0 <= value < known,
-        "dtype": isinstance(value, str) and value in DTYPES,
-        "memory_format": isinstance(value, str) and value in MEMORY_FORMATS,
-        "number": isinstance(value, str) and value in {"inf", "-inf", "nan"},
-        "device": value is True,
-    }
-    if key not in allowed:
-        refuse(f"{key[:40]!r} is none of {', '.join(allowed)}")
-    if not allowed[key]:
-        refuse(f"{key} cannot be {str(value)[:40]!r}" + (", no earlier value" * (key == "value")))
 
 
 def value_numbers(argument: Argument) -> Iterator[int]:

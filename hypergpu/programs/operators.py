@@ -2,10 +2,13 @@
 
 Each computes tensors from tensors and plain values, checks its indices and takes no path, pointer,
 storage or function. Sizes of its results follow from sizes and values of its arguments alone, so
-that a run without data tells them. Uninitialised memory is not among them.
+that a run without data tells them; those of `DATA_SIZED` have a bound that does. Uninitialised
+memory is not among them.
 """
 
-_ATEN = """
+from hypergpu.programs.numbers import NUMBER_FUNCTIONS
+
+_ATEN_2 = """
 add(Tensor,Scalar,int) add_(Tensor,Scalar) sub(Tensor,Scalar,int) sub_(Tensor,Scalar)
 mul(Tensor,Scalar,int) mul_(Tensor,Scalar) div(Tensor,Scalar,Tensor_mode,Scalar_mode)
 div_(Tensor,Tensor_mode,Scalar,Scalar_mode) rsub(Tensor,Scalar) neg(default,int) neg_(default)
@@ -127,21 +130,103 @@ soft_margin_loss(default) margin_ranking_loss(default) hinge_embedding_loss(defa
 cosine_embedding_loss(default) triplet_margin_loss(default) multi_margin_loss(default)
 multilabel_margin_loss(default) poisson_nll_loss(default) ctc_loss(IntList,Tensor)
 """
-"""Groups of operators as `torch.ops.aten` names them, each with its overloads."""
-_SIZES = "add sub mul floordiv mod neg getitem"
-"""Functions of Python's `operator`: arithmetic on sizes, and a part of several results."""
+"""Groups of operators as `torch.ops.aten` names them, each with its overloads, since version 2."""
+_ATEN_3 = """
+_weight_norm(default) linalg_householder_product(default) matrix_exp(default)
+linalg_matrix_exp(default) mH(default,a) matrix_H(default,a) adjoint(default) logdet(default)
+slogdet(default) linalg_slogdet(default) linalg_eigh(default) linalg_eigvalsh(default)
+linalg_svd(default) linalg_svdvals(default) linalg_pinv(default) linalg_inv_ex(default)
+linalg_cholesky_ex(default) linalg_solve_triangular(default)
+linalg_matrix_power(default) linalg_multi_dot(default) linalg_vecdot(default)
+linalg_diagonal(default) linalg_matmul(default) vdot(default) addr(default) cross(default)
+inverse(default) det(default) chain_matmul(default) _euclidean_dist(default) pdist(default)
+trapezoid(dx,x) cumulative_trapezoid(dx,x) nuclear_norm(default,dim) frobenius_norm(dim)
+exponential_(default) geometric_(default) log_normal_(default) cauchy_(default)
+random_(default,from,to) poisson(default) binomial(default) _standard_gamma(default)
+_sample_dirichlet(default) native_dropout(default)
+fft_fft(default) fft_ifft(default) fft_rfft(default) fft_irfft(default) fft_hfft(default)
+fft_ihfft(default) fft_fft2(default) fft_ifft2(default) fft_rfft2(default) fft_irfft2(default)
+fft_fftn(default) fft_ifftn(default) fft_rfftn(default) fft_irfftn(default)
+fft_fftshift(default) fft_ifftshift(default) fft_fftfreq(default) fft_rfftfreq(default)
+stft(default,center) istft(default) hann_window(default,periodic)
+hamming_window(default,periodic) blackman_window(default,periodic)
+view_as_real(default) view_as_complex(default) real(default) imag(default) complex(default)
+polar(default) angle(default) conj(default) _conj(default) _conj_physical(default)
+conj_physical(default) resolve_conj(default) resolve_neg(default) sgn(default)
+select_scatter(default) slice_scatter(default) diagonal_scatter(default) index_reduce(default)
+nonzero(default) nonzero_numpy(default) argwhere(default) where(default) masked_select(default)
+_unique2(default) histc(default) quantile(default,scalar)
+nanquantile(default,scalar) nanmedian(default,dim) msort(default) cov(default) corrcoef(default)
+renorm(default) std_mean(correction) var_mean(correction) vander(default)
+special_entr(default) special_erf(default) special_erfc(default) special_erfcx(default)
+special_erfinv(default) special_expit(default) special_expm1(default) special_exp2(default)
+special_log1p(default) special_log_ndtr(default) special_log_softmax(default)
+special_softmax(default) special_logsumexp(default) special_logit(default)
+special_ndtr(default) special_ndtri(default) special_i0(default) special_i0e(default)
+special_i1(default) special_i1e(default) i0(default) special_psi(default)
+special_digamma(default) special_gammaln(default) special_gammainc(default)
+special_gammaincc(default) special_multigammaln(default) special_polygamma(default)
+special_sinc(default) special_round(default) polygamma(default) mvlgamma(default)
+igamma(default) igammac(default) sinc(default) sinc_(default) copysign(Tensor,Scalar)
+heaviside(default) logaddexp2(default) ldexp(Tensor) deg2rad(default) rad2deg(default)
+signbit(default) isposinf(default) isneginf(default) isin(Tensor_Tensor,Tensor_Scalar)
+float_power(Tensor_Tensor,Tensor_Scalar,Scalar) gcd(default) lcm(default)
+absolute(default) absolute_(default) negative(default) negative_(default) arccos(default)
+arcsin(default) arctan(default) arctan2(default) arccosh(default) arcsinh(default)
+arctanh(default) fix(default) clip(default,Tensor) clip_(default,Tensor)
+multiply(Tensor,Scalar) multiply_(Tensor,Scalar) subtract(Tensor,Scalar)
+subtract_(Tensor,Scalar) divide(Tensor,Scalar,Tensor_mode,Scalar_mode) divide_(Tensor,Scalar)
+greater(Tensor,Scalar) greater_equal(Tensor,Scalar) less(Tensor,Scalar)
+less_equal(Tensor,Scalar) not_equal(Tensor,Scalar)
+concatenate(default) row_stack(default) block_diag(default) cartesian_prod(default)
+fliplr(default) flipud(default) hsplit(int,array) vsplit(int,array) dsplit(int,array)
+lift(default) lift_fresh(default) sym_numel(default) sym_stride(int)
+max_pool1d_with_indices(default) max_pool2d_with_indices(default)
+max_pool3d_with_indices(default) adaptive_max_pool3d(default) reflection_pad3d(default)
+replication_pad3d(default) upsample_nearest3d(default,vec) _upsample_nearest_exact1d(default,vec)
+_upsample_nearest_exact2d(default,vec) _upsample_nearest_exact3d(default,vec)
+_upsample_bilinear2d_aa(default,vec) _upsample_bicubic2d_aa(default,vec)
+upsample_bilinear2d(vec) upsample_bicubic2d(vec) upsample_linear1d(vec) upsample_trilinear3d(vec)
+fake_quantize_per_tensor_affine(default,tensor_qparams)
+fake_quantize_per_channel_affine(default) _fake_quantize_learnable_per_tensor_affine(default)
+_fake_quantize_learnable_per_channel_affine(default)
+threshold_backward(default) tanh_backward(default) sigmoid_backward(default)
+gelu_backward(default) silu_backward(default) elu_backward(default)
+leaky_relu_backward(default) softplus_backward(default) hardtanh_backward(default)
+_softmax_backward_data(default) _log_softmax_backward_data(default)
+convolution_backward(default) native_layer_norm_backward(default) select_backward(default)
+slice_backward(default) mse_loss_backward(default)
+"""
+"""Those since version 3, in the same form."""
+CUSTOM_GRADIENT = "program.custom_gradient"
+"""Gives the outputs of a function whose gradient a rule of the program computes."""
+GRADIENT = "program.gradient"
+"""As torch.autograd.grad: gradients of values that were computed before, of which a loss may be."""
+REQUIRES_GRAD = "program.requires_grad_"
+"""Begins to note gradients of a value, which it gives back."""
+_OF_PROGRAMS = {CUSTOM_GRADIENT, GRADIENT, REQUIRES_GRAD}
 
 
 def _overloads(groups: str) -> frozenset[str]:
-    found = set()
+    overloads = set()
     for group in groups.split():
-        name, _, overloads = group.removesuffix(")").partition("(")
-        found |= {f"aten.{name}.{overload}" for overload in overloads.split(",")}
-    return frozenset(found)
+        name, _, names = group.removesuffix(")").partition("(")
+        overloads |= {f"aten.{name}.{each}" for each in names.split(",")}
+    return frozenset(overloads)
 
 
-ATEN = _overloads(_ATEN)
+ATEN = _overloads(_ATEN_2 + _ATEN_3)
 """Such as ``aten.add.Tensor``."""
-SIZES = frozenset(f"operator.{name}" for name in _SIZES.split())
+SIZES = frozenset(NUMBER_FUNCTIONS)
 """Such as ``operator.mul``."""
-OPERATORS = ATEN | SIZES
+OPERATORS = ATEN | SIZES | _OF_PROGRAMS
+_SIZES_2 = {
+    f"operator.{name}" for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "getitem")
+}
+OPERATORS_2 = _overloads(_ATEN_2) | _SIZES_2
+"""Those that HyperGPU knew by version 2."""
+DATA_SIZED = frozenset(
+    f"aten.{name}.default"
+    for name in ["nonzero", "nonzero_numpy", "argwhere", "where", "masked_select", "_unique2"]
+)
+"""Operators whose result's first size depends on values; it is bounded by their argument's."""

@@ -95,17 +95,21 @@ def _of_npz(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[B
 def _of_parquet(path: Path, part: str, wanted: Collection[str] | None) -> Iterator[Batch]:
     try:
         from pyarrow import ArrowException, parquet
+
+        from hypergpu.programs.parquet_columns import column_values
     except ModuleNotFoundError:
         raise SamplesError(f"{part}: {path} needs pyarrow. Fix: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             columns = [name for name in names if wanted is None or name in wanted]
+            first = 0
             for batch in file.iter_batches(ROWS, columns=columns):
                 yield {
-                    name: _stack_rows(column.to_numpy(zero_copy_only=False))
+                    name: column_values(column, f"{part}: {path}, column {name}", first)
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 }
+                first += batch.num_rows
     except (OSError, ArrowException) as broken:
         raise SamplesError(f"{part}: {path} cannot be read: {broken}") from broken
 
@@ -120,9 +124,43 @@ def array_batches(arrays: Mapping[str, NDArray[Any]], part: str) -> Iterator[Bat
     if len(set(counts.values())) != 1:
         raise SamplesError(f"{part}: arrays of unequal lengths: {counts}. Fix: one row a sample")
     for start in range(0, max(counts.values()), ROWS):
-        yield {name: _stack_rows(array[start : start + ROWS]) for name, array in arrays.items()}
+        yield {
+            name: _stack_rows(array[start : start + ROWS], f"{part}, field {name}", start)
+            for name, array in arrays.items()
+        }
 
 
-def _stack_rows(array: NDArray[Any]) -> NDArray[Any]:
+def _stack_rows(array: NDArray[Any], where: str, first: int) -> NDArray[Any]:
     """A column of lists as rows."""
-    return np.stack([np.asarray(each) for each in array]) if array.dtype == object else array
+    if array.dtype != object or any(isinstance(each, str | bytes) for each in array[:1]):
+        return array
+    return stacked_rows([*array], where, first)
+
+
+def stacked_rows(rows: Sequence[Any], where: str, first: int) -> NDArray[Any]:
+    """Rows of one shape as an array.
+
+    Args:
+        rows: Arrays, lists or numbers, one a sample.
+        where: For messages.
+        first: Number of the first sample.
+
+    Raises:
+        SamplesError: One is missing or has another shape.
+    """
+    arrays: list[NDArray[Any]] = []
+    for number, row in enumerate(rows, first):
+        if row is None or type(row).__name__ == "NAType":
+            raise SamplesError(f"{where}: sample {number} has no value. Fix: drop or fill it")
+        try:
+            arrays.append(np.asarray(row))
+        except ValueError:  # numpy's word for lists of unequal lengths
+            raise SamplesError(
+                f"{where}: sample {number} has rows of unequal lengths. Fix: pad them to one length"
+            ) from None
+        if arrays[-1].shape != arrays[0].shape:
+            raise SamplesError(
+                f"{where}: sample {number} has shape {list(arrays[-1].shape)}, sample {first}"
+                f" {list(arrays[0].shape)}. Fix: pad samples to one shape"
+            )
+    return np.stack(arrays)

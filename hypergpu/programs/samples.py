@@ -102,11 +102,28 @@ def stored_array(part: str, name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.newbyteorder("=").name not in NUMPY_DTYPES or not array.ndim:
-        raise SamplesError(
-            f"{part}, field {name}: {array.dtype} cannot be trained on."
-            f" Fix: give numbers, as one of {', '.join(NUMPY_DTYPES)}"
-        )
+        what, fix = _unusable(array)
+        raise SamplesError(f"{part}, field {name}: {what} cannot be trained on. Fix: {fix}")
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+
+
+def _unusable(array: NDArray[Any]) -> tuple[str, str]:
+    """What an array holds that is no number of a program, and the fix."""
+    if not array.ndim:
+        return "one value for all samples", "give an array with one row a sample"
+    if array.dtype.kind == "c":
+        return f"{array.dtype}", "give real and imaginary parts: numpy.stack([x.real, x.imag], -1)"
+    if array.dtype.kind in "US" or (array.dtype == object and _is_text(array)):
+        return "text", "give whole numbers, as a tokenizer makes them"
+    if array.dtype.kind in "mM":
+        return "times", "give numbers, such as x.astype('int64')"
+    if array.dtype == object:
+        return "Python objects", "give an array of numbers with one shape for each sample"
+    return f"{array.dtype}", f"convert it to one of {', '.join(NUMPY_DTYPES)}"
+
+
+def _is_text(array: NDArray[Any]) -> bool:
+    return any(isinstance(each, str | bytes) for each in array.flat[:8])
 
 
 def _fields_text(fields: Iterable[Field]) -> str:

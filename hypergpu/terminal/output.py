@@ -295,6 +295,18 @@ Report = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
+def progress_note(text: str) -> Iterator[None]:
+    """Say what is being done while the block runs."""
+    if not is_rich(sys.stderr):
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+@contextlib.contextmanager
 def progress_bars() -> Iterator[Report]:
     """Show a bar for each step that is reported while the block runs."""
     if not is_rich(sys.stderr):

@@ -13,6 +13,7 @@ from hypergpu.client.connection import RESTARTING
 from hypergpu.client.history import with_event_recorded
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import Scalar
+from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.sinks.sink import Sink, named_sinks, with_sinks
 from hypergpu.terminal.watch import (
     SUMMARY_EVERY_S,
@@ -41,10 +42,12 @@ class StateNames(NamedTuple):
     @classmethod
     def of(cls, model: "Module") -> Self:
         """Those of a module."""
-        state = model.state_dict(keep_vars=True)
-        first: dict[int, str] = {}
-        same = {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
-        return cls(same, {name: tensor.detach().clone() for name, tensor in state.items()})
+        state = dict(model.state_dict(keep_vars=True))
+        # A module may keep anything as its extra state.
+        tensors = {name: each for name, each in state.items() if hasattr(each, "untyped_storage")}
+        first: dict[Tie, str] = {}
+        same = {name: first.setdefault(tie_of(tensor), name) for name, tensor in tensors.items()}
+        return cls(same, state | {name: each.detach().clone() for name, each in tensors.items()})
 
 
 class AsyncRun:
@@ -147,7 +150,7 @@ class AsyncRun:
         Args:
             which: ``latest`` or ``best``, as `hypergpu job export` has them.
         """
-        from hypergpu.workloads.networks.program import exported_state
+        from hypergpu.workloads.networks.program import as_before, exported_state
 
         with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
             await self.save(folder, which)
@@ -155,7 +158,7 @@ class AsyncRun:
         if self._names is None:
             return trained
         return {
-            name: trained.get(self._names.same[name], before)
+            name: as_before(trained.get(self._names.same.get(name, ""), before), before)
             for name, before in self._names.state.items()
         }
 

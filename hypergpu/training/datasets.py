@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.programs.sample_files import FORMS, ROWS, array_batches, file_batches
+from hypergpu.programs.sample_files import FORMS, ROWS, array_batches, file_batches, stacked_rows
 from hypergpu.programs.samples import Batch, SamplesError
 from hypergpu.workloads.held_out import EVERY, held_out_places
 from hypergpu.workloads.splits import SplitFiles, split_files, split_of
@@ -114,15 +114,27 @@ def _batches(given: Any, part: str) -> Iterator[Batch]:
         return itertools.chain.from_iterable(file_batches(path, part) for path in given.paths)
     if isinstance(given, str | Path):
         return file_batches(Path(given).expanduser(), part)
+    if hasattr(given, "batch_sampler") and hasattr(given, "dataset"):
+        raise SamplesError(
+            f"{part}: a {type(given).__name__} gives batches, and nodes make their own."
+            f" Fix: give its samples: {'data' if part == 'data' else part}=loader.dataset"
+        )
     if hasattr(given, "columns") and hasattr(given, "to_numpy"):  # a DataFrame
-        return array_batches({str(name): given[name].to_numpy() for name in given.columns}, part)
+        columns = {str(name): _column(given[name], part) for name in given.columns}
+        return array_batches(columns, part)
     if isinstance(given, Mapping):
-        return array_batches({str(name): _array(each) for name, each in given.items()}, part)
+        fields = {str(name): _field(each, f"{part}, field {name}") for name, each in given.items()}
+        return array_batches(fields, part)
     if hasattr(given, "column_names") and hasattr(given, "__len__"):  # datasets.Dataset
         return _of_rows(given, part)
     if _is_arrays(given):
         arrays = {f"{_FIELD}{number}": _array(each) for number, each in enumerate(given)}
         return array_batches(arrays, part)
+    if isinstance(given, list) and _is_transposed(given):
+        raise SamplesError(
+            f"{part}: a list is one of samples, and these {len(given)} arrays have unequal shapes."
+            " Fix: give a tuple of them, one for each field"
+        )
     return _of_iterable(given, part)
 
 
@@ -139,7 +151,15 @@ def _of_iterable(given: Any, part: str) -> Iterator[Batch]:
 
 
 def _is_arrays(given: Any) -> TypeGuard[Sequence[Any]]:
-    return isinstance(given, tuple | list) and bool(given) and all(map(_is_array, given))
+    return isinstance(given, tuple) and bool(given) and all(map(_is_array, given))
+
+
+def _is_transposed(given: Sequence[Any]) -> bool:
+    """Whether arrays are fields of as many samples, and cannot be samples themselves."""
+    if len(given) < 2 or not all(map(_is_array, given)):
+        return False
+    shapes = [tuple(each.shape) for each in given]
+    return len(set(shapes)) > 1 and len({shape[0] for shape in shapes}) == 1
 
 
 def _is_array(value: Any) -> bool:
@@ -150,7 +170,29 @@ def _array(value: Any) -> NDArray[Any]:
     """A tensor, array or list as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(value)
+
+
+def _field(value: Any, where: str) -> NDArray[Any]:
+    """The values of all samples."""
+    if isinstance(value, list | tuple):
+        return stacked_rows([_array(each) if _is_array(each) else each for each in value], where, 0)
+    return _array(value)
+
+
+def _column(series: Any, part: str) -> NDArray[Any]:
+    """A column of a DataFrame. One that pandas calls nullable has a type of numpy if none is."""
+    values: NDArray[Any] = series.to_numpy()
+    plain = getattr(series.dtype, "numpy_dtype", None)
+    if plain is None and values.dtype != object:
+        return values
+    missing = np.flatnonzero(series.isna().to_numpy())
+    if len(missing):
+        raise SamplesError(
+            f"{part}, field {series.name}: sample {missing[0]} has no value. Fix: drop or fill it"
+        )
+    return values if plain is None else series.to_numpy(dtype=plain)
 
 
 def _of_rows(given: Any, part: str) -> Iterator[Batch]:
@@ -171,18 +213,27 @@ def _of_samples(samples: Iterator[Any], part: str) -> Iterator[Batch]:
 def _name_fields(sample: Any) -> Mapping[str, Any]:
     if isinstance(sample, Mapping):
         return {str(name): value for name, value in sample.items()}
-    values = sample if isinstance(sample, tuple | list) else (sample,)
+    is_fields = isinstance(sample, tuple) or (isinstance(sample, list) and not _is_numbers(sample))
+    values = sample if is_fields else (sample,)
     return {f"{_FIELD}{number}": value for number, value in enumerate(values)}
 
 
+def _is_numbers(value: Any) -> bool:
+    """Whether a list is one array: numbers alone, or such lists."""
+    if isinstance(value, list):
+        return all(map(_is_numbers, value))
+    return isinstance(value, bool | int | float | np.number)
+
+
 def _with_context(part: str, first: int, columns: Mapping[str, list[Any]]) -> Batch:
-    found = {}
-    for name, values in columns.items():
-        try:
-            found[name] = np.stack([_array(each) for each in values])
-        except ValueError as wrong:
-            raise SamplesError(
-                f"{part}, from sample {first} on, field {name}: {wrong}."
-                " Fix: pad or resize samples to one shape"
-            ) from wrong
-    return found
+    return {
+        name: stacked_rows(
+            [
+                _array(each) if _is_array(each) or hasattr(each, "detach") else each
+                for each in values
+            ],
+            f"{part}, field {name}",
+            first,
+        )
+        for name, values in columns.items()
+    }

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
-from msgspec.structs import replace
-
 from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.reading import parse_job_table
@@ -20,7 +18,7 @@ from hypergpu.programs.container import Field, ProgramError
 from hypergpu.programs.sample_files import FORMS
 from hypergpu.programs.samples import SamplesError, SampleWriter, label_field
 from hypergpu.sinks.sink import Sink, named_sinks
-from hypergpu.terminal.output import note, progress_bars
+from hypergpu.terminal.output import note, progress_bars, progress_note
 from hypergpu.training.async_run import AsyncRun, StateNames
 from hypergpu.training.datasets import DataSource, HeldOutSplit, SplitPart, folder_split
 from hypergpu.training.run import Run
@@ -78,8 +76,9 @@ class AsyncTrainArguments(JobArguments, total=False):
 
 
 _OWN = {"coordinator", "data", "held_out", "settings", "sinks", "steps"}
-_EVALUATED_AT_ONCE = 256
+_CHECKING = "tracing the model and comparing its program with it on a batch"
 _NODE_DATA = "node:"
+_PACKAGE = "make it a workload package, see docs/workloads.md#your-own-as-a-package"
 _KEYS = {
     "name": "name",
     "strategy": "strategy",
@@ -119,7 +118,8 @@ def train(
     sinks = named_sinks(settings.get("sinks", ()))
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
-        write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
+        with progress_note(_CHECKING):
+            write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     run = Run(coordinator, job_id, StateNames.of(model))
@@ -148,7 +148,8 @@ async def train_async(
     coordinator = settings.get("coordinator") or await connect_async()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples.of(settings, spec)
-        await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
+        with progress_note(_CHECKING):
+            await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
@@ -205,24 +206,21 @@ def write_job(
 ) -> None:
     """Write a job's data folder: program, weights and samples.
 
-    What fits into memory with gradients is evaluated at once, and never more than 256 samples.
+    The program is compared with the model on a batch of the data.
 
     Raises:
-        ProgramError: The model cannot be traced.
+        ProgramError: The model cannot be traced, or its program computes otherwise.
         SamplesError: The data cannot be used.
     """
     # Imported here: it needs torch, which takes seconds.
-    from hypergpu.workloads.networks.program import ProgramWorkload
-    from hypergpu.workloads.networks.tracing import BatchShape, trace
+    from hypergpu.workloads.networks.checked_program import write_checked_program
+    from hypergpu.workloads.networks.tracing import BatchShape
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
-    traced = trace(model, loss, shape, fields)
-    at_once = min(_EVALUATED_AT_ONCE, spec.training.batch_size)
-    program = replace(traced.program, evaluation_batch=at_once)
-    traced._replace(program=program).write(folder)
-    # As the nodes will, so that what they would refuse is told here.
-    ProgramWorkload(folder, label := str(spec.options.get("label", "")))
+    label = str(spec.options.get("label", ""))
+    batch_size = spec.training.batch_size
+    write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
@@ -271,7 +269,7 @@ def _translate_errors() -> Iterator[None]:
     """Errors of programs and samples as those of HyperGPU, with the fix apart."""
     try:
         yield
-    except (ProgramError, SamplesError, ValueError) as wrong:
+    except (ProgramError, SamplesError) as wrong:
         detail, _, fix = str(wrong).partition(" Fix: ")
-        fix = fix or "correct it as said"
+        fix = fix or (_PACKAGE if isinstance(wrong, ProgramError) else f"give {FORMS}")
         raise HyperGPUError(Reason.SPEC_INVALID, detail.rstrip("."), fix=fix) from wrong

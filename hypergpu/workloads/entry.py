@@ -56,6 +56,8 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Raised whenever the same options would train something else: nodes of another version take no
     part.
     """
+    oldest_version: int = 0
+    """The oldest version whose jobs this one trains alike; 0: only its own."""
     kind: str = "torch"
     """``torch``, ``numpy`` or ``null``: the worker it needs."""
     metric: str = "accuracy"
@@ -91,6 +93,11 @@ class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
     """PNG of at most 32 x 32 pixels."""
     label: str = ""
     """The right answer, where there is one."""
+
+
+def trains_version(entry: WorkloadEntry, version: int) -> bool:
+    """Whether a workload trains jobs of this version alike."""
+    return (entry.oldest_version or entry.version) <= version <= entry.version
 
 
 def missing_modules(entry: WorkloadEntry) -> tuple[str, ...]:
@@ -303,7 +310,8 @@ _NULL = (
 _PROGRAM = (
     WorkloadEntry(
         name="program",
-        version=2,  # of the container, so that nodes of another one are named
+        version=3,  # of the container, so that nodes of an older one are named
+        oldest_version=2,
         dataset="program",
         metric="loss",
         meaning="A model of your own, by hypergpu.train(...) in Python",

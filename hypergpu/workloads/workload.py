@@ -193,6 +193,15 @@ class OperatorWorkload(Protocol):
 
 
 @runtime_checkable
+class VersionedWorkload(Protocol):
+    """Optional part of a workload: a version of its own, where its entry trains several."""
+
+    @property
+    def version(self) -> int:
+        """The least version of the entry that trains it."""
+
+
+@runtime_checkable
 class LargeSamplesWorkload(Protocol):
     """Optional part of a workload: samples so large that fewer are evaluated at once."""
 

@@ -37,7 +37,13 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Layout, LayoutError
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.entry import BUILT_IN, OptionError, WorkloadEntry, missing_modules
+from hypergpu.workloads.entry import (
+    BUILT_IN,
+    OptionError,
+    WorkloadEntry,
+    missing_modules,
+    trains_version,
+)
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
@@ -150,7 +156,7 @@ def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise
         size_bytes=Bytes(sum(vector.nbytes for vector in vectors)),
         layout_json=layout_json.decode(),
         partition_sizes=_partition_sizes(model, request),
-        workload_version=entry.version,
+        workload_version=model.version or entry.version,
         can_checkpoint=entry.can_checkpoint,
         operators=model.operators,
         examples=held_out_examples(model),
@@ -236,7 +242,7 @@ def _source_of_nan(model: ModelEvaluator, flat: Flat) -> str:
 def _check_version(entry: WorkloadEntry, request: Request) -> None:
     """Judge no model by code of another version than it is trained by."""
     wanted = request.workload_version
-    if wanted in (0, entry.version):
+    if not wanted or trains_version(entry, wanted):
         return
     raise HyperGPUError(
         Reason.WORKLOAD_UNKNOWN,

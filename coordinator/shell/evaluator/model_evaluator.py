@@ -63,6 +63,11 @@ class ModelEvaluator(Protocol):
         """What a user should know of how data and model are used."""
         ...
 
+    @property
+    def version(self) -> int:
+        """The least version of the workload that trains it; 0: the entry's."""
+        ...
+
     def initial(self, seed: int) -> Flat:
         """The initial model; the same for the same seed."""
         ...
@@ -90,6 +95,7 @@ class NumpyEvaluator:
     metric = ""
     operators: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    version = 0
 
     def __init__(
         self, workload: NumpyWorkload, data_dir: str, dataset: Dataset | None = None

@@ -31,6 +31,7 @@ from hypergpu.workloads.workload import (
     NotedWorkload,
     OperatorWorkload,
     Sums,
+    VersionedWorkload,
 )
 
 
@@ -47,6 +48,7 @@ class TorchEvaluator:
         self.metric = workload.metric if isinstance(workload, MeasuredWorkload) else ""
         self.operators = workload.operators if isinstance(workload, OperatorWorkload) else ()
         self.notes = workload.notes if isinstance(workload, NotedWorkload) else ()
+        self.version = workload.version if isinstance(workload, VersionedWorkload) else 0
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
 
     def initial(self, seed: int) -> Flat:

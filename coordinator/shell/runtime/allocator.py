@@ -24,7 +24,7 @@ from coordinator.core.node_fit import operator_reason, unmet_reason
 from coordinator.core.outlook import job_outlooks
 from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
+from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version, later_versions
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -188,6 +188,7 @@ class NodeAllocator:
             nodes_min=nodes_needed(job),
             workload=job.spec.workload,
             workload_version=version,
+            later_versions=later_versions(job.spec.workload, version),
             members=frozenset(
                 node
                 for node, member in job.members.items()

@@ -22,7 +22,7 @@ from hypergpu.optimizer import pass_sizes
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes
 from hypergpu.workloads.entry import WorkloadEntry
-from hypergpu.workloads.networks.program import lacking_operators
+from hypergpu.workloads.networks.graph_runner import lacking_operators
 from hypergpu.workloads.networks.task import (
     CheckpointedModule,
     CountedLoss,
@@ -32,6 +32,7 @@ from hypergpu.workloads.networks.task import (
     load_module,
     module_initial,
     module_layout,
+    smallest_pass,
     store_module,
 )
 from hypergpu.workloads.node_data import training_samples
@@ -48,6 +49,7 @@ class TorchTrainer:
         self.samples = samples
         self._model = workload.model().to(self._device).train()
         self.layout = module_layout(self._model)
+        self._smallest_pass = smallest_pass(self._model)
         self._optimizer = TorchOptimizer(self._model, self._device)
         self._micro_batch = 0
         self.memory = DeviceMemory()
@@ -69,7 +71,7 @@ class TorchTrainer:
         if self._device.type == "cuda" and not self.memory.peak_bytes:
             torch.cuda.reset_peak_memory_stats()
             before_bytes = Bytes(torch.cuda.memory_allocated())
-        sizes = pass_sizes(len(indices), self._micro_batch)
+        sizes = pass_sizes(len(indices), self._micro_batch, self._smallest_pass)
         parts = np.split(indices, np.cumsum(sizes)[:-1])
         shares = self._shares(parts)
         losses = [self._add_gradient(*each) for each in zip(parts, shares, strict=True)]

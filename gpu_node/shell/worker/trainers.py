@@ -41,7 +41,7 @@ from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
-from hypergpu.workloads.entry import OptionError, WorkloadEntry, missing_modules
+from hypergpu.workloads.entry import OptionError, WorkloadEntry, missing_modules, trains_version
 from hypergpu.workloads.node_data import training_samples
 from hypergpu.workloads.workload import (
     BuilderMissingError,
@@ -414,7 +414,7 @@ class Trainers:
                 fix = f"Fix: pip install '{known[0].install}' on the node"
                 raise ShardError(f"workload {workload} needs packages that are missing. {fix}")
             raise ShardError(f"a {self._kind} worker here has no workload {workload!r}")
-        if entry.version != version:
+        if not trains_version(entry, version):
             raise ShardError(
                 f"workload {entry.name} has version {entry.version} here and"
                 f" {version} in the job. Fix: upgrade the older side"

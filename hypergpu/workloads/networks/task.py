@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergpu.tensors.layout import Flat, Layout, TensorKind, TensorSpec, layout_of, pack, unpack
 from hypergpu.units import Bytes, several
@@ -82,6 +83,15 @@ def named_tensors(model: nn.Module) -> dict[str, tuple[TensorKind, Tensor]]:
     return found
 
 
+def smallest_pass(model: nn.Module) -> int:
+    """Least samples that a training step of a module can take: BatchNorm needs two."""
+    own: object = getattr(model, "smallest_pass", None)
+    if isinstance(own, int):
+        return own
+    is_normalised = any(isinstance(each, _BatchNorm) for each in model.modules())
+    return 2 if is_normalised else 1
+
+
 def module_layout(model: nn.Module) -> Layout:
     """The layout that node and coordinator derive alike."""
     return layout_of(
@@ -93,9 +103,16 @@ def module_layout(model: nn.Module) -> Layout:
 def store_module(model: nn.Module, layout: Layout, out: Flat) -> None:
     """Copy the module's tensors into flat vectors; waits for the device."""
     arrays: dict[str, npt.NDArray[np.generic]] = {
-        name: tensor.cpu().numpy() for name, (_, tensor) in named_tensors(model).items()
+        name: _numpy_values(tensor) for name, (_, tensor) in named_tensors(model).items()
     }
     pack(layout, arrays, out)
+
+
+def _numpy_values(tensor: Tensor) -> npt.NDArray[np.generic]:
+    """A tensor's values; numpy has no bfloat16."""
+    values = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    array: npt.NDArray[np.generic] = values.cpu().numpy()
+    return array
 
 
 def load_module(model: nn.Module, layout: Layout, flat: Flat) -> None:

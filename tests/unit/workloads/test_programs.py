@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
+from hypergpu.programs.checks import parse_program
 from hypergpu.programs.container import (
     PROGRAM_PATH,
     TENSORS_PATH,
@@ -27,16 +28,12 @@ from hypergpu.programs.container import (
     Field,
     Program,
     ProgramError,
-    parse_program,
     program_bytes,
 )
 from hypergpu.programs.samples import INDEX_PATH, SampleWriter
 from hypergpu.workloads.entry import BUILT_IN
-from hypergpu.workloads.networks.program import (
-    ProgramModule,
-    ProgramWorkload,
-    lacking_operators,
-)
+from hypergpu.workloads.networks.graph_runner import lacking_operators
+from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, TracedProgram, trace
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 from tests.tiny_bases import tiny_config

@@ -1,0 +1,104 @@
+"""Traces a model, writes its program beside a job's samples, and compares the two on a batch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+
+from hypergpu.programs.container import ProgramError
+from hypergpu.programs.samples import JobFiles, read_samples
+from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
+from hypergpu.workloads.networks.program import ProgramWorkload
+from hypergpu.workloads.networks.traceable import check_model
+from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram, trace
+from hypergpu.workloads.workload import DatasetError
+
+_EVALUATED_MOST = 256
+"""What fits into memory with gradients is evaluated at once, and never more."""
+_COMPARED_MOST = 32
+"""Samples of the batch on which program and module are compared: enough for statistics of a batch,
+and a small part of a step where batches are large.
+"""
+
+
+def write_checked_program(
+    folder: Path,
+    model: nn.Module,
+    loss: Any,
+    shape: BatchShape,
+    *,
+    batch_size: int,
+    label: str = "",
+) -> TracedProgram:
+    """Write a model's program beside the samples in a job's folder.
+
+    Takes the time of a trace, and of two training steps and two evaluations of at most 32 samples.
+
+    Args:
+        folder: The job's, with its samples.
+        model: The module, on any device. It is left as it was.
+        loss: As of `hypergpu.train`.
+        shape: How the loss gets its batch.
+        batch_size: Samples of a training step.
+        label: Field that says a sample's class, see `label_field`.
+
+    Raises:
+        ProgramError: The model cannot be traced, or its program computes otherwise.
+    """
+    check_loss(loss, shape)
+    check_model(model)
+    files = read_samples(folder, label)
+    batch = _first_batch(files, min(batch_size, _COMPARED_MOST))
+    tested = ModuleUnderTest(model, loss, shape, batch)
+    seen = tested.step()
+    # With another size than the compared batch, so that neither is fixed.
+    traced = trace(model, loss, shape, files.fields, len(batch[0]) + 1)
+    at_once = min(_EVALUATED_MOST, batch_size)
+    traced = traced._replace(program=replace(traced.program, evaluation_batch=at_once))
+    traced.write(folder)
+    check_agreement(tested, seen, traced, _loaded(folder, label, traced))
+    return traced
+
+
+def check_loss(loss: Any, shape: BatchShape) -> None:
+    """Refuse a loss that takes outputs and targets, as those of torch do.
+
+    Raises:
+        ProgramError: It is one; the fix is written with the batch's own fields.
+    """
+    module = str(getattr(loss, "__module__", ""))
+    if not isinstance(loss, _Loss) and not (module.startswith("torch.") and callable(loss)):
+        return
+    name = type(loss).__name__ + "()" if isinstance(loss, nn.Module) else f"F.{loss.__name__}"
+    named = [
+        f"batch[{number if shape.is_tuple else repr(field)}]"
+        for number, field in enumerate(shape.names)
+    ]
+    target = named[-1]
+    raise ProgramError(
+        f"{name} takes an output and a target, and a loss here takes the model and a batch."
+        f" Fix: loss=lambda model, batch: {name}(model({named[0]}), {target})"
+    )
+
+
+def _first_batch(files: JobFiles, count: int) -> list[Tensor]:
+    """Samples spread evenly over the data, so that all classes in turn are among them."""
+    samples = files.train or files.held_out
+    taken = min(count, samples.count)
+    indices = np.linspace(0, samples.count - 1, taken).round().astype(np.int64)
+    return [torch.from_numpy(np.array(each)) for each in samples.batch(indices)]
+
+
+def _loaded(folder: Path, label: str, traced: TracedProgram) -> ProgramWorkload:
+    """The program as nodes will have it, so that what they would refuse is told here."""
+    try:
+        return ProgramWorkload(folder, label)
+    except DatasetError as refused:
+        cause = refused.__cause__
+        call = cause.call if isinstance(cause, ProgramError) else None
+        line = traced.lines.get(call or ("", 0)) or traced.line_of("train")
+        raise ProgramError(f"nodes would refuse this model ({line}): {cause}") from refused
