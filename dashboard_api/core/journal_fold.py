@@ -33,6 +33,7 @@ from dashboard_api.core.state import (
     RoundState,
 )
 from hypergpu.client.values import JobEvent
+from hypergpu.workloads.metrics import direction
 
 PRICED_SCORE = 1_000_000
 """Score that the unit price pays for."""
@@ -211,6 +212,7 @@ def _model_initialised(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
         model_bytes=int(blob.get("size_bytes") or 0),
         model=blob.get("digest"),
         examples=example_states(_list(event.body, "examples")),
+        target_mode=str(event.body.get("target_mode") or ""),
     )
 
 
@@ -397,11 +399,17 @@ def _add_work(fold: JobFold, contribution: JsonObject) -> None:
 def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     body, number = event.body, event_round(event)
     loss, metric = body.get("loss"), body.get("metric")
-    fold.set(loss=loss, metric=metric, metric_name=str(body.get("metric_name") or ""))
+    name, metrics = str(body.get("metric_name") or ""), _object(body, "metrics")
+    mode = fold.get("target_mode") or direction(name)
+    fold.set(loss=loss, metric=metric, metric_name=name, target_mode=mode)
     # The model of round n is what n closed rounds made; rounds count from 0.
     path = fold.round_path((number or 0) - 1)
-    if number and fold.draft.get(*path) is not None:
-        fold.draft.set((*path, "metric"), metric)
+    if not number:
+        counts = {key: int(body.get(key) or 0) for key in ("samples", "samples_all")}
+        fold.set(initial={"loss": loss, "metric": metric, "metrics": metrics, **counts})
+    elif fold.draft.get(*path) is not None:
+        for key, value in (("metric", metric), ("held_out_loss", loss), ("metrics", metrics)):
+            fold.draft.set((*path, key), value)
     outputs = _list(body, "outputs")
     if sample := output_sample(fold.get("examples") or [], outputs, number or 0, at_ms):
         fold.draft.append((*fold.path, "samples_of_output"), [sample], keep=OUTPUTS_KEPT)

@@ -44,6 +44,18 @@ class Lane(msgspec.Struct, forbid_unknown_fields=True):
     quality_bps: int | None = None
 
 
+class EvaluationState(msgspec.Struct, forbid_unknown_fields=True):
+    """What a model scores on held-out samples."""
+
+    loss: float | None = None
+    metric: float | None = None
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
+    samples: int = 0
+    """Held-out samples that were measured; 0: not told."""
+    samples_all: int = 0
+
+
 class RoundState(msgspec.Struct, forbid_unknown_fields=True):
     """A round; ``number`` counts from 0."""
 
@@ -62,6 +74,9 @@ class RoundState(msgspec.Struct, forbid_unknown_fields=True):
     bytes_down: int = 0
     loss: float | None = None
     metric: float | None = None
+    held_out_loss: float | None = None
+    metrics: dict[str, float] = {}
+    """Further metrics by name."""
     forecast_error: float | None = None
 
 
@@ -160,6 +175,10 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     loss: float | None = None
     metric: float | None = None
     metric_name: str = ""
+    target_mode: str = ""
+    """``min`` where the metric falls as the model learns, else ``max``; empty: not known."""
+    initial: EvaluationState | None = None
+    """Of the model before any training; None: it was not evaluated."""
     bytes_up: int = 0
     bytes_down: int = 0
     naive_bytes: int = 0

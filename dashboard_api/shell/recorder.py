@@ -27,7 +27,9 @@ NODE_SERIES = (
     *("rtt_us", "rtt_spread_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us"),
     *("updates_accepted", "updates_rejected", "inner_steps"),
 )
-EVALUATION_SERIES = {"metric": "metric", "evaluation_loss": "loss"}
+EVALUATION_SERIES = {"metric": "metric", "held_out_loss": "loss"}
+METRIC_PREFIX = "metric/"
+"""Before the name of a further metric: the name of its series."""
 _log = structlog.get_logger(__name__)
 
 
@@ -144,6 +146,9 @@ def _points(event: JobEvent, at_ms: int, moved_bytes: int) -> list[SeriesPoint]:
         named = {name: event.body.get(name) for name in ROUND_SERIES}
     elif event.kind == "EvaluationReady":
         named = {name: event.body.get(field) for name, field in EVALUATION_SERIES.items()}
+        metrics = event.body.get("metrics")
+        further = metrics.items() if isinstance(metrics, dict) else ()
+        named |= {f"{METRIC_PREFIX}{name}": value for name, value in further}
     else:
         return []
     return [

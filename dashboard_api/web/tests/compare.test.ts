@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { band, commonTarget, joined, reachedAt, taskName, tasks, type Curve } from "../src/lib/compare";
+import { band, commonTarget, falls, joined, reachedAt, taskName, tasks, type Curve } from "../src/lib/compare";
 import type { Job } from "../src/lib/types";
 import { FIELDS, dataMeaning, flat, likeBefore, offered, settingsTree, type Workload } from "../src/lib/settings";
 
@@ -38,6 +38,15 @@ describe("comparisons", () => {
     expect(reachedAt(quick, "time", 0.7)).toBeCloseTo(1500);
     expect(reachedAt(quick, "bytes", 0.7)).toBeCloseTo(15);
     expect(reachedAt(quick, "time", 0.99)).toBeNull();
+  });
+
+  test("a falling metric reaches its target from above", () => {
+    const falling = [curve("quick", [1000, 10, 3], [2000, 20, 1]), curve("slow", [4000, 100, 3], [8000, 300, 2])];
+    expect(reachedAt(falling[0]!, "time", 2, true)).toBeCloseTo(1500);
+    expect(reachedAt(falling[0]!, "time", 0.5, true)).toBeNull();
+    expect(commonTarget(falling, true)).toBe(2);
+    expect(falls(job("a", 1, {}, "mae"))).toBe(false);
+    expect(falls({ ...job("a", 1, {}, "mae"), target_mode: "min" })).toBe(true);
   });
 
   test("the proposed target is one that two curves reach", () => {

@@ -21,7 +21,8 @@ function courseOf(): Course {
     at_ms: rounds.map((each) => each.ended_at_ms ?? 0),
     moved_bytes: rounds.map((each) => (moved += each.bytes_up + each.bytes_down)),
     round: rounds.map((each) => each.number),
-    series: { loss: same, metric: same, samples_per_s: same, forecast_error: same, accepted_share: same },
+    further: {},
+    series: { loss: same, metric: same, held_out_loss: same, samples_per_s: same, forecast_error: same, accepted_share: same },
   };
 }
 

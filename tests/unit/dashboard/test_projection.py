@@ -9,7 +9,16 @@ from dashboard_api.core.projection import SEEN_STEP_MS, FeedProjection
 from dashboard_api.core.state import LANES_KEPT, OUTPUTS_KEPT
 from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from hypergpu.client import JobEvent
-from tests.dashboard_journal import JOB, START_MS, journal, levels, node_id, nodes_seen, summary
+from tests.dashboard_journal import (
+    JOB,
+    SPEC,
+    START_MS,
+    journal,
+    levels,
+    node_id,
+    nodes_seen,
+    summary,
+)
 
 
 def fold(*events: tuple[str, dict[str, Any]]) -> FeedProjection:
@@ -333,3 +342,25 @@ def test_journals_without_examples_tell_no_output() -> None:
     old = "EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
     shown = job(fold(first, old, evaluation_ready(2, "8")))
     assert (shown["examples"], shown["samples_of_output"]) == ([], [])
+
+
+def test_evaluations_have_the_held_out_loss_and_further_metrics_of_their_round() -> None:
+    projection = FeedProjection("somewhere:7700")
+    score = {"loss": 0.5, "metric": 2.5, "metric_name": "mae", "metrics": {"r2": 0.75}}
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("JobCreated", {"job_id": JOB, "spec": SPEC, "round": None}),
+        ("ModelInitialised", {"model": {}, "target_mode": ""}),
+        ("EvaluationReady", {"round": 0, **score, "samples": 10, "samples_all": 40}),
+        ("RoundPlanned", {"plan": {"round": 0, "nodes": {}, "resting": {}}}),
+        ("EvaluationReady", {"round": 1, **score, "metrics": {"r2": 0.9}}),
+    ]
+    for sequence, (kind, body) in enumerate(kinds):
+        projection.take_event(JOB, JobEvent(sequence, sequence, kind, body), START_MS + sequence)
+    job = projection.state["jobs"][JOB]
+    assert job["initial"] == {
+        **{"loss": 0.5, "metric": 2.5, "metrics": {"r2": 0.75}},
+        **{"samples": 10, "samples_all": 40},
+    }
+    assert job["target_mode"] == "min"
+    round_ = job["rounds_by_number"]["0"]
+    assert (round_["held_out_loss"], round_["metric"], round_["metrics"]) == (0.5, 2.5, {"r2": 0.9})

@@ -56,9 +56,14 @@ export function tasks(jobs: readonly Job[]): { key: string; jobs: Job[] }[] {
   return [...found].map(([key, each]) => ({ key, jobs: each })).sort((a, b) => newest(b.jobs) - newest(a.jobs));
 }
 
+/** Whether a job's metric falls as its model learns; jobs of older versions told of two. */
+export function falls(job: Job): boolean {
+  return job.target_mode ? job.target_mode === "min" : ["loss", "perplexity"].includes(job.metric_name);
+}
+
 /** Where a curve reaches the target, on the line between the evaluations before and after; null: nowhere. */
-export function reachedAt(curve: Curve, axis: Axis, target: number): number | null {
-  const place = curve.points.findIndex((point) => point.metric >= target);
+export function reachedAt(curve: Curve, axis: Axis, target: number, isFalling = false): number | null {
+  const place = curve.points.findIndex((point) => (isFalling ? point.metric <= target : point.metric >= target));
   const after = curve.points[place];
   if (!after) return null;
   const before = curve.points[place - 1];
@@ -67,8 +72,12 @@ export function reachedAt(curve: Curve, axis: Axis, target: number): number | nu
   return along(before, axis) + share * (along(after, axis) - along(before, axis));
 }
 
-/** The highest metric that all curves but those that never come near it reach. */
-export function commonTarget(curves: readonly Curve[]): number {
+/** The best metric that all curves but those that never come near it reach. */
+export function commonTarget(curves: readonly Curve[], isFalling = false): number {
+  if (isFalling) {
+    const lowest = curves.map((curve) => Math.min(...curve.points.map((point) => point.metric))).filter(Number.isFinite).sort((a, b) => a - b);
+    return Math.ceil((lowest[1] ?? lowest[0] ?? 0) * 200) / 200;
+  }
   const best = curves.map((curve) => Math.max(0, ...curve.points.map((point) => point.metric))).sort((a, b) => b - a);
   const second = best[1] ?? best[0] ?? 0;
   return Math.floor(second * 200) / 200;

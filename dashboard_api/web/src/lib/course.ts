@@ -2,7 +2,7 @@
 import { get } from "./api";
 import type { Job, Round } from "./types";
 
-export const COURSE_NAMES = ["loss", "metric", "samples_per_s", "forecast_error", "accepted_share"] as const;
+export const COURSE_NAMES = ["loss", "metric", "held_out_loss", "samples_per_s", "forecast_error", "accepted_share"] as const;
 export type CourseName = (typeof COURSE_NAMES)[number];
 type Values = (number | null)[];
 
@@ -12,12 +12,19 @@ export interface Course {
   moved_bytes: number[];
   round: number[];
   series: Record<CourseName, { min: Values; max: Values; mean: Values }>;
+  /** Further metrics by name. */
+  further: Record<string, Values>;
 }
+
+const FURTHER = "metric/";
 
 const POINTS = 800;
 
-export function fetchedCourse(job: string): Promise<Course> {
-  return get<Course>(`jobs/${encodeURIComponent(job)}/series?names=${COURSE_NAMES.join(",")}&points=${POINTS}`);
+export async function fetchedCourse(job: string, metrics: readonly string[]): Promise<Course> {
+  const names = [...COURSE_NAMES, ...metrics.map((each) => FURTHER + each)].join(",");
+  const answer = await get<Omit<Course, "further">>(`jobs/${encodeURIComponent(job)}/series?names=${encodeURIComponent(names)}&points=${POINTS}`);
+  const series: Record<string, { mean: Values }> = answer.series;
+  return { ...answer, further: Object.fromEntries(metrics.map((each) => [each, series[FURTHER + each]?.mean ?? []])) };
 }
 
 export async function fetchedRounds(job: string, first: number, last: number): Promise<Round[]> {

@@ -31,6 +31,8 @@ function roundAt(round: Round, at_ms: number): Round {
     duration_ms: null,
     loss: null,
     metric: null,
+    held_out_loss: null,
+    metrics: {},
     samples_per_s: null,
     forecast_error: null,
     reason: "",

@@ -45,7 +45,18 @@ export interface Round {
   bytes_down: number;
   loss: number | null;
   metric: number | null;
+  /** Recordings from before there were any lack these two. */
+  held_out_loss?: number | null;
+  metrics?: Record<string, number>;
   forecast_error: number | null;
+}
+
+export interface Evaluation {
+  loss: number | null;
+  metric: number | null;
+  metrics: Record<string, number>;
+  samples: number;
+  samples_all: number;
 }
 
 export interface Level {
@@ -114,6 +125,10 @@ export interface Job {
   loss: number | null;
   metric: number | null;
   metric_name: string;
+  /** `min` where the metric falls as the model learns; recordings of before lack it. */
+  target_mode?: string;
+  /** Of the model before any training. */
+  initial?: Evaluation | null;
   bytes_up: number;
   bytes_down: number;
   naive_bytes: number;

@@ -19,11 +19,11 @@ export class OlderRounds {
 
   constructor(readonly job: string) {}
 
-  /** Fetches the course when the feed's oldest round is `oldest`. */
-  openCourse(oldest: number): void {
+  /** Fetches the course, further metrics among it, when the feed's oldest round is `oldest`. */
+  openCourse(oldest: number, metrics: readonly string[]): void {
     if (oldest < this.#until + STEP && oldest >= this.#until) return;
     this.#until = oldest;
-    fetchedCourse(this.job).then(
+    fetchedCourse(this.job, metrics).then(
       (course) => {
         this.course = course;
         this.failure = null;
