@@ -357,8 +357,25 @@ def _naming(path: Path) -> Iterator[None]:
         raise
 
 
-def fill_durably(path: Path, fill: Callable[[Path], None]) -> None:
+def _umask() -> int:
+    """Permissions that this process's new files do not get."""
+    try:
+        status = Path("/proc/self/status").read_text("ascii")
+    except OSError:
+        # Reading it changes it for a moment, for all threads.
+        current = os.umask(0o077)
+        os.umask(current)
+        return current
+    return int(status.partition("Umask:")[2].split(maxsplit=1)[0], 8)
+
+
+def fill_durably(path: Path, fill: Callable[[Path], None], *, mode: int = PRIVATE) -> None:
     """Let ``fill`` make a file, which then takes the place of any other at ``path``.
+
+    Args:
+        path: Its folder is there.
+        fill: Writes the file that it is given.
+        mode: Who may read and write it in the end, as far as the user's umask allows.
 
     Raises:
         OSError: as `write_durably`.
@@ -367,6 +384,8 @@ def fill_durably(path: Path, fill: Callable[[Path], None]) -> None:
     # A link that somebody left there would have the content go elsewhere.
     beside.unlink(missing_ok=True)
     fill(beside)
+    # Libraries make files with permissions of their own choice.
+    beside.chmod(mode & ~_umask())
     with beside.open("rb") as file:
         os.fsync(file.fileno())
     _take_place(beside, path)

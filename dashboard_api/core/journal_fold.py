@@ -405,7 +405,7 @@ def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     # The model of round n is what n closed rounds made; rounds count from 0.
     path = fold.round_path((number or 0) - 1)
     if not number:
-        counts = {key: int(body.get(key) or 0) for key in ("samples", "samples_all")}
+        counts = {key: body.get(key) or 0 for key in ("samples", "samples_all")}
         fold.set(initial={"loss": loss, "metric": metric, "metrics": metrics, **counts})
     elif fold.draft.get(*path) is not None:
         for key, value in (("metric", metric), ("held_out_loss", loss), ("metrics", metrics)):

@@ -406,4 +406,4 @@ def _write_safetensors(header: ModelHeader, order: ExportOrder, target: Path) ->
         OPTIONS_FIELD: msgspec.json.encode(order.options).decode(),
     } | ({NODE_DATA_FIELD: order.node_data} if order.node_data else {})
     tensors = unpack(header.layout, flat)
-    fill_durably(target, lambda path: save_file(tensors, path, metadata))
+    fill_durably(target, lambda path: save_file(tensors, path, metadata), mode=SHARED)

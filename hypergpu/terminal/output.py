@@ -199,7 +199,8 @@ def say_table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, empty
     cells = list(rows)
     if not cells:
         lines = [empty]
-    elif is_rich():
+    elif is_rich() or os.environ.get("COLUMNS", "").isdecimal():
+        # Whoever sets COLUMNS for a pipe wants a table of that width.
         lines = table_lines(columns, cells, shutil.get_terminal_size().columns)
     else:
         lines = plain_table(columns, cells)

@@ -16,7 +16,12 @@ from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
 from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec
 from hypergpu.workloads.entry import OptionError, missing_modules
-from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, SUFFIXES, choose_files
+from hypergpu.workloads.finetuning.row_files import (
+    BASE_FOLDER,
+    BASE_NAME_FILE,
+    SUFFIXES,
+    choose_files,
+)
 from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.splits import HELD_OUT, TRAIN
 from hypergpu.workloads.workload import CheckedWorkload, DatasetError, build_for_job, find
@@ -138,6 +143,15 @@ def link_base(base: Path, job: Path) -> None:
     for path in sorted(base.iterdir()):
         if any(path.match(pattern) for pattern in _PATTERNS):
             (job / BASE_FOLDER / path.name).symlink_to(path.resolve())
+    if name := hub_name(base):
+        (job / BASE_FOLDER / BASE_NAME_FILE).write_text(name, encoding="utf-8")
+
+
+def hub_name(folder: Path) -> str:
+    """Name on the hub of a model in the hub's cache; empty: it lies elsewhere."""
+    kind, _, name = folder.parent.parent.name.partition("--")
+    is_cached = kind == "models" and folder.parent.name == "snapshots"
+    return name.replace("--", "/", 1) if is_cached else ""
 
 
 _IMAGES = "images"

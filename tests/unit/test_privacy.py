@@ -15,7 +15,7 @@ from hypergpu.privacy import (
     rotate_log,
     variables_of,
 )
-from hypergpu.streams import fill_durably, write_durably
+from hypergpu.streams import PRIVATE, SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
 
 
@@ -87,6 +87,24 @@ def test_no_link_is_followed_when_secrets_and_blobs_are_written(tmp_path: Path) 
     assert not (tmp_path / "secret").is_symlink()
     assert not (tmp_path / "blob").is_symlink()
     assert mode_of(tmp_path / "secret") == 0o600
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(SHARED, 0o640), (PRIVATE, 0o600)])
+def test_a_file_that_a_library_made_gets_the_permissions_that_are_wanted(
+    mode: int, expected: int, tmp_path: Path
+) -> None:
+    """Whatever the library chose, as safetensors does, and within the user's umask."""
+
+    def fill(path: Path) -> None:
+        path.touch(0o606)
+        path.write_bytes(b"weights")
+
+    before = os.umask(0o027)
+    try:
+        fill_durably(tmp_path / "model", fill, mode=mode)
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "model") == expected
 
 
 SECRETS = {

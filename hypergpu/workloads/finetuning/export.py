@@ -2,11 +2,14 @@
 trained adapter: ``adapter/`` for peft, and ``merged/``, a whole model for transformers.
 """
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hypergpu.workloads.finetuning.row_files import BASE_FOLDER, BASE_NAME_FILE
 from hypergpu.workloads.networks.exported import (
     ExportError,
     TrainedModel,
@@ -16,6 +19,8 @@ from hypergpu.workloads.networks.exported import (
 from hypergpu.workloads.workload import BuilderMissingError, DatasetError, UnknownWorkloadError
 
 _CARD = "README.md"
+_NAME_MOST = 200
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _SHARD_BYTES = "4GB"
 _MERGED_MOST = 1e-3
 """Largest difference of outputs, of the largest output, between a merged model and its adapter."""
@@ -45,18 +50,34 @@ def write_folders(export: Path, data_dir: str) -> AdapterFolders:
     is_rounded = export_options(export).get("base_dtype") == "4bit"
     trained = load_export(export, data_dir, **({"base_dtype": "float32"} if is_rounded else {}))
     found = AdapterFolders(export / "adapter", export / "merged")
-    _save(trained, found)
+    _save(trained, found, Path(data_dir) / BASE_FOLDER)
     return found
 
 
-def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
+def base_name(folder: Path) -> str:
+    """What peft is to load a base by: its name on the hub where that is known, else ``base``.
+
+    Never a path of this machine, which says nothing elsewhere.
+    """
+    try:
+        return (folder / BASE_NAME_FILE).read_text("utf-8").strip()[:_NAME_MOST]
+    except (OSError, UnicodeDecodeError):
+        pass
+    try:
+        settings = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return BASE_FOLDER
+    name = str(settings.get("_name_or_path", "")) if isinstance(settings, dict) else ""
+    return name if _HUB_NAME.fullmatch(name) else BASE_FOLDER
+
+
+def _save(trained: TrainedModel, folders: AdapterFolders, base_folder: Path) -> None:
     from hypergpu.workloads.finetuning.adapters import AdaptedModule
 
     if not isinstance(trained.model, AdaptedModule):
         raise ExportError(f"workload {trained.name} trains a whole model: load.py loads it")
     adapted = trained.model.adapted
-    # What peft names the base by; its own folder, not the path of this machine.
-    adapted.peft_config["default"].base_model_name_or_path = "base"
+    adapted.peft_config["default"].base_model_name_or_path = base_name(base_folder)
     adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
     merged = merged_model(trained)
     merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)

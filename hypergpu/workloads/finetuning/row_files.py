@@ -8,6 +8,8 @@ from typing import NamedTuple
 from hypergpu.units import several
 from hypergpu.workloads.splits import split_files, split_of
 
+BASE_NAME_FILE = "hypergpu-base-name"
+"""In the base's folder: its name on the hub."""
 BASE_FOLDER = "base"
 """Part of a job's folder that holds the model which gets an adapter."""
 TEXT = frozenset({".txt", ".md", ".rst", ".py"})

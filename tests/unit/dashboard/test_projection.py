@@ -358,8 +358,11 @@ def test_evaluations_have_the_held_out_loss_and_further_metrics_of_their_round()
         projection.take_event(JOB, JobEvent(sequence, sequence, kind, body), START_MS + sequence)
     job = projection.state["jobs"][JOB]
     assert job["initial"] == {
-        **{"loss": 0.5, "metric": 2.5, "metrics": {"r2": 0.75}},
-        **{"samples": 10, "samples_all": 40},
+        "loss": 0.5,
+        "metric": 2.5,
+        "metrics": {"r2": 0.75},
+        "samples": 10,
+        "samples_all": 40,
     }
     assert job["target_mode"] == "min"
     round_ = job["rounds_by_number"]["0"]

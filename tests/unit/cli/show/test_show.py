@@ -3,6 +3,9 @@
 tests/vectors/cli/tables.txt holds the tables.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -235,6 +238,19 @@ def test_a_row_that_fits_nowhere_is_a_block_with_long_words_kept() -> None:
     rows: Sequence[Sequence[str]] = [("attic", "ab" * 32)]
     lines = table_lines(columns, rows, 40)
     assert "".join(line[10:] for line in lines[1:]) == "ab" * 32
+
+
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_a_pipe_gets_whole_lines_unless_columns_says_how_wide(columns: str) -> None:
+    program = """
+from hypergpu.terminal.output import Column, say_table
+say_table([Column("node"), Column("reason", folds=True)], [("attic", "word " * 30)], empty="")
+"""
+    environment = {**os.environ, "COLUMNS": columns}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    widest = max(map(len, ended.stdout.splitlines()))
+    assert widest <= 60 if columns else widest > 150
 
 
 BEGAN_AT_MS = 700_000
