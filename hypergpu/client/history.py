@@ -25,12 +25,13 @@ class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: Milliseconds = Milliseconds(0)
     """Since the first round was opened."""
     participants: int = 0
-    """0: not told, in virtual time."""
+    """Nodes that the round's plan gave work."""
     updates: int = 0
     samples: Samples = Samples(0)
     """Samples of the updates that were aggregated; like all counts here, of this round alone."""
     bytes_up: Bytes = Bytes(0)
-    bytes_down: Bytes = Bytes(0)
+    bytes_down: Bytes | None = Bytes(0)
+    """None: not measured, in virtual time."""
     loss: float | None = None
     """Mean training loss of the round's updates; None: not told, or no number."""
     inner_steps: int = 0

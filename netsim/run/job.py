@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from itertools import accumulate
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from coordinator.core.job.events import Event, RoundPlanned
+from coordinator.core.job.events import Event, RoundPlanned, RoundRecorded
 from hypergpu.client import Coordinator
 from hypergpu.client.history import RoundPoint, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster
@@ -234,7 +233,6 @@ def run_virtually(world: WorldDescription) -> RunReport:
     whole = replace(world, job=_without_target(spec))
     simulation = Simulation(described_world(whole, job_sizes(spec)))
     outcome = simulation.run()
-    spans_ms = [ms for each in outcome.round_ms.values() for ms in each]
     broken = "; ".join(outcome.violations)
     return RunReport(
         world=world.name,
@@ -242,7 +240,7 @@ def run_virtually(world: WorldDescription) -> RunReport:
         backend=WORLD,
         phase="broken" if broken else ", ".join(each.value for each in outcome.phases.values()),
         reason=broken or "; ".join(filter(None, outcome.reasons.values())),
-        rounds=_points(spans_ms),
+        rounds=_points(each for records in simulation.rounds.values() for each in records),
         metric=None,
         verdict=_BROKEN if broken else ALWAYS_VALID,
         journal=",".join(outcome.journals.values()),
@@ -275,16 +273,23 @@ def _batch_changes(spec: JobSpec, journal: Sequence[Event]) -> Iterator[BatchCha
             newest[node] = batch
 
 
-def _points(spans_ms: Sequence[int]) -> tuple[RoundPoint, ...]:
-    """Return rounds of these lengths, one after another."""
-    return tuple(
-        RoundPoint(
-            number=number, duration_ms=Milliseconds(span_ms), ended_ms=Milliseconds(ended_ms)
-        )
-        for number, (span_ms, ended_ms) in enumerate(
-            zip(spans_ms, accumulate(spans_ms), strict=True), start=1
-        )
-    )
+_FIGURES = (
+    *("participants", "updates", "samples", "bytes_up", "duration_ms"),
+    *("inner_steps", "codecs", "forecast_error"),
+)
+"""Figures of a round that virtual time gives: it trains nothing, and counts no bytes down."""
+
+
+def _points(records: Iterable[RoundRecorded]) -> tuple[RoundPoint, ...]:
+    """Return recorded rounds, one after another."""
+    points: list[RoundPoint] = []
+    ended_ms = Milliseconds(0)
+    for record in records:
+        ended_ms = Milliseconds(ended_ms + record.duration_ms)
+        figures = {name: getattr(record, name) for name in _FIGURES}
+        number = len(points) + 1
+        points.append(RoundPoint(number=number, ended_ms=ended_ms, bytes_down=None, **figures))
+    return tuple(points)
 
 
 def job_sizes(spec: JobSpec) -> TransferSizes:

@@ -119,8 +119,8 @@ def _round_lines(report: RunReport) -> Iterator[str]:
     if wanted:
         yield f"updates    {updates} of {wanted} were in before their round closed"
         up = sum(each.bytes_up for each in report.rounds)
-        down = sum(each.bytes_down for each in report.rounds)
-        yield f"traffic    {size(up)} up, {size(down)} down"
+        down = [each.bytes_down for each in report.rounds if each.bytes_down is not None]
+        yield f"traffic    {size(up)} up" + (f", {size(sum(down))} down" if down else "")
 
 
 def _target_lines(report: RunReport) -> Iterator[str]:

@@ -52,7 +52,7 @@ class CoordinatorActor:
     ) -> None:
         self.journals: dict[JobId, list[Event]] = {}
         self.jobs: dict[JobId, Job] = {}
-        self.round_ms: dict[JobId, list[int]] = {}
+        self.rounds: dict[JobId, list[events.RoundRecorded]] = {}
         """How long each closed round took."""
         self.model_ms = 0
         """What the size of the model adds to a fold."""
@@ -174,7 +174,7 @@ class CoordinatorActor:
         job_id = create_job.job_id
         self._measurements.is_needed |= create_job.spec.strategy == "aware"
         self.journals[job_id] = [create_job]
-        self.round_ms[job_id] = []
+        self.rounds[job_id] = []
         self.jobs[job_id], todo = transition(None, create_job)
         for command in todo:
             self._perform(job_id, command)
@@ -272,8 +272,8 @@ class CoordinatorActor:
             case commands.EvaluateModel():
                 answer = simulated_evaluation(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
-            case commands.WriteRecord(record=events.RoundRecorded(duration_ms=duration_ms)):
-                self.round_ms[job_id].append(duration_ms)
+            case commands.WriteRecord(record=events.RoundRecorded() as record):
+                self.rounds[job_id].append(record)
             case _:
                 pass
 

@@ -213,13 +213,21 @@ class Simulation:
             rounds=sum(job.model.round for job in jobs.values() if job.model),
             callbacks=self._agenda.done,
             virtual_ms=self._agenda.now_ms,
-            round_ms={job_id: tuple(each) for job_id, each in self._coordinator.round_ms.items()},
+            round_ms={
+                job_id: tuple(record.duration_ms for record in records)
+                for job_id, records in self._coordinator.rounds.items()
+            },
             transfers={
                 node.node: NodeTransfers(tuple(node.downloads_ms), tuple(node.uploads_ms))
                 for node in self._nodes
             },
             rejected={job_id: job.tally.updates_rejected for job_id, job in jobs.items()},
         )
+
+    @property
+    def rounds(self) -> dict[JobId, list[events.RoundRecorded]]:
+        """Records of each job's rounds."""
+        return self._coordinator.rounds
 
     @property
     def journals(self) -> dict[JobId, list[events.Event]]:

@@ -62,7 +62,7 @@ def outcome(reports: Sequence[RunReport]) -> StrategyRun:
         metric=first.metric,
         samples=Samples(sum(each.samples for each in rounds)),
         bytes_up=Bytes(sum(each.bytes_up for each in rounds)),
-        bytes_down=Bytes(sum(each.bytes_down for each in rounds)),
+        bytes_down=Bytes(sum(each.bytes_down or 0 for each in rounds)),
         ended_ms=rounds[-1].ended_ms if rounds else Milliseconds(0),
         step_us=Microseconds(0),
         is_valid=first.verdict.is_valid,
