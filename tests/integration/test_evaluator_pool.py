@@ -51,7 +51,13 @@ class PoolKit:
         return {"model_path": str(folder / "model"), "layout_path": str(folder / "layout")}
 
     async def initialise(self, job: EvaluatorJob, workload: str, **options: str) -> Initialised:
-        request = Initialise(workload=workload, options=dict(options), **self.paths(job))
+        paths = self.paths(job)
+        request = Initialise(
+            workload=workload,
+            options=dict(options),
+            model_path=paths["model_path"],
+            layout_path=paths["layout_path"],
+        )
         return await self.pool.initialise(job, request)
 
     async def deed(self, job: EvaluatorJob, deed: str) -> GradientMeasured:

@@ -21,6 +21,7 @@ from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.ids import JobId
 from hypergpu.process import memory_of
+from hypergpu.units import Bytes
 from tests.conformance.worker_process import JOB, ShardKit, Subject
 from tests.integration.node.fake_coordinator import state_paths_in
 
@@ -123,7 +124,7 @@ async def test_the_spare_ends_before_a_worker_that_needs_its_memory(
 ) -> None:
     worker = await in_reserve.train(JOB)
     process = psutil.Process(await in_reserve.spare_id())
-    limits = OwnerLimits(memory_bytes=memory_of(worker) + memory_of(process.pid) // 2)
+    limits = OwnerLimits(memory_bytes=Bytes(memory_of(worker) + memory_of(process.pid) // 2))
     ended: list[str] = []
     watching = asyncio.create_task(
         watch_worker(limits, lambda: worker, lambda: 0, ended.append, spare=in_reserve.spare)
