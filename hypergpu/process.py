@@ -113,7 +113,7 @@ def memory_of(process_id: int) -> int:
     """Bytes of memory that a process and all that it started hold, pages of files aside, which the
     system takes back as it needs them. 0: there is no such process any more.
     """
-    return sum(_held_bytes(each) for each in process_tree(process_id))
+    return sum(_held_bytes(each) for each in tree_of(process_id))
 
 
 def _held_bytes(process: psutil.Process) -> int:
@@ -129,7 +129,7 @@ def _held_bytes(process: psutil.Process) -> int:
         return 0
 
 
-def process_tree(process_id: int) -> list[psutil.Process]:
+def tree_of(process_id: int) -> list[psutil.Process]:
     """A process with all that it started, those that are there."""
     try:
         process = psutil.Process(process_id)

@@ -24,7 +24,7 @@ from gpu_node.core.limits import (
 from gpu_node.shell.own_data import check_places
 from gpu_node.shell.spare import SpareWorker
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.process import memory_of, process_tree
+from hypergpu.process import memory_of, tree_of
 from hypergpu.statements import OUT_OF_MEMORY
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
@@ -197,10 +197,10 @@ class MachineReader:
         times = psutil.cpu_times()
         idle_s = times.idle + getattr(times, "iowait", 0.0)
         whole_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return whole_s, whole_s - idle_s, _used_s(process_tree(os.getpid()))
+        return whole_s, whole_s - idle_s, _used_s(tree_of(os.getpid()))
 
     def _is_gpu_shared(self) -> bool:
-        own = {each.pid for each in process_tree(os.getpid())}
+        own = {each.pid for each in tree_of(os.getpid())}
         found = gpu_figures("pid", self._limits.gpu, "compute-apps")
         return any(int(each) not in own for each in found if each.isdecimal())
 

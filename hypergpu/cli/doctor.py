@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypergpu.client.settings import ResolvedSetting, resolve_settings
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.via import ViaState, read_state
 from hypergpu.errors import HyperGPUError
+from hypergpu.sandbox import sandbox
 from hypergpu.terminal.output import is_rich, size
 from hypergpu.torch_wheels import LEGACY, OLDEST, is_legacy, version_of
 from hypergpu.units import several
@@ -114,6 +116,16 @@ def disk_check(name: str, path: str, free_bytes: int) -> Check:
     if free_bytes < DISK_GOOD_BYTES:
         return Check(name, WARN, what, "enough for small models; free some for large ones")
     return Check(name, OK, what)
+
+
+def sandbox_check(wanted: sandbox.SandboxKind = sandbox.SandboxKind.AUTO) -> Check:
+    """The sandbox that code of workloads would run in here. Tries it."""
+    with tempfile.TemporaryDirectory(prefix="hypergpu-sandbox-") as folder:
+        found = sandbox.chosen_sandbox(wanted, sandbox.WorkerFolders((Path(folder),), (), ()))
+    if found.kind is not sandbox.SandboxKind.OFF:
+        return Check("sandbox", OK, f"{found.kind.value} starts here")
+    what = found.text.partition(". Fix: ")[0]
+    return Check("sandbox", WARN, f"code of workloads would run {what}", sandbox.INSTALL_SANDBOX)
 
 
 def clock_check(now_unix_s: float, *, is_synchronised: bool | None) -> Check:
@@ -346,6 +358,7 @@ def _checks(settings: dict[str, ResolvedSetting]) -> Iterator[Check]:
         yield _folder_check(name, folder)
     parent = _existing(Path(settings["state_dir"].value).expanduser())
     yield disk_check("disk", str(parent), shutil.disk_usage(parent).free)
+    yield sandbox_check()
     yield clock_check(time.time(), is_synchronised=_is_synchronised())
     ours = settings["address"].value if settings["address"].origin == "up" else ""
     for port in PORTS:

@@ -17,7 +17,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.sandbox.confinement import VARIABLE, confinement_text
 
 _TRIAL_S = 20.0
-_INSTALL = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+INSTALL_SANDBOX = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 _ALLOW = (
     "or let this user make user namespaces: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 )
@@ -143,9 +143,11 @@ def chosen_sandbox(wanted: SandboxKind, folders: WorkerFolders) -> Sandbox:
         complaints.append(f"{kind.value}: {complaint}")
     why = "; ".join(complaints)
     if wanted is not SandboxKind.AUTO:
-        fix = f"{_INSTALL}, {_ALLOW}; or choose sandbox auto"
+        fix = f"{INSTALL_SANDBOX}, {_ALLOW}; or choose sandbox auto"
         raise HyperGPUError(Reason.MACHINE_UNFIT, f"the sandbox does not start: {why}", fix=fix)
-    return Sandbox(SandboxKind.OFF, f"unsandboxed ({why}). Fix: {_INSTALL}, {_ALLOW}", folders)
+    return Sandbox(
+        SandboxKind.OFF, f"unsandboxed ({why}). Fix: {INSTALL_SANDBOX}, {_ALLOW}", folders
+    )
 
 
 def _complaint(sandbox: Sandbox) -> str:

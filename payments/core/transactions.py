@@ -193,6 +193,8 @@ class JobOnLedger(NamedTuple):
     accounts: Mapping[NodeId, AccountView] = {}
     epochs: Mapping[int, EpochView] = {}
     """Epochs with a record; those where no share is due may be missing."""
+    paid_below: int = 0
+    """Epochs below this are closed, and all their shares are paid."""
 
     @property
     def capacity(self) -> Wei:

@@ -185,17 +185,17 @@ def _shares(
     node: NodeId, scores: dict[int, int], view: JobOnLedger | None
 ) -> Iterator[pb.LedgerShare]:
     for number, score in sorted(scores.items()):
-        state, amount = _share_state(node, number, view)
+        state, amount = share_state(node, number, view)
         yield pb.LedgerShare(epoch=number, score=score, state=state, amount=amount)
 
 
-def _share_state(node: NodeId, number: int, view: JobOnLedger | None) -> tuple[str, str]:
-    """State and amount of a share; one that the view has forgotten is settled, so it was paid."""
+def share_state(node: NodeId, number: int, view: JobOnLedger | None) -> tuple[str, str]:
+    """State and amount of a share; the amount of one that was settled long ago is not kept."""
     if view is None or not view.is_open:
         return "measured", ""
     epoch = view.epochs.get(number)
     if epoch is None:
-        return "paid" if number < min(view.epochs, default=0) else "measured", ""
+        return "paid" if number < view.paid_below else "measured", ""
     share = epoch.shares.get(node, _NO_SHARE)
     if share.state is ShareState.DUE:
         return "closed" if epoch.closed_at_s else "recorded", str(share.amount)

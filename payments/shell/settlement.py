@@ -116,7 +116,9 @@ class LedgerReader:
                 cache.free = job["free"]
                 await self._refresh(state, cache, block)
             views[state.job_id] = job_on_ledger(job, block, self._window_s, balance)._replace(
-                accounts=dict(cache.accounts), epochs=dict(cache.epochs)
+                accounts=dict(cache.accounts),
+                epochs=dict(cache.epochs),
+                paid_below=cache.settled_below,
             )
         return views
 

@@ -8,15 +8,14 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from coordinator.shell.engine.evaluation import EngineEvaluator
-from coordinator.shell.evaluator.process import (
-    Evaluate,
-    EvaluatorProcess,
-    Initialise,
-    MeasureGradient,
-)
+from coordinator.core.evaluator_turns import EvaluatorJob
+from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.evaluator.pool import EvaluatorPool
+from coordinator.shell.evaluator.process import Evaluate, Initialise, MeasureGradient
+from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ids import JobId, TokenId
 from hypergpu.tensors.layout import layout_from_json
 from hypergpu.units import Wei
 from netsim.run.choices import Choices, chosen_world
@@ -27,22 +26,34 @@ from payments.shell.receipt_tasks import check_receipts
 from tests.properties.statements import JOB, TERMS, Work, node_key, signed_receipt
 
 ROOT = Path(__file__).parents[2]
+ASKING = EvaluatorJob(JobId("job-000000000001"), TokenId(""))
+LIMITS = machine_limits(EvaluatorLimits(spares=0))
 WORLD = str(ROOT / "examples" / "worlds" / "five-homes.toml")
 
 
 @pytest_asyncio.fixture
-async def own() -> AsyncIterator[EvaluatorProcess]:
-    process = EvaluatorProcess()
-    yield process
-    await process.stop()
+async def own(tmp_path: Path) -> AsyncIterator[EvaluatorPool]:
+    pool = EvaluatorPool(SeatMaker(tmp_path / "own", LIMITS))
+    yield pool
+    await pool.stop()
+
+
+def by_engine(engine: Engine, own: EvaluatorPool, folder: Path) -> EngineEvaluator:
+    return EngineEvaluator(engine, own, EvaluatorPlace(str(folder / "engine"), LIMITS))
+
+
+def nobody(folder: Path) -> EvaluatorPool:
+    """Evaluators that cannot start."""
+    return EvaluatorPool(SeatMaker(folder / "nobody", LIMITS, ("false",)))
 
 
 async def requests(
-    own: EvaluatorProcess, folder: Path, workload: str
+    own: EvaluatorPool, folder: Path, workload: str
 ) -> tuple[Evaluate, MeasureGradient]:
     model_path = str(folder / "model")
     made = await own.initialise(
-        Initialise(workload=workload, model_path=model_path, layout_path=str(folder / "layout"))
+        ASKING,
+        Initialise(workload=workload, model_path=model_path, layout_path=str(folder / "layout")),
     )
     digest = layout_from_json(made.layout_json).digest
     evaluate = Evaluate(workload=workload, model_path=model_path, layout_digest=digest)
@@ -58,35 +69,36 @@ async def requests(
 
 @pytest.mark.parametrize("workload", ["digits-softmax", "digits-cnn"])
 async def test_engine_measures_the_bits_that_the_own_evaluator_does(
-    engine: Engine, own: EvaluatorProcess, tmp_path: Path, workload: str
+    engine: Engine, own: EvaluatorPool, tmp_path: Path, workload: str
 ) -> None:
     evaluate, gradient = await requests(own, tmp_path, workload)
-    nobody = EngineEvaluator(engine, EvaluatorProcess(("false",)))
-    assert await nobody.evaluate(evaluate) == await own.evaluate(evaluate)
-    assert await nobody.measure_gradient(gradient) == await own.measure_gradient(gradient)
-    await nobody.stop()
+    measuring = by_engine(engine, nobody(tmp_path), tmp_path)
+    assert await measuring.evaluate(ASKING, evaluate) == await own.evaluate(ASKING, evaluate)
+    measured = await measuring.measure_gradient(ASKING, gradient)
+    assert measured == await own.measure_gradient(ASKING, gradient)
+    await measuring.stop()
 
 
 async def test_what_the_engine_cannot_measure_fails_with_the_words_of_the_own_evaluator(
-    engine: Engine, own: EvaluatorProcess, tmp_path: Path
+    engine: Engine, own: EvaluatorPool, tmp_path: Path
 ) -> None:
     evaluate, _ = await requests(own, tmp_path, "digits-softmax")
-    measuring = EngineEvaluator(engine, own)
+    measuring = by_engine(engine, own, tmp_path)
     (tmp_path / "model").write_bytes(b"\xff" * (tmp_path / "model").stat().st_size)
-    with pytest.raises(HyperGPUError) as by_engine:
-        await measuring.evaluate(evaluate)
-    assert by_engine.value.reason is Reason.UPDATE_NOT_FINITE
+    with pytest.raises(HyperGPUError) as refused:
+        await measuring.evaluate(ASKING, evaluate)
+    assert refused.value.reason is Reason.UPDATE_NOT_FINITE
     await measuring.stop()
 
 
 async def test_code_of_workloads_sees_no_secret_beside_a_worker(
-    own: EvaluatorProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: EvaluatorPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "s3cret")
     evaluate, _ = await requests(own, tmp_path, "digits-softmax")
     engine = LocalEngine(1)
-    measuring = EngineEvaluator(engine, EvaluatorProcess(("false",)))
-    await measuring.evaluate(evaluate)
+    measuring = by_engine(engine, nobody(tmp_path), tmp_path)
+    await measuring.evaluate(ASKING, evaluate)
     (worker,) = engine.children
     (evaluator,) = psutil.Process(worker.process_id).children()
     assert "coordinator.shell.evaluator" in evaluator.cmdline()

@@ -51,7 +51,13 @@ class PoolKit:
         return {"model_path": str(folder / "model"), "layout_path": str(folder / "layout")}
 
     async def initialise(self, job: EvaluatorJob, workload: str, **options: str) -> Initialised:
-        request = Initialise(workload=workload, options=dict(options), **self.paths(job))
+        paths = self.paths(job)
+        request = Initialise(
+            workload=workload,
+            options=dict(options),
+            model_path=paths["model_path"],
+            layout_path=paths["layout_path"],
+        )
         return await self.pool.initialise(job, request)
 
     async def deed(self, job: EvaluatorJob, deed: str) -> GradientMeasured:
@@ -99,13 +105,13 @@ async def refusal_of(asking: Awaitable[object]) -> HyperGPUError:
 async def test_each_job_has_a_process_of_its_own_which_ends_with_it(kit: PoolKit) -> None:
     first, second = await kit.loss(GOOD), await kit.loss(EVIL)
     assert first == second
-    processes = kit.pool.process_ids()
+    processes = kit.pool.serving_processes()
     assert len(set(processes.values())) == 2
     kit.pool.end_job(EVIL.job_id)
-    assert set(kit.pool.process_ids()) == {GOOD.job_id}
+    assert set(kit.pool.serving_processes()) == {GOOD.job_id}
     third = EvaluatorJob(JobId("job-00000000000c"), TokenId("eve"))
     await kit.initialise(third, "digits-softmax")
-    assert kit.pool.process_ids()[third.job_id] not in processes.values()
+    assert kit.pool.serving_processes()[third.job_id] not in processes.values()
 
 
 async def test_an_error_of_a_jobs_code_is_told_to_that_job_and_ends_no_process(
@@ -118,9 +124,9 @@ async def test_an_error_of_a_jobs_code_is_told_to_that_job_and_ends_no_process(
         " IndexError: list index out of range."
         " Fix: mend the workload's code, and submit the job again"
     )
-    before = kit.pool.process_ids()
+    before = kit.pool.serving_processes()
     await refusal_of(kit.deed(EVIL, "miss"))
-    assert kit.pool.process_ids() == before
+    assert kit.pool.serving_processes() == before
 
 
 async def test_a_job_that_takes_too_much_memory_is_told_the_limit(kit: PoolKit) -> None:
@@ -140,7 +146,7 @@ async def test_a_job_that_never_ends_delays_no_other_owner_and_ends_when_it_is_s
     await kit.initialise(GOOD, "digits-softmax")
     waiting = asyncio.create_task(refusal_of(kit.initialise(more, "digits-softmax")))
     assert await kit.loss(GOOD) > 0
-    process = psutil.Process(kit.pool.process_ids()[EVIL.job_id])
+    process = psutil.Process(kit.pool.serving_processes()[EVIL.job_id])
     assert not looping.done()
     assert EVIL.job_id in kit.pool.waiting_reason(more)
     kit.pool.end_job(more.job_id)
@@ -159,17 +165,17 @@ async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> No
         "the gradient of its held-out loss took more than 5 s, the most that an evaluator may take."
         " Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
     )
-    assert kit.pool.process_ids() == {}
+    assert kit.pool.serving_processes() == {}
     await kit.pool.stop()
 
 
 async def test_a_job_whose_code_crashes_costs_no_other_one(kit: PoolKit) -> None:
     await kit.loss(GOOD)
-    before = kit.pool.process_ids()[GOOD.job_id]
+    before = kit.pool.serving_processes()[GOOD.job_id]
     refused = await refusal_of(kit.deed(EVIL, "crash"))
     assert "died twice" in refused.message
     await kit.loss(GOOD)
-    assert kit.pool.process_ids()[GOOD.job_id] == before
+    assert kit.pool.serving_processes()[GOOD.job_id] == before
 
 
 @pytest.fixture
@@ -210,7 +216,7 @@ async def test_a_spare_serves_the_next_job_and_is_replaced(tmp_path: Path) -> No
     await kit.loss(GOOD)
     spare = await kit.pool.spare_process_id()
     await kit.loss(EVIL)
-    assert kit.pool.process_ids()[EVIL.job_id] == spare
+    assert kit.pool.serving_processes()[EVIL.job_id] == spare
     assert await kit.pool.spare_process_id() not in {None, spare}
     await kit.pool.stop()
 

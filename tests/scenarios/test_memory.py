@@ -13,7 +13,7 @@ from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
-from coordinator.core.round.assignment import node_band
+from coordinator.core.round.assignment import newest_band, node_band
 from coordinator.core.round.transition import transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec
@@ -121,6 +121,10 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
     assert node_band(job, ALICE) == ("poor", why)
+    ended = after(job, events.JobStopped(at_ms=job.at_ms))
+    newer = replace(training(), members={BOB: ended.members[BOB]})
+    assert newest_band([newer, ended], ALICE) == ("poor", f"in {ended.job_id}: {why}")
+    assert newest_band([newer], ALICE) is None
 
 
 def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""Whose request an evaluator answers next."""
+"""The order in which evaluators answer requests of several jobs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def test_a_job_that_waits_is_told_for_what_and_of_no_job_of_another_owner() -> N
     assert turn_reason(job(1), waiting, processes, 2) == ""
 
 
-def served(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]:
+def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]:
     """Turns of each owner, where every job asks again at once and each answer takes as long."""
     jobs = [job(number, owner) for number, owner in enumerate(owners)]
     turns: dict[str, int] = {}
@@ -94,10 +94,10 @@ def served(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]
 def test_an_owner_of_many_jobs_gets_no_more_turns_than_one_of_a_single_job(
     others: int, places: int
 ) -> None:
-    counts = served(["ada"] * others + ["bob"], places, 60)
+    counts = turn_counts(["ada"] * others + ["bob"], places, 60)
     assert counts["bob"] >= 60 // (2 * places)
 
 
 @given(owners=st.lists(st.sampled_from("abcd"), min_size=1, max_size=9), places=st.integers(1, 4))
-def test_every_owner_is_served(owners: list[str], places: int) -> None:
-    assert set(served(owners, places, 40)) == set(owners)
+def test_every_owner_is_turn_counts(owners: list[str], places: int) -> None:
+    assert set(turn_counts(owners, places, 40)) == set(owners)

@@ -36,9 +36,7 @@ ENDED = frozenset({Phase.FINISHED, Phase.STOPPED, Phase.FAILED})
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The global parameters after ``round`` rounds, as nodes hold them, and what the coordinator
-    keeps beside them.
-    """
+    """The parameters after ``round`` rounds, as nodes hold them, and what is kept beside them."""
 
     round: int
     blob: BlobRef
@@ -207,10 +205,7 @@ class Weighing(msgspec.Struct, frozen=True):
     rollback: str = ""
     """Why the job went back to the model before instead; empty: it did not."""
     no_evidence: str = ""
-    """Why the updates were held against no held-out gradient. Then nothing is learned of any node,
-    and each update counts by the weight that its node had before; empty: there was one, or the job
-    uses none.
-    """
+    """Why there was no held-out gradient: updates then count by the weights of before."""
 
 
 class Round(msgspec.Struct, frozen=True):

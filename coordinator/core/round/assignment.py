@@ -7,7 +7,7 @@ it becomes the beginning of the member's shard, or goes back into the stream: no
 and nothing counts that no accepted update covers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -458,3 +458,13 @@ def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
     if round_.spec.strategy != "aware" and not participant.plan.micro_batch:
         return None
     return participant.plan.band, participant.plan.reason
+
+
+def newest_band(jobs: Iterable[Job], node: NodeId) -> tuple[Band, str] | None:
+    """The band of a node without a job, as it was in the newest that it had a part in, which is
+    named; None: it had none. The newest job comes first.
+    """
+    for job in jobs:
+        if node in job.members and (found := node_band(job, node)) is not None:
+            return found[0], f"in {job.job_id}: {found[1]}"
+    return None

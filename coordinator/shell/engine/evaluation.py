@@ -54,7 +54,7 @@ class EvaluatorTask(msgspec.Struct, frozen=True):
     threads: tuple[str, ...]
     """As `library_threads` gives them."""
     job_id: JobId
-    """Whose it is: a process serves one job."""
+    """The job that asks: a process serves one job."""
     place: EvaluatorPlace
 
 

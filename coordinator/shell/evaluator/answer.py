@@ -124,7 +124,7 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
         found = memory_error(work_name(request), int(os.environ.get(MEMORY_BYTES, "0")))
         return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
     traceback.print_exception(error)
-    said = f"{type(error).__name__}: {_clipped(text)}" if text else type(error).__name__
+    said = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
     if isinstance(error, OSError):
         fix = "see the whole error in the coordinator's log"
         return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=said, fix=fix)
@@ -132,7 +132,7 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
     return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
 
 
-def _clipped(text: str) -> str:
+def _cut_text(text: str) -> str:
     """A text of so many words as fit, with a sign that there were more."""
     if len(text) <= _TEXT_MOST:
         return text

@@ -36,7 +36,7 @@ from hypergpu.ids import JobId
 log = structlog.get_logger()
 
 
-class _Waiting:
+class _WaitingRequest:
     """A request that waits for its turn."""
 
     def __init__(self, job: EvaluatorJob) -> None:
@@ -44,7 +44,7 @@ class _Waiting:
         self.turn: asyncio.Future[EvaluatorTurn] = asyncio.get_running_loop().create_future()
 
 
-class _Place:
+class _EvaluatorSlot:
     """A place that a job holds: its process, or the one that is being started."""
 
     def __init__(self, job: EvaluatorJob) -> None:
@@ -63,8 +63,8 @@ class EvaluatorPool:
 
     def __init__(self, maker: SeatMaker) -> None:
         self._maker = maker
-        self._waiting: deque[_Waiting] = deque()
-        self._places: dict[JobId, _Place] = {}
+        self._waiting: deque[_WaitingRequest] = deque()
+        self._places: dict[JobId, _EvaluatorSlot] = {}
         self._turns: dict[str, int] = {}
         self._numbers = count(1)
         self._requests: dict[JobId, set[asyncio.Task[Reply]]] = {}
@@ -91,7 +91,7 @@ class EvaluatorPool:
         waiting = [each.job for each in self._waiting]
         return turn_reason(job, waiting, self._processes(), self._maker.limits.places)
 
-    def process_ids(self) -> dict[JobId, int]:
+    def serving_processes(self) -> dict[JobId, int]:
         """Ids of the processes that serve jobs."""
         found = {job_id: place.seat for job_id, place in self._places.items()}
         return {
@@ -171,8 +171,8 @@ class EvaluatorPool:
             self._give_turns()
             self._prepare_spare(request.workload)
 
-    async def _take_turn(self, job: EvaluatorJob) -> _Place:
-        waiting = _Waiting(job)
+    async def _take_turn(self, job: EvaluatorJob) -> _EvaluatorSlot:
+        waiting = _WaitingRequest(job)
         self._waiting.append(waiting)
         self._give_turns()
         try:
@@ -193,7 +193,7 @@ class EvaluatorPool:
             self._waiting.remove(waiting)
             if turn.ended is not None:
                 self._close(turn.ended)
-            place = self._places.setdefault(turn.job.job_id, _Place(turn.job))
+            place = self._places.setdefault(turn.job.job_id, _EvaluatorSlot(turn.job))
             place.is_busy = True
             place.used = next(self._numbers)
             self._turns[turn.job.owner] = self._turns[turn.job.job_id] = place.used

@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.core.job.events import NodeReadmitted
 from coordinator.core.job.state import ENDED
-from coordinator.core.round.assignment import node_band
+from coordinator.core.round.assignment import newest_band, node_band
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
@@ -89,8 +89,13 @@ class OperatorServicer:
         if readings.knows(node):
             summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
         runtime = self._services.allocator.runtime_of(node)
-        if runtime is not None and (found := node_band(runtime.job, node)) is not None:
-            summary.health, summary.health_reason = found
+        if runtime is not None:
+            if (found := node_band(runtime.job, node)) is not None:
+                summary.health, summary.health_reason = found
+            return
+        jobs = (each.job for each in reversed(self._services.driver.runtimes.values()))
+        if (last := newest_band(jobs, node)) is not None:
+            summary.health, summary.health_reason = last
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         connected, node = self._services.nodes, record.node

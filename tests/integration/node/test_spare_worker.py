@@ -21,6 +21,7 @@ from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.ids import JobId
 from hypergpu.process import memory_of
+from hypergpu.units import Bytes
 from tests.conformance.worker_process import JOB, ShardKit, Subject
 from tests.integration.node.fake_coordinator import state_paths_in
 
@@ -69,62 +70,64 @@ class SparedWorker:
 
 
 @pytest.fixture
-async def spared(tmp_path: Path) -> AsyncIterator[SparedWorker]:
-    spared = SparedWorker(tmp_path)
-    yield spared
-    await spared.worker.stop()
-    assert spared.spare.process_id is None
+async def in_reserve(tmp_path: Path) -> AsyncIterator[SparedWorker]:
+    in_reserve = SparedWorker(tmp_path)
+    yield in_reserve
+    await in_reserve.worker.stop()
+    assert in_reserve.spare.process_id is None
 
 
 async def test_a_spare_takes_the_next_job_and_no_process_works_for_two(
-    spared: SparedWorker,
+    in_reserve: SparedWorker,
 ) -> None:
-    first = await spared.train(JOB)
-    assert await spared.train(JOB) == first
-    ready = await spared.spare_id()
-    assert await spared.train(OTHER) == ready
+    first = await in_reserve.train(JOB)
+    assert await in_reserve.train(JOB) == first
+    ready = await in_reserve.spare_id()
+    assert await in_reserve.train(OTHER) == ready
     assert not psutil.pid_exists(first)
-    third = await spared.spare_id()
+    third = await in_reserve.spare_id()
     assert third not in {first, ready}
     # Its job comes back: the process that saw the other one is not asked again.
-    assert await spared.train(JOB) == third
+    assert await in_reserve.train(JOB) == third
     assert not psutil.pid_exists(ready)
 
 
-async def test_a_spare_that_waits_takes_no_processor(spared: SparedWorker) -> None:
-    await spared.train(JOB)
-    spare = psutil.Process(await spared.spare_id())
+async def test_a_spare_that_waits_takes_no_processor(in_reserve: SparedWorker) -> None:
+    await in_reserve.train(JOB)
+    spare = psutil.Process(await in_reserve.spare_id())
     before = spare.cpu_times()
-    await spared.train(JOB)
+    await in_reserve.train(JOB)
     after = spare.cpu_times()
     assert (after.user, after.system) == (before.user, before.system)
 
 
 async def test_a_job_whose_worker_sees_a_folder_of_its_own_gets_no_spare(
-    spared: SparedWorker,
+    in_reserve: SparedWorker,
 ) -> None:
-    await spared.train(JOB)
-    ready = await spared.spare_id()
-    spared.own_launches[OTHER] = WorkerLaunch(COMMAND, {**os.environ, "HYPERGPU_OWN": "1"}, "")
-    assert await spared.train(OTHER) != ready
+    await in_reserve.train(JOB)
+    ready = await in_reserve.spare_id()
+    in_reserve.own_launches[OTHER] = WorkerLaunch(COMMAND, {**os.environ, "HYPERGPU_OWN": "1"}, "")
+    assert await in_reserve.train(OTHER) != ready
 
 
-async def test_a_spare_ends_where_there_is_no_more_room_for_it(spared: SparedWorker) -> None:
-    await spared.train(JOB)
-    process = psutil.Process(await spared.spare_id())
-    spared.refusal = "the machine is short of memory"
-    await spared.train(JOB)
+async def test_a_spare_ends_where_there_is_no_more_room_for_it(in_reserve: SparedWorker) -> None:
+    await in_reserve.train(JOB)
+    process = psutil.Process(await in_reserve.spare_id())
+    in_reserve.refusal = "the machine is short of memory"
+    await in_reserve.train(JOB)
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=60)
-    assert spared.spare.process_id is None
+    assert in_reserve.spare.process_id is None
 
 
-async def test_the_spare_ends_before_a_worker_that_needs_its_memory(spared: SparedWorker) -> None:
-    worker = await spared.train(JOB)
-    process = psutil.Process(await spared.spare_id())
-    limits = OwnerLimits(memory_bytes=memory_of(worker) + memory_of(process.pid) // 2)
+async def test_the_spare_ends_before_a_worker_that_needs_its_memory(
+    in_reserve: SparedWorker,
+) -> None:
+    worker = await in_reserve.train(JOB)
+    process = psutil.Process(await in_reserve.spare_id())
+    limits = OwnerLimits(memory_bytes=Bytes(memory_of(worker) + memory_of(process.pid) // 2))
     ended: list[str] = []
     watching = asyncio.create_task(
-        watch_worker(limits, lambda: worker, lambda: 0, ended.append, spare=spared.spare)
+        watch_worker(limits, lambda: worker, lambda: 0, ended.append, spare=in_reserve.spare)
     )
     await asyncio.to_thread(psutil.wait_procs, [process], timeout=60)
     watching.cancel()

@@ -199,7 +199,7 @@ async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path
     assert weighed.agreement is not None
     assert job.runtime.measurements.gradients == {}
     assert isinstance(job.services.evaluator, NoEvaluators)
-    assert job.services.evaluator.process_ids() == {}
+    assert job.services.evaluator.serving_processes() == {}
 
 
 def exploded_job(folder: Path, rollbacks: int = 0) -> WeighedJob:
