@@ -81,7 +81,8 @@ class History(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each closed round, with what its model was found to be on held-out data:
-        ``held_out_loss`` and the metrics by their names, None where that was not evaluated.
+        ``held_out_loss`` and the metrics by their names, None where that was not evaluated. A
+        metric named as a figure of the round, such as ``loss``, has ``held_out_`` before its name.
         """
         found = {point.round: point for point in self.evaluations}
         rows: list[dict[str, object]] = []
@@ -90,9 +91,10 @@ class History(msgspec.Struct, frozen=True):
             del row["number"]
             point = found.get(each.number)
             row["held_out_loss"] = point.loss if point else None
-            row[self.metric_name or "metric"] = point.metric if point else None
-            row |= {name: point.metrics.get(name) if point else None for name in self._others()}
-            rows.append(row)
+            metrics = {self.metric_name or "metric": point.metric if point else None}
+            metrics |= {name: point.metrics.get(name) if point else None for name in self._others()}
+            free = {f"held_out_{name}" if name in row else name: metrics[name] for name in metrics}
+            rows.append(row | free)
         return rows
 
     def _others(self) -> list[str]:

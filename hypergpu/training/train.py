@@ -24,6 +24,7 @@ from hypergpu.terminal.output import note, progress_bars
 from hypergpu.training.async_run import AsyncRun, StateNames
 from hypergpu.training.datasets import DataSource, HeldOutSplit, SplitPart, folder_split
 from hypergpu.training.run import Run
+from hypergpu.workloads.metrics import direction, target_mode
 
 if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Loss, Module
@@ -57,6 +58,8 @@ class JobArguments(TypedDict, total=False):
     strategy: str
     target: float
     """Metric at which the job is finished."""
+    target_mode: str
+    """``min``: the metric falls to the target; ``max``: it rises; without it its name decides."""
     settings: Mapping[str, Scalar]
     """Any other keys of a job file, such as ``{"codec.up": "int8"}``."""
     sinks: Sequence[Sink | str]
@@ -90,6 +93,7 @@ _KEYS = {
     "seed": "training.seed",
     "learning_rate": "inner.learning_rate",
     "target": "evaluation.target",
+    "target_mode": "evaluation.target_mode",
 }
 
 
@@ -222,11 +226,28 @@ def write_job(
     program = replace(traced.program, evaluation_batch=at_once)
     traced._replace(program=program).write(folder)
     # As the nodes will, so that what they would refuse is told here.
-    ProgramWorkload(folder, label := str(spec.options.get("label", "")))
+    made = ProgramWorkload(folder, label := str(spec.options.get("label", "")))
+    check_target(spec, made.metric)
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
+        )
+
+
+def check_target(spec: JobSpec, metric: str) -> None:
+    """Refuse a target of which it is not known whether the metric falls or rises to it.
+
+    Raises:
+        HyperGPUError: Neither the job nor the metric's name says so.
+    """
+    rule = spec.evaluation
+    if rule.target and not target_mode(rule.target_mode, direction(metric)):
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"target={rule.target:g}, and the name of the metric {metric} does not say whether it"
+            " falls or rises",
+            fix='give target_mode="min" where it falls, or target_mode="max"',
         )
 
 

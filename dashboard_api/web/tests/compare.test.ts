@@ -18,6 +18,13 @@ describe("comparisons", () => {
     expect(reachedAt(quick, "time", 0.99)).toBeNull();
   });
 
+  test("a metric that falls is reached from above", () => {
+    const loss: Curve = { name: "loss", points: [{ time_ms: 0, bytes: 0, metric: 4 }, { time_ms: 1000, bytes: 10, metric: 2 }, { time_ms: 2000, bytes: 20, metric: 1 }] };
+    expect(reachedAt(loss, "time", 1.5)).toBeCloseTo(1500);
+    expect(reachedAt(loss, "time", 0.5)).toBeNull();
+    expect(commonTarget([loss])).toBeCloseTo(1);
+  });
+
   test("the proposed target is one that two curves reach", () => {
     expect(commonTarget([quick, slow, curve("never", [1, 1, 0.1])])).toBe(0.9);
   });

@@ -32,9 +32,16 @@ export function jobCurve(job: Job): Curve {
   return { name: typeof strategy === "string" && !name.includes(strategy) ? `${name}, ${strategy}` : name, points };
 }
 
+/** Whether a curve's metric falls as its model learns, as a loss does: it ends below where it began. */
+function falls(curve: Curve): boolean {
+  const [first, last] = [curve.points[0], curve.points.at(-1)];
+  return first !== undefined && last !== undefined && last.metric < first.metric;
+}
+
 /** Where a curve reaches the target, on the line between the evaluations before and after; null: nowhere. */
 export function reachedAt(curve: Curve, axis: Axis, target: number): number | null {
-  const place = curve.points.findIndex((point) => point.metric >= target);
+  const isFalling = falls(curve);
+  const place = curve.points.findIndex((point) => (isFalling ? point.metric <= target : point.metric >= target));
   const after = curve.points[place];
   if (!after) return null;
   const before = curve.points[place - 1];
@@ -43,8 +50,13 @@ export function reachedAt(curve: Curve, axis: Axis, target: number): number | nu
   return along(before, axis) + share * (along(after, axis) - along(before, axis));
 }
 
-/** The highest metric that all curves but those that never come near it reach. */
+/** The best metric that all curves but those that never come near it reach. */
 export function commonTarget(curves: readonly Curve[]): number {
+  const drawn = curves.filter((curve) => curve.points.length > 0);
+  if (drawn.length > 0 && drawn.every(falls)) {
+    const least = drawn.map((curve) => Math.min(...curve.points.map((point) => point.metric))).sort((a, b) => a - b);
+    return Math.ceil((least[1] ?? least[0] ?? 0) * 200) / 200;
+  }
   const best = curves.map((curve) => Math.max(0, ...curve.points.map((point) => point.metric))).sort((a, b) => b - a);
   const second = best[1] ?? best[0] ?? 0;
   return Math.floor(second * 200) / 200;
