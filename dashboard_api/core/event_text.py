@@ -85,7 +85,9 @@ def _evaluation(event: JobEvent) -> str:
     name, more = str(fields.get("metric_name") or ""), others if isinstance(others, dict) else {}
     number = fields.get("round")
     rounds = several(number, "round") if isinstance(number, int) else "some rounds"
-    return f"after {rounds}: {metrics_text(name, metric, more)}, loss {score(loss)}"
+    count = fields.get("samples")
+    measured = f" on {several(count, 'sample')}" if isinstance(count, int) and count else ""
+    return f"after {rounds}: {metrics_text(name, metric, more)}, loss {score(loss)}{measured}"
 
 
 def _as_number(value: object) -> float | None:

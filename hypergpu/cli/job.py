@@ -221,6 +221,11 @@ def lacking_nodes(
                 f"{name} does not offer {workload}. Fix there: {_install_line(workload)}, and allow"
                 " it where its owner limits workloads"
             )
+        elif has > (version or 0) and has == _version_here(workload):
+            lines.append(
+                f"{name} has {workload} {has}, as is installed here, and the job began with"
+                f" {version}. Fix: hypergpu job continue JOB --rounds N, a new job from its model"
+            )
         else:
             fix = "here" if has > (version or 0) else "there"
             lines.append(
@@ -242,6 +247,16 @@ def _is_served(workload: str, has: int, version: int | None) -> bool:
     except UnknownWorkloadError:
         return False
     return has == entry.version and trains_version(entry, version)
+
+
+def _version_here(workload: str) -> int:
+    """Version of the workload that is installed on this machine; 0: it is not."""
+    from hypergpu.workloads.workload import UnknownWorkloadError, find
+
+    try:
+        return find(workload).version
+    except UnknownWorkloadError:
+        return 0
 
 
 def _install_line(workload: str, update: str = "") -> str:

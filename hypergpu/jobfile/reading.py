@@ -14,6 +14,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.rules import FIXED, PLANNED, checked_spec, spec_problems, unused_aware
 from hypergpu.jobfile.spec import (
     ALIASES,
+    CHOICES,
     DURATIONS,
     KEYS,
     SETTABLE,
@@ -261,7 +262,7 @@ def with_parameters(spec: JobSpec, changes: Mapping[str, str]) -> JobSpec:
             problems.append(Problem(key, "it is given twice", "keep one"))
         changed.add(target)
         try:
-            value = _value.decode(text)
+            value = text if text in CHOICES.get(target, ()) else _value.decode(text)
         except (msgspec.MsgspecError, UnicodeError):
             what = f"{text[:80]!r} is not the JSON of a value"
             problems.append(Problem(key, what, "send one value as JSON"))

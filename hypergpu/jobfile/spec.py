@@ -11,7 +11,7 @@ import msgspec
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.units import Samples
-from hypergpu.workloads.metrics import MODES
+from hypergpu.workloads.metrics import BY_NAME, TARGET_MODES
 
 CODECS = ("fp32", "bf16", "int8", "int4", "topk256", "topk64", "topk16")
 SPARSE_CODECS = ("topk256", "topk64", "topk16")
@@ -170,8 +170,9 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds between evaluations; the last round is always evaluated."""
     target: float = 0.0
     """The job is finished as soon as an evaluation's metric reaches it; 0: never before its end."""
-    target_mode: str = ""
-    """``min``: the metric falls to the target; ``max``: it rises; empty: by the metric's name."""
+    target_mode: str = BY_NAME
+    """``min``: the metric falls to the target; ``max``: it rises; ``name``: by the metric's name.
+    """
     samples: int = 10_000
     """Held-out samples of an evaluation between the first and the last, always the same ones; 0:
     all. The first and the last evaluation, and one that reaches the target, measure all.
@@ -407,7 +408,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "round.overlap": ("none", "eager"),
     "data.sharding": ("iid", "dirichlet"),
     "data.source": ("shared", "node"),
-    "evaluation.target_mode": ("", *MODES),
+    "evaluation.target_mode": TARGET_MODES,
     "aware.sparsest": ("int4", *SPARSE_CODECS),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),

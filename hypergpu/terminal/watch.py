@@ -346,7 +346,9 @@ def evaluation_text(event: JobEvent) -> str:
     fields = event.body
     point = msgspec.convert(fields, _Evaluation)
     metrics = metrics_text(point.metric_name, point.metric, point.metrics)
-    return f"  after {several(point.round, 'round')}: {metrics}, held-out loss {score(point.loss)}"
+    measured = f" on {several(point.samples, 'sample')}" if point.samples else ""
+    rounds = several(point.round, "round")
+    return f"  after {rounds}: {metrics}, held-out loss {score(point.loss)}{measured}"
 
 
 class _Evaluation(msgspec.Struct, frozen=True):
@@ -357,6 +359,7 @@ class _Evaluation(msgspec.Struct, frozen=True):
     metric: float | None = None
     metric_name: str = ""
     metrics: dict[str, float] = {}
+    samples: int = 0
 
 
 def _number(value: object) -> float | None:

@@ -22,6 +22,7 @@ from hypergpu.terminal.output import note, progress_bars, progress_note
 from hypergpu.training.async_run import AsyncRun, StateNames
 from hypergpu.training.datasets import DataSource, HeldOutSplit, SplitPart, folder_split
 from hypergpu.training.run import Run
+from hypergpu.workloads.metrics import direction, target_mode
 
 if TYPE_CHECKING:
     from hypergpu.workloads.networks.tracing import Loss, Module
@@ -55,6 +56,8 @@ class JobArguments(TypedDict, total=False):
     strategy: str
     target: float
     """Metric at which the job is finished."""
+    target_mode: str
+    """``min``: the metric falls to the target; ``max``: it rises; without it its name decides."""
     settings: Mapping[str, Scalar]
     """Any other keys of a job file, such as ``{"codec.up": "int8"}``."""
     sinks: Sequence[Sink | str]
@@ -89,6 +92,7 @@ _KEYS = {
     "seed": "training.seed",
     "learning_rate": "inner.learning_rate",
     "target": "evaluation.target",
+    "target_mode": "evaluation.target_mode",
 }
 
 
@@ -220,11 +224,28 @@ def write_job(
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
     label = str(spec.options.get("label", ""))
     batch_size = spec.training.batch_size
-    write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
+    traced = write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
+    check_target(spec, next(iter(traced.program.metrics), "loss"))
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
+        )
+
+
+def check_target(spec: JobSpec, metric: str) -> None:
+    """Refuse a target of which it is not known whether the metric falls or rises to it.
+
+    Raises:
+        HyperGPUError: Neither the job nor the metric's name says so.
+    """
+    rule = spec.evaluation
+    if rule.target and not target_mode(rule.target_mode, direction(metric)):
+        raise HyperGPUError(
+            Reason.SPEC_INVALID,
+            f"target={rule.target:g}, and the name of the metric {metric} does not say whether it"
+            " falls or rises",
+            fix='give target_mode="min" where it falls, or target_mode="max"',
         )
 
 

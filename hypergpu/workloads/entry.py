@@ -181,7 +181,7 @@ _CLASSES = Option("classes", 10, "Sub-folders there are", 2, 100_000)
 _IMAGE_SIZE = Option("image_size", 64, "Side in pixels that images are resized to", 16, 512)
 
 _GREY = "values of 0 to 255 less 127.5, divided by 64"
-_ROWS_SPLIT = "held_out.jsonl or held_out/, else each tenth row"
+_ROWS_SPLIT = "files named held_out, validation or test, else a tenth of the rows, drawn by class"
 
 _DIGITS = (
     WorkloadEntry(
@@ -269,6 +269,7 @@ _IMAGES = (
     ),
     WorkloadEntry(
         name="imagefolder-resnet18",
+        version=2,  # grey of 16 bits, orientation and transparency
         dataset="imagefolder",
         meaning="ResNet-18 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_resnet18",
@@ -280,6 +281,7 @@ _IMAGES = (
     ),
     WorkloadEntry(
         name="imagefolder-vgg11",
+        version=2,  # grey of 16 bits, orientation and transparency
         dataset="imagefolder",
         meaning="VGG-11 on your folder of images, one sub-folder a class",
         builder="hypergpu.workloads.networks.images:folder_vgg11",
@@ -317,7 +319,7 @@ _PROGRAM = (
         meaning="A model of your own, by hypergpu.train(...) in Python",
         builder="hypergpu.workloads.networks.program:program",
         preprocessing="none: samples are as they were given to hypergpu.train",
-        split="the samples given as held_out, else each tenth",
+        split="the samples given as held_out, else a tenth of each class, drawn",
         takes_data="required",
         takes_node_data=True,
         options=(
@@ -352,6 +354,7 @@ _SEQUENCE = Option("sequence_length", 512, "Most tokens of a sample", 8, 1 << 20
 _ADAPTERS = (
     WorkloadEntry(
         name="hf-causal-lm",
+        version=2,  # rows are drawn to be held out, and packed where that is right
         dataset="text",
         metric="perplexity",
         meaning="A LoRA adapter of a causal language model, on your text or chats",
@@ -380,6 +383,7 @@ _ADAPTERS = (
 _CLASSIFIERS = (
     WorkloadEntry(
         name="hf-text-classifier",
+        version=2,  # rows are drawn to be held out, labels are names first
         dataset="text",
         meaning="A LoRA adapter and a head that judge your texts",
         builder="hypergpu.workloads.finetuning.classifiers:text_classifier",
@@ -398,11 +402,12 @@ _CLASSIFIERS = (
     ),
     WorkloadEntry(
         name="hf-image-classifier",
+        version=2,  # the base's own size, channels and scale
         dataset="imagefolder",
         meaning="A LoRA adapter and a head that judge your images, one sub-folder a class",
         builder="hypergpu.workloads.finetuning.classifiers:image_classifier",
         preprocessing="resized to the base's size, with its mean and deviation",
-        split="images/val or images/test beside images/train, else a tenth of each class",
+        split="images/val or images/test beside images/train, else a tenth of each class, drawn",
         takes_data="required",
         takes_node_data=True,
         needs=(*_HF_MODULES, "torchvision"),

@@ -3,7 +3,9 @@
 import re
 
 FALLS, RISES = "min", "max"
-MODES = (FALLS, RISES)
+BY_NAME = "name"
+TARGET_MODES = (BY_NAME, FALLS, RISES)
+"""What a job says of its metric; the first leaves it to the metric's name."""
 _FALLING = frozenset(
     {"loss", "perplexity", "ppl", "mae", "mse", "rmse", "mape", "smape", "wape", "msle", "rmsle"}
     | {"error", "errors", "err", "wer", "cer", "ter", "per", "der", "eer", "mer", "nll", "bpb"}
@@ -42,6 +44,11 @@ def direction(name: str) -> str:
         if plain.endswith(suffix):
             return FALLS
     return RISES if plain.endswith(("accuracy", "score")) else ""
+
+
+def target_mode(stated: str, by_name: str) -> str:
+    """Whether the metric falls or rises, as a job states it, else by its name."""
+    return by_name if stated == BY_NAME else stated
 
 
 def has_reached(target: float, metric: float, *, name: str, mode: str = "") -> bool:

@@ -25,6 +25,8 @@ TOLERANCE = 1e-4
 _STEPS = 8
 _RATE = 0.02
 _LENGTH = 64
+_LOSS_LEAST = 0.01
+"""A classifier's loss below it is compared as if it were this."""
 _QUICK = ("Llama, tied", "OPT", "Lfm2", "Bloom", "DebertaV2", "ResNet")
 _LABELS = ("dark", "light")
 
@@ -129,11 +131,15 @@ def _workload(kind: BaseKind, job: Path, **changes: Any) -> Any:
 def _try_saved(kind: BaseKind, job: Path, targets: str) -> BaseOutcome:
     workload = _workload(kind, job, targets=targets)
     dataset, model = workload.load(str(job)), workload.model().eval()
-    plain_off = _plain_off(kind, workload, model, dataset.test, job)
+    plain_off = _perplexity_off(kind, workload, model, dataset.test, job)
     losses = _train(workload, model.train(), dataset.train)
     model.eval()
     packed_off, is_packed = _packed_off(kind, workload, model, dataset.train, job)
-    merged_off = _merged_off(kind, workload, model, job)
+    judged = _measure(workload, model, dataset.test)
+    loaded, merged_off = _merged(kind, workload, model, job)
+    if kind.workload != "hf-causal-lm":
+        plain = _plain_judgement(kind, loaded, dataset.test, job)
+        plain_off = abs(judged.loss / judged.samples - plain) / max(plain, _LOSS_LEAST)
     return BaseOutcome(
         kind.name, "", is_packed, losses[0], losses[-1], packed_off, merged_off, plain_off
     )
@@ -177,28 +183,47 @@ def _packed_off(
     return abs(packed.loss - apart.loss) / apart.loss, is_packed
 
 
-def _merged_off(kind: BaseKind, workload: Any, model: Any, job: Path) -> float:
-    """How far a merged model that transformers has loaded is from its adapter."""
+def _merged(kind: BaseKind, workload: Any, model: Any, job: Path) -> tuple[Any, float]:
+    """A merged model as transformers loads it, and how far it is from its adapter."""
     before = workload.trial_logits(model)
-    merged_model(TrainedModel(kind.workload, workload, model)).save_pretrained(job / "merged")
-    loaded = workload.auto.from_pretrained(job / "merged").eval()
+    folder = job / "merged"
+    merged_model(TrainedModel(kind.workload, workload, model)).save_pretrained(folder)
+    loaded = workload.auto.from_pretrained(folder).eval()
     after = workload.trial_logits(lambda **inputs: loaded(**inputs).logits)
-    return float((after - before).abs().max() / before.abs().max())
+    return loaded, float((after - before).abs().max() / before.abs().max())
 
 
-def _plain_off(
+def _perplexity_off(
     kind: BaseKind, workload: Any, model: torch.nn.Module, samples: Any, job: Path
 ) -> float:
-    """How far a held-out figure is from that of the base by transformers alone."""
-    found = _measure(workload, model, samples)
+    """How far the held-out perplexity is from that of the base by transformers alone."""
     if kind.workload != "hf-causal-lm":
-        # The head is new: the figure is of the same module without its adapter.
-        with torch.inference_mode(), model.adapted.disable_adapter():  # type: ignore[union-attr,operator]
-            same = workload.evaluate(model, *_fields(samples))
-        return abs(found.loss - same.loss) / same.loss
+        return 0.0
+    found = _measure(workload, model, samples)
     plain = transformers.AutoModelForCausalLM.from_pretrained(job / "base").eval()
     perplexity = float(np.exp(_plain_loss(plain, job)))
     return abs(found.metric("perplexity") - perplexity) / perplexity
+
+
+def _plain_judgement(kind: BaseKind, model: Any, samples: Any, job: Path) -> float:
+    """Mean loss of a loaded classifier, one sample after the other."""
+    losses = []
+    with torch.inference_mode():
+        if kind.workload == "hf-image-classifier":
+            for pixels, target in zip(*samples.batch(np.arange(len(samples.labels))), strict=True):
+                inputs = torch.from_numpy(pixels)[None].float() / 127.5 - 1
+                losses.append(_cross_entropy(model(pixel_values=inputs).logits, int(target)))
+        else:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(job / "base")
+            for row in read_rows(job).held_out:
+                inputs = tokenizer(row.values["text"], return_tensors="pt")["input_ids"]
+                target = _LABELS.index(row.values["label"])
+                losses.append(_cross_entropy(model(input_ids=inputs).logits, target))
+    return float(np.mean(losses))
+
+
+def _cross_entropy(logits: torch.Tensor, target: int) -> float:
+    return float(F.cross_entropy(logits.float(), torch.tensor([target])))
 
 
 def _plain_loss(model: Any, job: Path) -> float:

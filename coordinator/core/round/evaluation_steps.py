@@ -6,7 +6,7 @@ from coordinator.core.job import events
 from coordinator.core.job.state import ENDED, Job, Model, ModelScore, Phase
 from coordinator.core.round.assignment import JobStep, is_done
 from coordinator.core.round.lifecycle import end_job, evaluation_command, pause_job
-from hypergpu.workloads.metrics import FALLS, has_reached
+from hypergpu.workloads.metrics import FALLS, has_reached, target_mode
 
 _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
@@ -44,7 +44,7 @@ def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
 
 def _is_reached(job: Job, event: events.EvaluationReady) -> bool:
     rule = job.spec.evaluation
-    mode = rule.target_mode or job.target_mode
+    mode = target_mode(rule.target_mode, job.target_mode)
     return has_reached(rule.target, event.metric, name=event.metric_name, mode=mode)
 
 
@@ -53,7 +53,8 @@ def _pause_at_start(job: Job, event: events.EvaluationReady) -> JobStep:
     if job.phase is Phase.PAUSED:
         return JobStep(job)
     rule = job.spec.evaluation
-    side = "or less" if (rule.target_mode or job.target_mode) == FALLS else "or more"
+    mode = target_mode(rule.target_mode, job.target_mode)
+    side = "or less" if mode == FALLS else "or more"
     reason = (
         f"the target is reached before any training: {event.metric_name} is {event.metric:.4g}, and"
         f" the target is {rule.target:g} {side}; set evaluation.target with hypergpu job set, then"

@@ -38,7 +38,7 @@ from hypergpu.streams import write_durably
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.workloads.metrics import direction
+from hypergpu.workloads.metrics import direction, target_mode
 
 MANIFEST_BYTES_MAX = 3 << 20
 """A manifest travels in one message of `CreateJob`, which is capped at 4 MiB."""
@@ -206,7 +206,7 @@ def _target_mode(spec: JobSpec, metric: str) -> str:
     Raises:
         HyperGPUError: SPEC_INVALID, there is a target, and neither job nor name says so.
     """
-    mode = spec.evaluation.target_mode or direction(metric)
+    mode = target_mode(spec.evaluation.target_mode, direction(metric))
     if spec.evaluation.target and not mode:
         raise HyperGPUError(
             Reason.SPEC_INVALID,

@@ -158,9 +158,11 @@ def adapted_modules(base: Any, plan: AdapterPlan) -> list[str]:
         fitting = [path for path in modules if path == name or path.endswith(f".{name}")]
         kinds = {type(modules[path]).__name__ for path in fitting if not _is_layer(modules[path])}
         if not fitting or kinds:
-            what = f"is {', '.join(sorted(kinds))}, which takes no adapter" if kinds else "is none"
+            what = "is none of the base's modules"
+            if kinds:
+                what = f"is {', '.join(sorted(kinds))}, which takes no adapter"
             raise DatasetError(
-                f"options.targets: {name or 'an empty name'} {what} of the base's modules."
+                f"options.targets: {name or 'an empty name'} {what}."
                 f" Fix: take from {', '.join(_layer_names(base))}"
             )
     return named

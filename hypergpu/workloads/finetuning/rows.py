@@ -207,7 +207,7 @@ def _csv_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield number, values
         except csv.Error as broken:
             raise DatasetError(
-                f"{name}, line {reader.line_num} is no CSV: {broken}."
+                f"{name}, line {reader.line_num + 1} is no CSV: {broken}."
                 " Fix: put values with commas or line ends in quotation marks"
             ) from broken
 

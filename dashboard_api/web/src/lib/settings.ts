@@ -27,7 +27,7 @@ export function offered(workloads: readonly Workload[]): Workload[] {
 /** What the archive of a workload's data has to hold. */
 export function dataMeaning(workload: Workload): string {
   if (workload.name.startsWith("hf-")) {
-    const rows = workload.name === "hf-image-classifier" ? "images/" : "rows in .jsonl, .parquet or text files";
+    const rows = workload.name === "hf-image-classifier" ? "images/" : "rows in .jsonl, .parquet, .json, .csv or text files";
     return `with base/, a model as save_pretrained writes it, and ${rows}`;
   }
   return workload.takes_data === "required" ? "this workload has no data of its own" : "without it the workload's own data is used";
@@ -56,6 +56,8 @@ export const FIELDS: Field[] = [
   { key: "inner.learning_rate", name: "Learning rate", meaning: "Of the inner optimizer", value: 0.001, step: 0.0001 },
   { key: "evaluation.every", name: "Evaluate every", meaning: "Rounds between evaluations", value: 5, least: 1 },
   { key: "evaluation.target", name: "Target", meaning: "The job ends when the metric reaches it; 0: never before its end", value: 0, step: 0.01 },
+  { key: "evaluation.target_mode", name: "Metric", meaning: "min: it falls to the target; max: it rises; name: as its name says", value: "name", choices: ["name", "min", "max"] },
+  { key: "evaluation.samples", name: "Evaluated samples", meaning: "Held-out samples of an evaluation between the first and the last, always the same; 0: all", value: 10000, least: 0 },
   { key: "pay.unit_price", name: "Unit price", meaning: "Smallest units of the token for 100 samples of full quality; 0: no pay", value: 0, least: 0 },
 ];
 

@@ -1,0 +1,126 @@
+"""Evaluations before, during and at the end of a job, and targets that they reach."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from coordinator.core.job import events
+from coordinator.core.job.commands import EvaluateModel
+from coordinator.core.job.events import Event
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.round.assignment import JobStep
+from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.transition import transition
+from hypergpu.ids import Digest
+from hypergpu.jobfile.spec import Evaluation
+from hypergpu.units import Samples
+from tests.unit.job_states import (
+    ALICE,
+    BOB,
+    SPEC,
+    after,
+    aggregating,
+    at,
+    fold_event,
+    model,
+    new_job,
+    only,
+)
+
+
+def begun(**rule: Any) -> JobStep:
+    """A job whose first model was just made by this version."""
+    spec = replace(SPEC, evaluation=Evaluation(**rule))
+    first = events.ModelInitialised(
+        at_ms=at(10),
+        model=model(0),
+        partition_sizes=(Samples(100),),
+        target_mode="max",
+        is_evaluated=True,
+        notes=("trained on rows.jsonl",),
+    )
+    return transition(new_job(spec), first)
+
+
+def trained(job: Job) -> Job:
+    """The job in its first round."""
+    joined = (events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
+    return after(job, *joined)
+
+
+def score(number: int, metric: float, name: str = "accuracy", *, of: int = 50) -> Event:
+    return events.EvaluationReady(
+        at_ms=at(200),
+        round=number,
+        model=Digest(f"model-{number}"),
+        loss=1.0,
+        metric=metric,
+        metric_name=name,
+        samples=min(of, 50),
+        samples_all=of,
+    )
+
+
+def after_a_round(**rule: Any) -> Job:
+    """A job whose first model is being evaluated."""
+    spec = replace(SPEC, evaluation=Evaluation(every=1, **rule))
+    return after(replace(aggregating(), spec=spec), fold_event(0))
+
+
+def test_the_first_model_is_evaluated_whole_while_nodes_train() -> None:
+    step = begun(every=2, samples=7)
+    command = only(step.commands, EvaluateModel)
+    assert (command.round, command.samples_most) == (0, 0)
+    job = trained(step.job)
+    assert job.phase is Phase.TRAINING
+    assert only(outstanding(job), EvaluateModel) == command
+    judged = after(job, score(0, 0.1))
+    assert judged.best is not None
+    assert (judged.best.round, judged.best.samples) == (0, 50)
+    assert judged.notes == ("trained on rows.jsonl",)
+
+
+def test_evaluations_between_the_first_and_the_last_measure_the_stated_samples() -> None:
+    job = after_a_round(samples=7)
+    assert only(outstanding(job), EvaluateModel).samples_most == 7
+    last = replace(job, spec=replace(job.spec, training=replace(job.spec.training, rounds=1)))
+    assert only(outstanding(last), EvaluateModel).samples_most == 0
+
+
+def test_a_target_that_the_first_model_reaches_pauses_the_job() -> None:
+    job = trained(begun(every=1, target=1.0).job)
+    step = transition(job, score(0, 41.9, "mae"))
+    assert step.job.phase is Phase.PAUSED
+    assert step.job.reason.startswith(
+        "the target is reached before any training: mae is 41.9, and the target is 1 or more"
+    )
+    resumed = after(step.job, events.JobResumed(at_ms=at(300)))
+    assert resumed.phase is Phase.TRAINING
+
+
+def test_a_stated_mode_decides_what_reaches_a_target() -> None:
+    job = after_a_round(target=1.0, target_mode="min")
+    assert transition(job, score(1, 41.9, "cost")).job.phase is not Phase.FINISHED
+    assert transition(job, score(1, 0.9, "cost")).job.phase is Phase.FINISHED
+
+
+def test_jobs_of_older_versions_keep_the_rule_that_they_began_with() -> None:
+    job = after_a_round(target=1.0)
+    assert transition(job, score(1, 41.9, "mae")).job.phase is Phase.FINISHED
+    falling = replace(job, target_mode="min")
+    assert transition(falling, score(1, 41.9, "mae")).job.phase is not Phase.FINISHED
+
+
+def test_a_target_that_some_samples_reach_is_confirmed_on_all() -> None:
+    job = after_a_round(target=0.9, samples=50)
+    step = transition(job, score(1, 0.95, of=400))
+    assert step.job.phase is not Phase.FINISHED
+    assert only(step.commands, EvaluateModel).samples_most == 0
+    assert only(outstanding(step.job), EvaluateModel).samples_most == 0
+    whole = replace(score(1, 0.85, of=400), samples=400)
+    missed = after(step.job, whole)
+    assert missed.phase is not Phase.FINISHED
+    assert missed.score is not None
+    assert (missed.score.metric, missed.evaluating_whole) == (0.85, ())
+    reached = replace(score(1, 0.92, of=400), samples=400)
+    assert transition(step.job, reached).job.phase is Phase.FINISHED
