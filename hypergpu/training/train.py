@@ -24,7 +24,7 @@ from hypergpu.training.datasets import DataSource, only_held_out, without_held_o
 from hypergpu.training.run import Run
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Loss, Module
+    from hypergpu.workloads.networks.tracing import Loss, Module, SavedProgram
 
 
 class JobArguments(TypedDict, total=False):
@@ -119,11 +119,11 @@ def train(
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         with progress_note(_CHECKING):
-            write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
+            program = write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     run = Run(coordinator, job_id, StateNames.of(model))
-    run.sinks = sinks
+    run.sinks, run.program = sinks, program
     return run
 
 
@@ -149,11 +149,13 @@ async def train_async(
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
-            await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
+            program = await asyncio.to_thread(
+                write_job, Path(folder), model, loss, samples, spec
+            )
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
-    run.sinks = tuple(sinks)
+    run.sinks, run.program = tuple(sinks), program
     return run
 
 
@@ -193,8 +195,8 @@ class JobSamples:
 
 def write_job(
     folder: Path, model: "Module", loss: "Loss", samples: JobSamples, spec: JobSpec
-) -> None:
-    """Write a job's data folder: program, weights and samples.
+) -> "SavedProgram":
+    """Write a job's data folder: program, weights and samples. Gives what an export needs of it.
 
     The program is compared with the model on a batch of the data.
 
@@ -204,18 +206,19 @@ def write_job(
     """
     # Imported here: it needs torch, which takes seconds.
     from hypergpu.workloads.networks.checked_program import write_checked_program
-    from hypergpu.workloads.networks.tracing import BatchShape
+    from hypergpu.workloads.networks.tracing import BatchShape, SavedProgram
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
     label = str(spec.options.get("label", ""))
     batch_size = spec.training.batch_size
-    write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
+    traced = write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
         )
+    return SavedProgram.of(traced)
 
 
 def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
