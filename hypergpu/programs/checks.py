@@ -33,8 +33,8 @@ from hypergpu.programs.operators import CUSTOM_GRADIENT, OPERATORS
 from hypergpu.tensors.layout import TensorKind
 
 _COMMAS_MOST = 4_000_000
-"""Commas of a container, and so its lists, texts and numbers: 300 MB in memory at most. A program of
-200,000 calls has about two million.
+"""Commas of a container, and so its lists, texts and numbers: 300 MB in memory at most. A program
+of 200,000 calls has about two million.
 """
 _CALLS_MOST = 200_000
 _TENSORS_MOST = 100_000

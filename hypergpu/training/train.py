@@ -149,9 +149,7 @@ async def train_async(
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
-            program = await asyncio.to_thread(
-                write_job, Path(folder), model, loss, samples, spec
-            )
+            program = await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))

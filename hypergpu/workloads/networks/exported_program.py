@@ -75,4 +75,3 @@ class ExportedProgram:
 def fields_text(fields: tuple[Field, ...]) -> str:
     """Names, types and shapes, for messages."""
     return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in fields)
-

@@ -120,8 +120,9 @@ class ProgramWorkload:
             ProgramError: A micro-batch is smaller than the program can take.
         """
         if model.training and len(fields[0]) < self._smallest_pass:
+            count = several(len(fields[0]), "sample")
             raise ProgramError(
-                f"a micro-batch of {several(len(fields[0]), 'sample')} is too small: {self._reason}."
+                f"a micro-batch of {count} is too small: {self._reason}."
                 f" Fix: inner.micro_batch = {self._smallest_pass}"
             )
         return self._run(model, fields)[0]

@@ -97,7 +97,7 @@ _REWRITTEN: dict[str, Callable[..., Any]] = {
 
 
 def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """As torch finds it for a hint alone, but not of a mask's values: the mask is applied anyway."""
+    """As the hint says; a mask's values are not looked at, and it is applied anyway."""
     return bool(is_causal)
 
 
@@ -126,8 +126,7 @@ class _Rewriting(Mapping[Any, Callable[..., Any]]):
             return None
         if name in _REWRITTEN:
             return _REWRITTEN[name]
-        base, _, overload = name.rpartition(".")
-        if overload.endswith("out"):
+        if name.endswith("out"):
             return _without_out(operator)
         key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public name
         if operator.has_kernel_for_dispatch_key(key):

@@ -26,11 +26,12 @@ from hypergpu.programs.container import (
 )
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.tensors.layout import TensorKind
+from hypergpu.units import several
 from hypergpu.workloads.networks.custom_gradients import GradientRecorder, TracedGradient
 from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_numbering import GraphNumbering, TracedGraph, needed_version
 from hypergpu.workloads.networks.rewriting import rewriting, silent_torch
-from hypergpu.workloads.networks.source_lines import CodeLine
+from hypergpu.workloads.networks.source_lines import CodeLine, called_line
 from hypergpu.workloads.networks.trace_errors import GuardLines, explained, is_about_batch
 from hypergpu.workloads.networks.traceable import (
     attribute_states,
@@ -118,8 +119,28 @@ class _NamedFields(dict[str, Tensor]):
 
     def __missing__(self, name: object) -> Tensor:
         raise ProgramError(
-            f"the batch has no field {str(name)[:60]!r}. Fix: take one of {', '.join(self)}"
+            f"the batch has no field {str(name)[:60]!r} ({called_line()})."
+            f" Fix: take one of {', '.join(self)}"
         )
+
+
+class _OrderedFields(tuple[Tensor, ...]):
+    """Fields in their order, that say how many there are."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        is_wrong = not isinstance(place, int | slice) or (
+            isinstance(place, int) and not -len(self) <= place < len(self)
+        )
+        if is_wrong:
+            raise ProgramError(
+                f"the batch is a tuple of {several(len(self), 'field')}, and has no"
+                f" {str(place)[:60]!r} ({called_line()}). Fix: take batch[0]"
+                + f" to batch[{len(self) - 1}]"
+                * (len(self) > 1)
+            )
+        return super().__getitem__(place)
 
 
 class BatchShape(NamedTuple):
@@ -132,7 +153,7 @@ class BatchShape(NamedTuple):
     def of(self, fields: Sequence[Tensor]) -> Batch:
         """The batch of these fields."""
         if self.is_tuple:
-            return tuple(fields)
+            return _OrderedFields(fields)
         return _NamedFields(zip(self.names, fields, strict=True))
 
 
