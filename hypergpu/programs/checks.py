@@ -214,8 +214,8 @@ def _check_custom_gradient(where: str, call: OperatorCall, rules: Sequence[Backw
     rule = rules[number]
     counts = (len(rule.graph.outputs), rule.gradients, rule.captured)
     for each, count in zip(lists, counts, strict=True):
-        is_list = isinstance(each, list | tuple) and all(isinstance(one, dict) for one in each)
-        if not is_list or len(each) != count:
+        values = each if isinstance(each, list | tuple) else []
+        if len(values) != count or not all(isinstance(one, dict) for one in values):
             raise ProgramError(f"{where}: its values are not as many as rule {number} takes")
 
 

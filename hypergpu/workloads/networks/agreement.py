@@ -97,6 +97,7 @@ class ModuleUnderTest:
         before = _other_generators()
         with _restored(self.model) as states:
             self.model.train()
+            loss = torch.zeros(())
             for number in range(steps):
                 _seed(number)
                 loss, *_ = self._run()
@@ -244,6 +245,7 @@ def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int
     twin = workload.model().to(tested.device).train()
     if not isinstance(twin, ProgramModule):
         raise TypeError(f"{type(twin).__name__} is no model of a program")
+    loss = torch.zeros(())
     for number in range(steps):
         _seed(number)
         loss = workload.loss(twin, *(each.clone() for each in tested.fields))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.ties import tie_of
@@ -36,7 +36,7 @@ def check_model(model: nn.Module) -> None:
 
 def _check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ProgramError(
                 f"{name}{tensor_place(model, name)} is lazy and has no shape yet."
                 " Fix: call the model once with a batch"
@@ -71,7 +71,7 @@ def _check_trained(model: nn.Module) -> None:
 
 def _check_hooks(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]  # noqa: SLF001
+        if parameter._post_accumulate_grad_hooks:  # noqa: SLF001
             raise ProgramError(
                 f"{name} has a hook that runs after its gradient was accumulated, and nodes run"
                 " none. Fix: register_hook, which gets the gradient and returns another"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -17,6 +18,7 @@ from hypergpu.programs.container import (
     CONSTANT,
     PROGRAM_PATH,
     TENSORS_PATH,
+    VERSION,
     Field,
     Program,
     ProgramError,
@@ -169,7 +171,7 @@ class TracedProgram(NamedTuple):
         """Where a graph first uses a tensor; else where it makes its last call."""
         calls = (self.program.train if graph == "train" else self.program.evaluate).calls
         names = [each.name for each in self.program.tensors]
-        place = names.index(tensor) if tensor in names else None
+        place = names.index(tensor) if tensor in names else -1
         users = (
             number
             for number, call in enumerate(calls)
@@ -250,7 +252,7 @@ def trace(
         metrics=made[1].metrics,
         rules=tuple(numbering.rules),
     )
-    program = needed_version(program)
+    program = replace(program, version=VERSION) if numbering.has_masks else needed_version(program)
     check_program(program)
     stored = {name: _stored(tensor) for name, tensor in numbering.tensors.items()}
     return TracedProgram(program, stored, numbering.lines)
