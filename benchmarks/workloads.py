@@ -1,4 +1,5 @@
 """A step of a traced program beside the same eager model, and what tracing and loading take; what
+people write in models, as a program and as a module; what
 leaving data on nodes costs in accuracy; a job of a billion parameters; an adapter beside one
 machine and FlowerTune's loop.
 
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from benchmarks.ours.workloads.billion import billion_figures
 from benchmarks.ours.workloads.first_job import pip_figures
+from benchmarks.ours.workloads.own_constructs import own_figures
 from benchmarks.ours.workloads.own_data import own_data_figures
 from hypergpu.programs.samples import SampleWriter
 from hypergpu.workloads.networks.program import ProgramWorkload
@@ -133,6 +135,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
         columns=("", "beside it", "ours", "ratio", ""),
         parts={
             "steps": partial(step_figures, is_quick=is_quick),
+            "own": partial(own_figures, is_quick=is_quick),
             "pip": pip_figures,
             "private": partial(own_data_figures, is_quick=is_quick),
             "billion": partial(billion_figures, is_quick=is_quick),

@@ -82,8 +82,8 @@ class History(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[dict[str, object]]:
         """A row for each closed round, with what its model was found to be on held-out data:
-        ``held_out_loss`` and the metrics by their names, None where that was not evaluated. A metric
-        that is called like a column is called ``held_out_NAME``; ``loss`` is ``held_out_loss``.
+        ``held_out_loss`` and the metrics by their names, None where that was not evaluated. A
+        metric called like a column is ``held_out_NAME`` here; ``loss`` is ``held_out_loss``.
         """
         columns = self._metric_columns()
         found = {point.round: point for point in self.evaluations}

@@ -33,8 +33,8 @@ from hypergpu.programs.operators import CUSTOM_GRADIENT, OPERATORS
 from hypergpu.tensors.layout import TensorKind
 
 _COMMAS_MOST = 4_000_000
-"""Commas of a container, and so its lists, texts and numbers: 300 MB in memory at most. A program of
-200,000 calls has about two million.
+"""Commas of a container, and so its lists, texts and numbers: 300 MB in memory at most. A program
+of 200,000 calls has about two million.
 """
 _CALLS_MOST = 200_000
 _TENSORS_MOST = 100_000
@@ -214,8 +214,8 @@ def _check_custom_gradient(where: str, call: OperatorCall, rules: Sequence[Backw
     rule = rules[number]
     counts = (len(rule.graph.outputs), rule.gradients, rule.captured)
     for each, count in zip(lists, counts, strict=True):
-        is_list = isinstance(each, list | tuple) and all(isinstance(one, dict) for one in each)
-        if not is_list or len(each) != count:
+        values = each if isinstance(each, list | tuple) else []
+        if len(values) != count or not all(isinstance(one, dict) for one in values):
             raise ProgramError(f"{where}: its values are not as many as rule {number} takes")
 
 

@@ -1,5 +1,5 @@
-"""Columns of parquet files as arrays: tensors and nested lists with their shapes, and what is missing
-said by its row.
+"""Columns of parquet files as arrays: tensors and nested lists with their shapes. A missing value
+is told with its row.
 """
 
 from typing import Any

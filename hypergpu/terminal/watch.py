@@ -208,7 +208,7 @@ def round_text(point: RoundPoint, rounds: int) -> str:
     return (
         f"round {point.number}{total}  loss {score(point.loss)}"
         f"  {point.updates} of {point.participants} updates"
-        f"  {size(point.bytes_up)} up  {size(point.bytes_down)} down"
+        f"  {size(point.bytes_up)} up  {size(point.bytes_down or 0)} down"
         f"  {span(point.duration_ms / 1000)}"
     )
 
@@ -281,7 +281,7 @@ def _round_rows(progress: JobProgress) -> list[tuple[str, ...]]:
             score(metric_after(progress.history, point.number)),
             f"{1000 * point.samples / max(1, point.duration_ms):.0f}",
             size(point.bytes_up),
-            size(point.bytes_down),
+            size(point.bytes_down or 0),
             span(point.duration_ms / 1000),
         )
         for point in progress.history.rounds[-ROUNDS_SHOWN:]

@@ -26,7 +26,7 @@ from hypergpu.terminal.watch import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Module, State
+    from hypergpu.workloads.networks.tracing import Module, SavedProgram, State
 
 _NEWEST_WAIT_S = 1.0
 
@@ -62,6 +62,8 @@ class AsyncRun:
         self, coordinator: AsyncCoordinator, job_id: str, names: StateNames | None = None
     ) -> None:
         self.id = job_id
+        self.program: SavedProgram | None = None
+        """What `save` writes beside the model; None: the run was found again, or has none."""
         self.sinks: tuple[Sink | str, ...] = ()
         """Where `watch` and `result` write each round's figures, besides what they are given."""
         self._coordinator = coordinator
@@ -163,8 +165,13 @@ class AsyncRun:
         }
 
     async def save(self, folder: Path | str, which: str = "latest") -> ExportedModel:
-        """Write the model, its card and a program that loads it into a folder."""
-        return await self._coordinator.export(self.id, Path(folder), which=which)
+        """Write the model, its card and a program that loads it into a folder. Of a run of
+        `hypergpu.train` it evaluates data without the module's code.
+        """
+        exported = await self._coordinator.export(self.id, Path(folder), which=which)
+        if self.program is not None:
+            await asyncio.to_thread(self.program.write, Path(folder))
+        return exported
 
     async def pause(self) -> None:
         """Let the open round finish and open no other."""

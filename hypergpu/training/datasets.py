@@ -177,7 +177,8 @@ def _array(value: Any) -> NDArray[Any]:
 def _field(value: Any, where: str) -> NDArray[Any]:
     """The values of all samples."""
     if isinstance(value, list | tuple):
-        return stacked_rows([_array(each) if _is_array(each) else each for each in value], where, 0)
+        rows = [_array(each) if hasattr(each, "dtype") else each for each in value]
+        return stacked_rows(rows, where, 0)
     return _array(value)
 
 

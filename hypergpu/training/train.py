@@ -25,7 +25,7 @@ from hypergpu.training.run import Run
 from hypergpu.workloads.metrics import direction, target_mode
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Loss, Module
+    from hypergpu.workloads.networks.tracing import Loss, Module, SavedProgram
 
 
 class JobArguments(TypedDict, total=False):
@@ -123,11 +123,11 @@ def train(
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         with progress_note(_CHECKING):
-            write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
+            program = write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     run = Run(coordinator, job_id, StateNames.of(model))
-    run.sinks = sinks
+    run.sinks, run.program = sinks, program
     return run
 
 
@@ -153,11 +153,11 @@ async def train_async(
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
-            await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
+            program = await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
-    run.sinks = tuple(sinks)
+    run.sinks, run.program = tuple(sinks), program
     return run
 
 
@@ -207,8 +207,8 @@ class JobSamples:
 
 def write_job(
     folder: Path, model: "Module", loss: "Loss", samples: JobSamples, spec: JobSpec
-) -> None:
-    """Write a job's data folder: program, weights and samples.
+) -> "SavedProgram":
+    """Write a job's data folder: program, weights and samples. Gives what an export needs of it.
 
     The program is compared with the model on a batch of the data.
 
@@ -218,7 +218,7 @@ def write_job(
     """
     # Imported here: it needs torch, which takes seconds.
     from hypergpu.workloads.networks.checked_program import write_checked_program
-    from hypergpu.workloads.networks.tracing import BatchShape
+    from hypergpu.workloads.networks.tracing import BatchShape, SavedProgram
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
@@ -231,6 +231,7 @@ def write_job(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
         )
+    return SavedProgram.of(traced)
 
 
 def check_target(spec: JobSpec, metric: str) -> None:

@@ -266,7 +266,7 @@ def _operators() -> list[Construct]:
         _between("Categorical.sample", modules.sampled_class),
         _between("own generator", modules.own_generator),
         _between("numpy's generator", modules.numpy_noise, refused=True),
-        _between("vmap", lambda h: torch.vmap(torch.sin)(h), refused=True),
+        _between("vmap", torch.vmap(torch.sin), refused=True),
         _between("item", lambda h: h * h.mean().item()),
         _between("Python if", lambda h: h if h.sum() > 0 else -h, refused=True),
         _between("loop over samples", lambda h: torch.stack([*h]), refused=True),

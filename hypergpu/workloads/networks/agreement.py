@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.ties import Tie, tie_of
+from hypergpu.units import several
 from hypergpu.workloads.networks.fixed_draws import fixed_draws
 from hypergpu.workloads.networks.graph_runner import failed_call
 from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
@@ -96,6 +97,7 @@ class ModuleUnderTest:
         before = _other_generators()
         with _restored(self.model) as states:
             self.model.train()
+            loss = torch.zeros(())
             for number in range(steps):
                 _seed(number)
                 loss, *_ = self._run()
@@ -162,6 +164,11 @@ class ModuleUnderTest:
             for name, each in zip(self._shape.names, self.fields, strict=True)
         )
         told = short(str(error)) or "no reason told"
+        if "more than 1 value per channel" in told:
+            return ProgramError(
+                f"BatchNorm needs more than one value per channel{place}, and a batch of"
+                f" {several(len(self.fields[0]), 'sample')} has one. Fix: a larger batch_size"
+            )
         return ProgramError(
             f"the model or loss itself fails{place}: {type(error).__name__}: {told}."
             f" Fix: make loss(model, batch) run on a batch of {batch}"
@@ -238,6 +245,7 @@ def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int
     twin = workload.model().to(tested.device).train()
     if not isinstance(twin, ProgramModule):
         raise TypeError(f"{type(twin).__name__} is no model of a program")
+    loss = torch.zeros(())
     for number in range(steps):
         _seed(number)
         loss = workload.loss(twin, *(each.clone() for each in tested.fields))

@@ -73,7 +73,7 @@ def check_loss(loss: Any, shape: BatchShape) -> None:
     module = str(getattr(loss, "__module__", ""))
     if not isinstance(loss, _Loss) and not (module.startswith("torch.") and callable(loss)):
         return
-    name = type(loss).__name__ + "()" if isinstance(loss, nn.Module) else f"F.{loss.__name__}"
+    name = f"nn.{type(loss).__name__}()" if isinstance(loss, nn.Module) else f"F.{loss.__name__}"
     named = [
         f"batch[{number if shape.is_tuple else repr(field)}]"
         for number, field in enumerate(shape.names)

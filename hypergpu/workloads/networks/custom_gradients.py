@@ -18,51 +18,11 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from hypergpu.programs.container import ProgramError
+from hypergpu.workloads.networks.marks import GRAD, GRADIENTS, REQUIRES, RULE, mark
 from hypergpu.workloads.networks.patching import replaced
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
-SPACE = "hypergpu_trace"
-_LIBRARY = torch.library.Library(SPACE, "FRAGMENT")
-_LIBRARY.define("gradients(Tensor[] outputs, int number) -> Tensor[]")
-_LIBRARY.define(
-    "rule(Tensor[] inputs, Tensor[] outputs, Tensor?[] gradients, int number) -> Tensor[]"
-)
-_LIBRARY.define("grad(Tensor[] outputs, Tensor[] inputs, Tensor[] given, bool keeps) -> Tensor[]")
-_LIBRARY.define("requires_grad_(Tensor(a!) x) -> ()")
-GRADIENTS = f"{SPACE}.gradients.default"
-"""Mark: gives stand-ins of the gradients of a function's outputs. What follows, up to `RULE`, is
-its backward pass.
-"""
-RULE = f"{SPACE}.rule.default"
-"""Mark: ends the backward pass, and gives the outputs whose gradient it is."""
 _HOOK_FIX = "Fix: compute the gradient from the given one with torch's operators alone"
-
-
-@torch.library.register_fake(f"{SPACE}::gradients", lib=_LIBRARY)
-def _stand_ins(outputs: Sequence[Tensor], number: int) -> list[Tensor]:
-    return [torch.empty_like(each) for each in outputs]
-
-
-@torch.library.register_fake(f"{SPACE}::rule", lib=_LIBRARY)
-def _attached(
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    number: int,
-) -> list[Tensor]:
-    return [torch.empty_like(each) for each in outputs]
-
-
-@torch.library.register_fake(f"{SPACE}::grad", lib=_LIBRARY)
-def _gradients(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor], keeps: bool
-) -> list[Tensor]:
-    return [torch.empty_like(each) for each in inputs]
-
-
-@torch.library.register_fake(f"{SPACE}::requires_grad_", lib=_LIBRARY)
-def _required(x: Tensor) -> None:
-    """Nothing: the mark alone counts."""
 
 
 class TracedGradient(NamedTuple):
@@ -111,6 +71,7 @@ class GradientRecorder:
         self.hooked: list[Tensor] = []
         """Results of hooks. They must be outputs of the trace, or torch would drop them."""
         self._parameter_hooks = parameter_hooks
+        self._arguments: dict[BackwardHook, tuple[Any, ...]] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -125,6 +86,10 @@ class GradientRecorder:
         def hook_outputs(hooks: BackwardHook, result: Any) -> Any:
             return self._hook_outputs(hooks, result)
 
+        def keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:
+            self._arguments[hooks] = _own_inputs(hooks, arguments)
+            return self._arguments[hooks]
+
         functions = {each: each.forward for each in _subclasses(torch.autograd.Function)}
         with ExitStack() as stack:
             for function, original in functions.items():
@@ -134,7 +99,7 @@ class GradientRecorder:
             stack.enter_context(replaced(Tensor, "register_hook", hook_tensor))
             stack.enter_context(replaced(torch.autograd, "grad", _traced_gradients))
             stack.enter_context(replaced(Tensor, "requires_grad_", _traced_requirement))
-            stack.enter_context(replaced(BackwardHook, "setup_input_hook", _keep_inputs))
+            stack.enter_context(replaced(BackwardHook, "setup_input_hook", keep_inputs))
             stack.enter_context(replaced(BackwardHook, "setup_output_hook", hook_outputs))
             yield
 
@@ -182,7 +147,7 @@ class GradientRecorder:
     def _hook_inputs(
         self, hooks: BackwardHook, about: TracedGradient, grad_outputs: tuple[Tensor, ...]
     ) -> None:
-        arguments = hooks.traced_arguments
+        arguments = self._arguments[hooks]
         places = [number for number, each in enumerate(arguments) if _is_trained(each)]
         if not places or not hooks.user_hooks:
             return
@@ -260,16 +225,15 @@ class GradientRecorder:
         """Compute a backward pass between its marks, and give the outputs that have it."""
         number = len(self.gradients)
         self.gradients.append(about)
-        marks = getattr(torch.ops, SPACE)
         with _without_gradients():
-            stand_ins = marks.gradients(list(outputs), number)
+            stand_ins = mark(GRADIENTS)(list(outputs), number)
             try:
                 gradients = compute(list(stand_ins))
             except ProgramError:
                 raise
             except Exception as error:  # it is the user's code
                 raise _refusal(about, error) from error
-            attached: list[Tensor] = marks.rule(list(inputs), list(outputs), gradients, number)
+            attached: list[Tensor] = mark(RULE)(list(inputs), list(outputs), gradients, number)
         return attached
 
 
@@ -299,9 +263,8 @@ def traced_grad_mode() -> bool:
 def _proxy_mode() -> Any:
     from torch._ops import _get_dispatch_mode_pre_dispatch
 
-    return _get_dispatch_mode_pre_dispatch(
-        torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 - it has no public name
-    )
+    key = torch._C._TorchDispatchModeKey.PROXY  # noqa: SLF001 - it has no public name
+    return _get_dispatch_mode_pre_dispatch(key)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -345,28 +308,25 @@ def _traced_gradients(
     if not given:
         with _without_gradients():
             given = [torch.ones_like(each) for each in ends]
-    marks = getattr(torch.ops, SPACE)
-    made = marks.grad(ends, starts, given, create_graph)
+    made = mark(GRAD)(ends, starts, given, create_graph)
     return tuple(each.requires_grad_() if create_graph else each for each in made)
 
 
 def _traced_requirement(tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """As Tensor.requires_grad_, with a mark of it."""
     if requires_grad and not tensor.requires_grad:
-        getattr(torch.ops, SPACE).requires_grad_(tensor)
+        mark(REQUIRES)(tensor)
     return _REQUIRE(tensor, requires_grad)
 
 
 _REQUIRE = Tensor.requires_grad_
 
 
-def _keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:
+def _own_inputs(hooks: BackwardHook, arguments: Any) -> tuple[Any, ...]:
     """Give a module inputs of its own, which its backward hooks are about."""
-    traced = tuple(
+    return tuple(
         each.view_as(each) if _is_trained(each) and hooks.user_hooks else each for each in arguments
     )
-    hooks.traced_arguments = traced
-    return traced
 
 
 def _is_trained(value: Any) -> bool:

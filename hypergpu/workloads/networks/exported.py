@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from hypergpu.programs.container import PROGRAM_PATH
 from hypergpu.workloads.entry import (
     NODE_DATA_FIELD,
     OPTIONS_FIELD,
@@ -110,6 +111,8 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
     entry = find(name)
     options = msgspec.json.decode(metadata[OPTIONS_FIELD], type=dict[str, Value])
     workload = build(entry, options | changes)
+    if entry.name == "program" and (folder / PROGRAM_PATH).is_file():
+        return _program(folder)
     if isinstance(workload, JobWorkload) and data_dir:
         workload = workload.for_job(data_dir)
     elif isinstance(workload, JobWorkload) and entry.name != "program":
@@ -119,14 +122,22 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
         )
     elif isinstance(workload, JobWorkload):
         raise ExportError(
-            "this model came by hypergpu.train, whose user has its code: load it there with"
-            ' model.load_state_dict(safetensors.torch.load_file("model.safetensors"), strict=False)'
+            "this model came by hypergpu.train, and its program is not beside it. Fix: run.save"
+            " where hypergpu.train was called, which writes both"
         )
     if entry.kind == "null":
         raise ExportError(f"workload {name} trains nothing: there is no model to load")
     is_numpy = entry.kind == "numpy"
     model = _checked_arrays(workload, arrays) if is_numpy else _module(workload, arrays)
     return TrainedModel(name, workload, model, metadata.get(NODE_DATA_FIELD, ""))
+
+
+def _program(folder: Path) -> TrainedModel:
+    """A model of one's own, run from its program."""
+    from hypergpu.workloads.networks.exported_program import ExportedProgram
+
+    workload = ExportedProgram(folder, folder / _MODEL_NAME)
+    return TrainedModel("program", workload, workload.model())
 
 
 def _read(path: Path) -> tuple[Arrays, Mapping[str, str]]:
@@ -170,6 +181,17 @@ def _check_shapes(wanted: Mapping[str, tuple[int, ...]], arrays: Arrays) -> None
             )
 
 
+def _without_data(trained: TrainedModel) -> str:
+    """What was loaded, where there is nothing to evaluate it on."""
+    from hypergpu.workloads.networks.exported_program import fields_text
+
+    count = sum(each.numel() for each in trained.model.parameters())
+    return (
+        f"loaded a program of {count:,} parameters; python load.py DATA evaluates it on an .npz or"
+        f" .parquet file, or a folder of them, with {fields_text(trained.workload.fields)}\n"
+    )
+
+
 def main(folder: Path) -> None:
     """Evaluate an export and print the result; the first argument of the command is the data's
     folder, where the workload has none of its own.
@@ -177,6 +199,9 @@ def main(folder: Path) -> None:
     try:
         data_dir = sys.argv[1] if len(sys.argv) > 1 else ""
         trained = load_export(folder, data_dir)
+        if trained.name == "program" and not data_dir:
+            sys.stdout.write(_without_data(trained))
+            return
         sums = trained.evaluate(data_dir)
     except (ExportError, DatasetError, BuilderMissingError, UnknownWorkloadError) as error:
         sys.exit(f"error: {error}")

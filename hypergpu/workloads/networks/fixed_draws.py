@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _SEED = 99
 
 
-class _FixedDraws(TorchDispatchMode):
+class _FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._draws: dict[str, int] = {}
 
     def __torch_dispatch__(

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from hypergpu.programs.container import Argument, ProgramError
 from hypergpu.programs.operators import CUSTOM_GRADIENT, GRADIENT, REQUIRES_GRAD, SIZES
-from hypergpu.workloads.networks.custom_gradients import GRADIENTS, RULE, SPACE
+from hypergpu.workloads.networks.marks import CTC, GRAD, GRADIENTS, REQUIRES, RULE
 from hypergpu.workloads.networks.source_lines import CodeLine, traced_line
 
 _INSTEAD = {
@@ -20,9 +20,9 @@ _INSTEAD = {
     "aten.new_empty.default": "aten.new_zeros.default",
     # A tensor of one number does as a number does, where it is no size.
     "aten.item.default": "aten.detach.default",
-    f"{SPACE}.grad.default": GRADIENT,
-    f"{SPACE}.requires_grad_.default": REQUIRES_GRAD,
-    f"{SPACE}.ctc_loss.default": "aten.ctc_loss.Tensor",
+    GRAD: GRADIENT,
+    REQUIRES: REQUIRES_GRAD,
+    CTC: "aten.ctc_loss.Tensor",
 }
 """Memory that nobody has written to is zeros in a program."""
 _WITHOUT_EFFECT = ("aten._assert", "aten.sym_constrain", "aten._assert_tensor_metadata")
@@ -41,6 +41,7 @@ _NUMBERS = {
 }
 """Functions of sizes, by the names that torch has for them."""
 _SPARSE = "aten.embedding.default"
+_INDEX = "aten.index.Tensor"
 
 
 class Value:
@@ -134,6 +135,8 @@ class CallList:
         self.items: list[Item] = []
         self._values = values
         self._required: set[Value] = set()
+        self.has_masks = False
+        """Whether rows are taken by a mask, which version 2 of programs cannot check."""
 
     def add_graph(self, module: GraphModule, *, is_graded: bool = True) -> list[Any]:
         """Add a graph's calls; returns the values that it gives."""
@@ -167,13 +170,17 @@ class CallList:
             if key not in _DROPPED and each is not None
         }
         arguments = [self._argument(node, each) for each in node.args]
-        if name == _SPARSE:
-            # Optimizers of nodes take no sparse gradients; dense ones are the same numbers.
-            arguments = arguments[:4]
+        arguments = self._adapted(name, node, arguments)
         line = traced_line(node.stack_trace)
         call = PendingCall(name, tuple(arguments), named, is_graded, line)
         self.items.append(call)
         return call.result
+
+    def _adapted(self, name: str, node: Node, arguments: list[Any]) -> list[Any]:
+        """Arguments as programs have them."""
+        self.has_masks = self.has_masks or (name == _INDEX and _has_mask(node))
+        # Optimizers of nodes take no sparse gradients; dense ones are the same numbers.
+        return arguments[:4] if name == _SPARSE else arguments
 
     def _is_required(self, node: Node) -> bool:
         """Whether gradients of a value are noted already."""
@@ -189,7 +196,8 @@ class CallList:
         if name == GRADIENTS:
             self.items.append(GradientMark(number, results))
         else:
-            self.items.append(RuleMark(number, *values, results))
+            inputs, outputs, gradients = values
+            self.items.append(RuleMark(number, inputs, outputs, gradients, results))
         return results
 
     def _add_inner(self, node: Node, *, is_graded: bool) -> list[Any]:
@@ -236,6 +244,12 @@ def _operator_name(node: Node) -> str:
     if name in dir(operator) and getattr(operator, name) is target:
         return f"operator.{name}"
     return _NUMBERS.get(name, name)
+
+
+def _has_mask(node: Node) -> bool:
+    indices: Any = node.args[1]
+    values = (each.meta.get("val") for each in indices if isinstance(each, Node))
+    return any(getattr(value, "dtype", None) in (torch.bool, torch.uint8) for value in values)
 
 
 def _place(node: Node) -> str:

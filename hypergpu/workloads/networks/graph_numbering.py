@@ -65,6 +65,8 @@ class GraphNumbering:
                 self.tensors.setdefault(name, tensor)
         self.written: set[str] = set()
         """Names of tensors that training changes in place."""
+        self.has_masks = False
+        """Whether rows are taken by a mask."""
         self.lines: dict[tuple[str, int], CodeLine] = {}
         self._fields_count = len(fields)
         self._own_names = own_names
@@ -89,6 +91,7 @@ class GraphNumbering:
         }
         call_list = CallList(nodes)
         outputs = call_list.add_graph(graph.module)
+        self.has_masks = self.has_masks or call_list.has_masks
         calls += self._rule_extraction.extract(call_list.items, graph.gradients, outputs)
         count = 1 if graph.name == "train" else 1 + len(graph.metrics)
         outputs = outputs[:count]

@@ -331,7 +331,7 @@ class _CustomGradient(torch.autograd.Function):
         return tuple(each.view_as(each) for each in tensors[call.inputs : end])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tensors = iter(ctx.saved_tensors)
         captured = [next(tensors) if each is None else each for each in ctx.call.captured]

@@ -22,6 +22,7 @@ from hypergpu.programs.container import (
 from hypergpu.programs.sample_files import FieldsError, wanted_arrays
 from hypergpu.programs.samples import SamplesError, read_samples
 from hypergpu.tensors.layout import TensorKind
+from hypergpu.units import several
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph, ReadyRule
 from hypergpu.workloads.networks.memory_bound import AliveBytes
@@ -76,7 +77,8 @@ class ProgramWorkload:
             if self._fields != self._program.fields:
                 raise ProgramError("the fields of program and samples differ")
             self._tensors = _read_tensors(folder, self._program)
-            self._graphs = _ready_graphs(self._program)
+            self._reason = ""
+            self._graphs = ready_graphs(self._program)
             self._smallest_pass = self._check()
         except (ProgramError, SamplesError) as refused:
             raise DatasetError(f"the program cannot run: {refused}") from refused
@@ -112,7 +114,17 @@ class ProgramWorkload:
         return model
 
     def loss(self, model: nn.Module, *fields: Tensor) -> Tensor:
-        """See `TorchWorkload`."""
+        """See `TorchWorkload`.
+
+        Raises:
+            ProgramError: A micro-batch is smaller than the program can take.
+        """
+        if model.training and len(fields[0]) < self._smallest_pass:
+            count = several(len(fields[0]), "sample")
+            raise ProgramError(
+                f"a micro-batch of {count} is too small: {self._reason}."
+                f" Fix: inner.micro_batch = {self._smallest_pass}"
+            )
         return self._run(model, fields)[0]
 
     def mean_values(self, model: nn.Module, *fields: Tensor) -> list[Tensor]:
@@ -159,7 +171,8 @@ class ProgramWorkload:
             self._try(size, is_training=is_training)
         except ProgramBoundError:
             raise
-        except ProgramError:
+        except ProgramError as refused:
+            self._reason = str(refused.__cause__)
             return False
         return True
 
@@ -179,7 +192,7 @@ class ProgramWorkload:
                 raise ProgramError(f"{name}: loss and metrics must be single numbers")
 
 
-def _ready_graphs(program: Program) -> dict[bool, ReadyGraph]:
+def ready_graphs(program: Program) -> dict[bool, ReadyGraph]:
     """Its graphs by whether they train."""
     count = program.inputs_count
     rules = [ReadyRule(number, rule) for number, rule in enumerate(program.rules)]

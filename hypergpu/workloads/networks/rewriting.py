@@ -21,7 +21,7 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from hypergpu.programs.operators import OPERATORS
-from hypergpu.workloads.networks.custom_gradients import SPACE
+from hypergpu.workloads.networks.marks import CTC, mark
 from hypergpu.workloads.networks.patching import replaced
 
 
@@ -97,7 +97,7 @@ _REWRITTEN: dict[str, Callable[..., Any]] = {
 
 
 def _is_causal(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """As torch finds it for a hint alone, but not of a mask's values: the mask is applied anyway."""
+    """As the hint says; a mask's values are not looked at, and it is applied anyway."""
     return bool(is_causal)
 
 
@@ -126,8 +126,7 @@ class _Rewriting(Mapping[Any, Callable[..., Any]]):
             return None
         if name in _REWRITTEN:
             return _REWRITTEN[name]
-        base, _, overload = name.rpartition(".")
-        if overload.endswith("out"):
+        if name.endswith("out"):
             return _without_out(operator)
         key = torch._C.DispatchKey.CompositeImplicitAutograd  # noqa: SLF001 - no public name
         if operator.has_kernel_for_dispatch_key(key):
@@ -151,20 +150,6 @@ def _without_out(operator: Any) -> Callable[..., Any] | None:
     return call
 
 
-_LIBRARY = torch.library.Library(SPACE, "FRAGMENT")
-_LIBRARY.define(
-    "ctc_loss(Tensor scores, Tensor targets, Tensor lengths, Tensor target_lengths, int blank,"
-    " int reduction, bool zero_infinity) -> Tensor"
-)
-
-
-@torch.library.register_fake(f"{SPACE}::ctc_loss", lib=_LIBRARY)
-def _ctc_shape(
-    scores: Tensor, targets: Tensor, lengths: Tensor, target_lengths: Tensor, *others: Any
-) -> Tensor:
-    return scores.new_empty(lengths.shape if others[1] == 0 else ())
-
-
 def _ctc(
     log_probs: Tensor,
     targets: Tensor,
@@ -177,9 +162,7 @@ def _ctc(
     """Torch finds the size of what it saves by the values of the lengths, which a trace has not."""
     lengths = [torch.as_tensor(each, dtype=torch.int64) for each in (input_lengths, target_lengths)]
     number = {"none": 0, "mean": 1, "sum": 2}[reduction]
-    loss: Tensor = getattr(torch.ops, SPACE).ctc_loss(
-        log_probs, targets, *lengths, blank, number, zero_infinity
-    )
+    loss: Tensor = mark(CTC)(log_probs, targets, *lengths, blank, number, zero_infinity)
     return loss.requires_grad_() if log_probs.requires_grad else loss
 
 
@@ -198,7 +181,9 @@ def _gaussian(
     bound = spread + (spread.clamp(min=eps) - spread).detach()
     loss = 0.5 * (bound.log() + (input - target) ** 2 / bound)
     loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
-    return {"mean": loss.mean, "sum": loss.sum, "none": loss.clone}[reduction]()
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 _FUNCTIONS = {F.ctc_loss: _ctc, F.gaussian_nll_loss: _gaussian}

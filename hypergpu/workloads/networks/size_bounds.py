@@ -4,7 +4,6 @@ of calls whose size depends on values.
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -54,8 +53,8 @@ def _position_list(x: Tensor) -> list[Tensor]:
 
 
 def _selected(x: Tensor, mask: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
-    return torch.empty(prod(shape), dtype=x.dtype, device="meta")
+    # Only its size counts, which that of a sum has.
+    return torch.empty((x + mask).numel(), dtype=x.dtype, device="meta")
 
 
 def _distinct(

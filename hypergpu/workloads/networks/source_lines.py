@@ -84,7 +84,8 @@ def _own_line(lines: Iterable[CodeLine]) -> CodeLine | None:
     """The last line outside of installed packages; else outside of torch and of this package."""
     others = [each for each in lines if not each.file.startswith(_HIDDEN)]
     own = [each for each in others if not each.file.startswith(_LIBRARIES)]
-    return (own or others or [None])[-1]
+    nearest = own or others
+    return nearest[-1] if nearest else None
 
 
 def _short(file: str) -> str:

@@ -111,7 +111,7 @@ def is_about_batch(error: Exception) -> bool:
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
-    causes = []
+    causes: list[BaseException] = []
     while error is not None and len(causes) < 16:
         causes.append(error)
         error = error.__cause__ or error.__context__

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.ties import tie_of
@@ -25,16 +25,30 @@ def check_model(model: nn.Module) -> None:
         ProgramError: It says why, and what to change.
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    _check_values(model, tensors)
+    devices = sorted({str(each.device) for each in tensors.values()})
+    if len(devices) > 1:
+        raise ProgramError(f"the model lies on {' and '.join(devices)}. Fix: model.cpu()")
+    _check_trained(model)
+    _check_hooks(model)
+    check_memory(model, {})
+
+
+def _check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ProgramError(
-                f"{name}{tensor_place(model, name)} is lazy and has no shape yet. Fix: call the model once with a batch"
+                f"{name}{tensor_place(model, name)} is lazy and has no shape yet."
+                " Fix: call the model once with a batch"
             )
         if tensor.device.type == "meta":
             place = tensor_place(model, name)
             raise ProgramError(
                 f"{name}{place} is on the device meta and has no values. Fix: load the weights"
             )
+
+
+def _check_trained(model: nn.Module) -> None:
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise ProgramError(
@@ -53,16 +67,11 @@ def check_model(model: nn.Module) -> None:
             raise ProgramError(
                 f"{name}{place} is {dtype}, and training has float32. Fix: model.float()"
             )
-    devices = sorted({str(each.device) for each in tensors.values()})
-    if len(devices) > 1:
-        raise ProgramError(f"the model lies on {' and '.join(devices)}. Fix: model.cpu()")
-    _check_hooks(model)
-    check_memory(model, {})
 
 
 def _check_hooks(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:  # type: ignore[attr-defined]  # noqa: SLF001
+        if parameter._post_accumulate_grad_hooks:  # noqa: SLF001
             raise ProgramError(
                 f"{name} has a hook that runs after its gradient was accumulated, and nodes run"
                 " none. Fix: register_hook, which gets the gradient and returns another"
@@ -70,8 +79,9 @@ def _check_hooks(model: nn.Module) -> None:
     for name, each in model.named_modules():
         if each._backward_hooks and not each._is_full_backward_hook:  # noqa: SLF001
             raise ProgramError(
-                f"{name or 'the model'} ({type(each).__name__}) has a hook of register_backward_hook,"
-                " which sees a part of its gradients. Fix: register_full_backward_hook"
+                f"{name or 'the model'} ({type(each).__name__}) has a hook of"
+                " register_backward_hook, which sees a part of its gradients."
+                " Fix: register_full_backward_hook"
             )
     if module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks:  # noqa: SLF001
         raise ProgramError(
@@ -162,8 +172,10 @@ def tensor_place(model: nn.Module, name: str) -> str:
     modules = dict(model.named_modules())
     for depth in range(len(path), -1, -1):
         owner = modules.get(".".join(path[:depth]))
-        below = [".".join(path[depth:] + [last]), (path[depth:] + [last])[0]]
-        line = definition_line(type(owner), below) if owner is not None else None
+        below = [*path[depth:], last]
+        line = (
+            definition_line(type(owner), [".".join(below), below[0]]) if owner is not None else None
+        )
         if line is not None:
             return f" ({line})"
     return ""

@@ -5,9 +5,10 @@ as a container.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -17,6 +18,7 @@ from hypergpu.programs.container import (
     CONSTANT,
     PROGRAM_PATH,
     TENSORS_PATH,
+    VERSION,
     Field,
     Program,
     ProgramError,
@@ -26,11 +28,12 @@ from hypergpu.programs.container import (
 )
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.tensors.layout import TensorKind
+from hypergpu.units import several
 from hypergpu.workloads.networks.custom_gradients import GradientRecorder, TracedGradient
 from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_numbering import GraphNumbering, TracedGraph, needed_version
 from hypergpu.workloads.networks.rewriting import rewriting, silent_torch
-from hypergpu.workloads.networks.source_lines import CodeLine
+from hypergpu.workloads.networks.source_lines import CodeLine, called_line
 from hypergpu.workloads.networks.trace_errors import GuardLines, explained, is_about_batch
 from hypergpu.workloads.networks.traceable import (
     attribute_states,
@@ -118,8 +121,28 @@ class _NamedFields(dict[str, Tensor]):
 
     def __missing__(self, name: object) -> Tensor:
         raise ProgramError(
-            f"the batch has no field {str(name)[:60]!r}. Fix: take one of {', '.join(self)}"
+            f"the batch has no field {str(name)[:60]!r} ({called_line()})."
+            f" Fix: take one of {', '.join(self)}"
         )
+
+
+class _OrderedFields(tuple[Tensor, ...]):
+    """Fields in their order, that say how many there are."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        is_wrong = not isinstance(place, int | slice) or (
+            isinstance(place, int) and not -len(self) <= place < len(self)
+        )
+        if is_wrong:
+            raise ProgramError(
+                f"the batch is a tuple of {several(len(self), 'field')}, and has no"
+                f" {str(place)[:60]!r} ({called_line()}). Fix: take batch[0]"
+                + f" to batch[{len(self) - 1}]"
+                * (len(self) > 1)
+            )
+        return super().__getitem__(place)
 
 
 class BatchShape(NamedTuple):
@@ -132,7 +155,7 @@ class BatchShape(NamedTuple):
     def of(self, fields: Sequence[Tensor]) -> Batch:
         """The batch of these fields."""
         if self.is_tuple:
-            return tuple(fields)
+            return _OrderedFields(fields)
         return _NamedFields(zip(self.names, fields, strict=True))
 
 
@@ -148,7 +171,7 @@ class TracedProgram(NamedTuple):
         """Where a graph first uses a tensor; else where it makes its last call."""
         calls = (self.program.train if graph == "train" else self.program.evaluate).calls
         names = [each.name for each in self.program.tensors]
-        place = names.index(tensor) if tensor in names else None
+        place = names.index(tensor) if tensor in names else -1
         users = (
             number
             for number, call in enumerate(calls)
@@ -164,6 +187,23 @@ class TracedProgram(NamedTuple):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(program_bytes(self.program))
         save_file(self.tensors, folder / TENSORS_PATH)
+
+
+class SavedProgram(NamedTuple):
+    """A program without the tensors that training changes: those are in the trained model."""
+
+    program: Program
+    constants: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, traced: TracedProgram) -> Self:
+        """That of a traced model."""
+        names = [each.name for each in traced.program.tensors if each.role == CONSTANT]
+        return cls(traced.program, {name: traced.tensors[name] for name in names})
+
+    def write(self, folder: Path) -> None:
+        """Write it beside a trained model."""
+        TracedProgram(self.program, self.constants).write(folder)
 
 
 def trace(
@@ -212,7 +252,7 @@ def trace(
         metrics=made[1].metrics,
         rules=tuple(numbering.rules),
     )
-    program = needed_version(program)
+    program = replace(program, version=VERSION) if numbering.has_masks else needed_version(program)
     check_program(program)
     stored = {name: _stored(tensor) for name, tensor in numbering.tensors.items()}
     return TracedProgram(program, stored, numbering.lines)

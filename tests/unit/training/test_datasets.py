@@ -207,7 +207,10 @@ def test_classes_are_skewed_only_where_it_is_clear_which_they_are(tmp_path: Path
         (iter([{"x": X[0]}]), "can be read only once. Fix: give a list"),
         ({"x": X, "y": Y[:3]}, "arrays of unequal lengths"),
         ("nowhere.npz", "there is no file or folder nowhere.npz"),
-        ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], "field x.*same shape"),
+        (
+            [{"x": np.zeros(2)}, {"x": np.zeros(3)}],
+            "field x: sample 1 has shape .3., sample 0 .2.. Fix: pad samples",
+        ),
         ({"x": np.array(["a", "b"])}, "cannot be trained on"),
         ([], "there are no samples"),
     ],

@@ -256,8 +256,12 @@ def loss_of_four(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return images_loss(model, batch)[0] * batch["x"].view(4, 64).mean()
 
 
-def loss_by_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return images_loss(model, batch)[0] * torch.nonzero(batch["y"]).float().mean()
+def loss_by_strides(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return images_loss(model, batch)[0] * batch["x"].as_strided((2, 2), (1, 1)).mean()
+
+
+def loss_of_a_wrong_field(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    return images_loss(model, batch)[0] * batch["z"].mean()
 
 
 def loss_of_three_metrics(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
@@ -300,9 +304,13 @@ def test_metrics_that_could_not_be_shown_are_refused(folder: Path, names: tuple[
     ("loss", "said"),
     [
         (loss_of_a_number, "^the loss gives neither a tensor nor that and metrics, each a tensor"),
-        (loss_by_value, "it decides in Python by a tensor's values"),
-        (loss_of_four, "fixes the batch size"),
-        (loss_by_positions, "aten.nonzero.default, which no program may"),
+        (
+            loss_by_value,
+            "Python decides by a tensor's values .*test_programs.py:.*Fix: write torch.where$",
+        ),
+        (loss_of_four, r"fixes the size of the batch \(.*test_programs.py:.*view\(4, 64\)"),
+        (loss_by_strides, r"as_strided.default, which no program may \(.*test_programs.py.*unfold"),
+        (loss_of_a_wrong_field, r"no field 'z' \(.*test_programs.py:.*Fix: take one of x, y$"),
     ],
 )
 def test_what_cannot_be_traced_is_told_with_the_fix(loss: Loss, said: str) -> None:
@@ -339,7 +347,8 @@ def change_first_call(program: Program, **changes: object) -> bytes:
         ({"arguments": ({"code": "x"},)}, "'code' is none of"),
         ({"arguments": ("__import__('os')",)}, "one short word"),
         ({"arguments": (2**70,)}, "beyond 64 bits"),
-        ({"arguments": ([[[[1]]]],)}, "too long or too deep"),
+        ({"arguments": ([[[[1]]]],)}, r"got `array` - at `\$.train.calls\[0\]"),
+        ({"arguments": ([0] * 5000,)}, "of length <= 4096"),
         ({"named": {"out.x": 1}}, "no name of an argument"),
     ],
 )

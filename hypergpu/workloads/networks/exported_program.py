@@ -1,0 +1,77 @@
+"""A trained program in an export's folder: it evaluates without the code of the user's module."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hypergpu.programs.checks import read_program
+from hypergpu.programs.container import TENSORS_PATH, Field, ProgramError
+from hypergpu.programs.sample_files import wanted_arrays
+from hypergpu.programs.samples import SamplesError
+from hypergpu.workloads.networks.program import FieldSamples, ProgramModule, ready_graphs
+from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, Sums
+
+
+class ExportedProgram:
+    """A program with the trained weights beside it.
+
+    Args:
+        folder: The export's, with ``program/`` in it.
+        model_path: The trained weights.
+
+    Raises:
+        DatasetError: It holds no program, or one of another model.
+    """
+
+    def __init__(self, folder: Path, model_path: Path) -> None:
+        try:
+            self._program = read_program(folder)
+            tensors = {**load_file(folder / TENSORS_PATH), **load_file(model_path)}
+            typed = {each.name: each for each in self._program.tensors}
+            self._tensors = {
+                name: tensors[name].to(getattr(torch, each.dtype)) for name, each in typed.items()
+            }
+            self._graphs = ready_graphs(self._program)
+        except (ProgramError, OSError) as refused:
+            raise DatasetError(f"the program in {folder} cannot run: {refused}") from refused
+        except KeyError as missing:
+            raise DatasetError(
+                f"{folder} has no tensor {missing}. Fix: save the run into an empty folder"
+            ) from missing
+        self.evaluation_batch = self._program.evaluation_batch
+        self.gradient_samples_most = 1
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Inputs of every sample."""
+        return self._program.fields
+
+    def model(self) -> nn.Module:
+        """The module, in evaluation mode."""
+        return ProgramModule(self._program, self._tensors).eval()
+
+    def load(self, data_dir: str) -> Dataset:
+        """Samples of ``.npz`` and ``.parquet`` files with the program's fields, all held out."""
+        try:
+            arrays = wanted_arrays(Path(data_dir), self._program.fields)
+        except SamplesError as broken:
+            raise DatasetError(str(broken)) from broken
+        return Dataset(NO_SAMPLES, FieldSamples(arrays))
+
+    def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
+        """Sums of loss and metrics over a batch."""
+        if not isinstance(model, ProgramModule):
+            raise TypeError(f"{type(model).__name__} is no model of a program")
+        count = len(fields[0])
+        graph = self._graphs[False]
+        values = graph.run([*model.tensors(), *fields], fields[0].device)
+        loss, *metrics = [float(each) * count for each in values]
+        named = dict(zip(self._program.metrics, metrics, strict=True))
+        return Sums(loss, metrics[0] if metrics else loss, count, named)
+
+
+def fields_text(fields: tuple[Field, ...]) -> str:
+    """Names, types and shapes, for messages."""
+    return ", ".join(f"{each.name} {each.dtype}{list(each.shape)}" for each in fields)
