@@ -178,7 +178,7 @@ class JobState(msgspec.Struct, forbid_unknown_fields=True):
     target_mode: str = ""
     """``min`` where the metric falls as the model learns, else ``max``; empty: not known."""
     initial: EvaluationState | None = None
-    """Of the model before any training; None: it was not evaluated."""
+    """Evaluation of the model before any training; None: there was none."""
     bytes_up: int = 0
     bytes_down: int = 0
     naive_bytes: int = 0

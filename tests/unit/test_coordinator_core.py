@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from coordinator.core.allocation import Lend, Recall, Withdraw, plan_allocation
 from coordinator.core.demand import JobDemand, NodeOffer
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
     DELTAS_MOST,
@@ -18,7 +19,6 @@ from coordinator.core.job.state import (
     Phase,
     extend_chain,
     initial_of,
-    live_blobs,
 )
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Digest, JobId, NodeId

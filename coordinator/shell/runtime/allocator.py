@@ -24,8 +24,9 @@ from coordinator.core.node_fit import operator_reason, unmet_reason
 from coordinator.core.outlook import job_outlooks
 from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version, later_versions
+from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
+from coordinator.shell.runtime.workload_versions import catalogue_version, later_versions
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.streams import monotonic_ms

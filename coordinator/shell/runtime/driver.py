@@ -30,13 +30,12 @@ from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
+from coordinator.shell.runtime.workload_versions import catalogue_version
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.workloads.entry import trains_version
-from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 _RECENT_ENTRIES = 512
 
@@ -163,25 +162,6 @@ class JobRuntime:
 def upload_owner(job_id: JobId, node: NodeId) -> str:
     """A node in one job, as the quarantine knows it: it has one upload at a time."""
     return f"update/{job_id}/{node}"
-
-
-def catalogue_version(workload: str) -> int:
-    """Version of a workload as this machine has it; 0: it has none."""
-    try:
-        return find(workload).version
-    except UnknownWorkloadError:
-        return 0
-
-
-def later_versions(workload: str, version: int) -> frozenset[int]:
-    """Versions of a workload after this one that train its jobs alike, as this machine knows."""
-    try:
-        entry = find(workload)
-    except UnknownWorkloadError:
-        return frozenset()
-    if not trains_version(entry, version):
-        return frozenset()
-    return frozenset(range(version + 1, entry.version + 1))
 
 
 log = structlog.get_logger()

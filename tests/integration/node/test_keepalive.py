@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -56,15 +57,14 @@ def test_a_process_that_stands_still_is_noticed_by_its_silence_after_a_ping() ->
             assert child.stdout is not None
             address = f"127.0.0.1:{int(child.stdout.readline())}"
             with grpc.insecure_channel(address, options=options) as channel:
-                call = channel.stream_stream("/test/Echo")(
-                    one_then_silence(ended), timeout=NOTICED_WITHIN_S
-                )
+                echo: Any = channel.stream_stream("/test/Echo")
+                call = echo(one_then_silence(ended), timeout=NOTICED_WITHIN_S)
                 assert next(call) == b"here"
                 os.kill(child.pid, signal.SIGSTOP)
                 with pytest.raises(grpc.RpcError) as noticed:
                     next(call)
             assert noticed.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "ping" in noticed.value.details().lower()
+            assert "ping" in str(noticed.value.details()).lower()
         finally:
             ended.set()
             child.kill()
