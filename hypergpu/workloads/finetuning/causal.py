@@ -60,12 +60,12 @@ class CausalLmWorkload:
     pipeline = "text-generation"
 
     def __init__(self, options: Options, data_dir: str) -> None:
-        self._folder = base_folder(data_dir)
-        self._digest = check_base(self._folder, str(options["base_digest"]))
+        self.folder = base_folder(data_dir)
+        self._digest = check_base(self.folder, str(options["base_digest"]))
         self._plan = AdapterPlan.of(options, "CAUSAL_LM")
         self._dtype = str(options["base_dtype"])
-        self._tokenizer = load_tokenizer(self._folder)
-        self._config = load_config(self._folder)
+        self._tokenizer = load_tokenizer(self.folder)
+        self._config = load_config(self.folder)
         _check_decoder(self._config)
         self._tokens_most = positions_most(self.auto, self._config)
         self._rules = RowRules(
@@ -150,7 +150,7 @@ class CausalLmWorkload:
     def _kept_base(self) -> LoadedBase:
         """The base as it was loaded for a trial, or now; the next `model` takes it."""
         if self._base is None:
-            self._base = load_base(self.auto, self._folder, self._config, dtype=self._dtype)
+            self._base = load_base(self.auto, self.folder, self._config, dtype=self._dtype)
             check_causal(self._base.model)
         return self._base
 

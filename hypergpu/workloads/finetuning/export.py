@@ -50,7 +50,7 @@ def write_folders(export: Path, data_dir: str) -> AdapterFolders:
     is_rounded = export_options(export).get("base_dtype") == "4bit"
     trained = load_export(export, data_dir, **({"base_dtype": "float32"} if is_rounded else {}))
     found = AdapterFolders(export / "adapter", export / "merged")
-    _save(trained, found, Path(data_dir) / BASE_FOLDER)
+    _save(trained, found)
     return found
 
 
@@ -71,13 +71,13 @@ def base_name(folder: Path) -> str:
     return name if _HUB_NAME.fullmatch(name) else BASE_FOLDER
 
 
-def _save(trained: TrainedModel, folders: AdapterFolders, base_folder: Path) -> None:
+def _save(trained: TrainedModel, folders: AdapterFolders) -> None:
     from hypergpu.workloads.finetuning.adapters import AdaptedModule
 
     if not isinstance(trained.model, AdaptedModule):
         raise ExportError(f"workload {trained.name} trains a whole model: load.py loads it")
     adapted = trained.model.adapted
-    adapted.peft_config["default"].base_model_name_or_path = base_name(base_folder)
+    adapted.peft_config["default"].base_model_name_or_path = base_name(trained.workload.folder)
     adapted.save_pretrained(folders.adapter, save_embedding_layers=False)
     merged = merged_model(trained)
     merged.save_pretrained(folders.merged, max_shard_size=_SHARD_BYTES)
