@@ -1,10 +1,10 @@
 """Which job's request an evaluator answers next, where several jobs ask at the same time.
 
 One process serves one job. A request of a job that has a process goes there; else a free place, or
-that of a process which rests, is taken. Turns go round among owners first, then among the jobs of
-one owner: who asks more often, or has more jobs, gets no more turns. One place is kept out of the
-reach of any single owner, so that an owner whose jobs compute for as long as they may delays
-its own jobs alone.
+that of a process which rests, is taken: so many work at once, and more may rest that take little.
+Turns go round among owners first, then among the jobs of one owner: who asks more often, or has
+more jobs, gets no more turns. One place is kept out of the reach of any single owner, so that an
+owner whose jobs compute for as long as they may delays its own jobs alone.
 """
 
 from collections import Counter
@@ -30,6 +30,16 @@ class OpenEvaluator(msgspec.Struct, frozen=True):
     is_busy: bool
     used: int
     """Number of its newest turn: the least one has rested longest."""
+    is_light: bool = True
+    """Whether it takes so little memory that it may rest beside those that work."""
+
+
+class EvaluatorPlaces(msgspec.Struct, frozen=True):
+    """How many processes there may be."""
+
+    at_work: int
+    """At work, those included that rest and take much memory."""
+    in_all: int
 
 
 class EvaluatorTurn(msgspec.Struct, frozen=True):
@@ -44,7 +54,7 @@ def next_turn(
     waiting: Sequence[EvaluatorJob],
     processes: Sequence[OpenEvaluator],
     turns: Mapping[str, int],
-    places: int,
+    places: EvaluatorPlaces,
 ) -> EvaluatorTurn | None:
     """Choose whose request is answered next; None: nobody's can be now.
 
@@ -55,33 +65,43 @@ def next_turn(
         places: How many processes there may be.
     """
     busy = Counter(each.job.owner for each in processes if each.is_busy)
-    by_job = {each.job.job_id: each for each in processes}
+    at_work = {each.job.job_id for each in processes if each.is_busy}
     able = [
         job
         for job in waiting
-        if busy[job.owner] < owner_places(places)
-        and not (job.job_id in by_job and by_job[job.job_id].is_busy)
+        if busy[job.owner] < owner_places(places.at_work) and job.job_id not in at_work
     ]
     able.sort(key=lambda job: (turns.get(job.owner, 0), turns.get(job.job_id, 0)))
-    resting = sorted((each for each in processes if not each.is_busy), key=lambda each: each.used)
-    for job in able:
-        if job.job_id in by_job or len(processes) < places:
-            return EvaluatorTurn(job)
-        if resting:
-            return EvaluatorTurn(job, resting[0].job.job_id)
-    return None
+    found = (_turn_of(job, processes, places) for job in able)
+    return next((turn for turn in found if turn is not None), None)
 
 
-def owner_places(places: int) -> int:
+def _turn_of(
+    job: EvaluatorJob, processes: Sequence[OpenEvaluator], places: EvaluatorPlaces
+) -> EvaluatorTurn | None:
+    """The job's turn, if there is place for its process."""
+    others = [each for each in processes if each.job.job_id != job.job_id]
+    heavy = [each for each in others if each.is_busy or not each.is_light]
+    if len(heavy) >= places.at_work:
+        leaving = [each for each in heavy if not each.is_busy]
+    elif len(others) >= places.in_all and len(others) == len(processes):
+        leaving = [each for each in others if not each.is_busy]
+    else:
+        return EvaluatorTurn(job)
+    longest = min(leaving, key=lambda each: each.used, default=None)
+    return None if longest is None else EvaluatorTurn(job, longest.job.job_id)
+
+
+def owner_places(at_work: int) -> int:
     """How many processes may work for one owner at the same time."""
-    return max(1, places - 1)
+    return max(1, at_work - 1)
 
 
 def turn_reason(
     job: EvaluatorJob,
     waiting: Sequence[EvaluatorJob],
     processes: Sequence[OpenEvaluator],
-    places: int,
+    places: EvaluatorPlaces,
 ) -> str:
     """Why a waiting job has no turn yet, for its owner; empty: it does not wait.
 
@@ -90,10 +110,12 @@ def turn_reason(
     if all(each.job_id != job.job_id for each in waiting):
         return ""
     own = [each for each in processes if each.is_busy and each.job.owner == job.owner]
-    if len(own) >= owner_places(places):
-        most = owner_places(places)
+    most = owner_places(places.at_work)
+    if len(own) >= most:
         named = " and ".join(sorted(each.job.job_id for each in own))
-        at_once = f"{several(most, 'evaluator')} at once, of {places}"
+        at_once = f"{several(most, 'evaluator')} at once, of {places.at_work}"
         return f"it waits for {named}: the jobs of one owner get {at_once}"
     busy = sum(each.is_busy for each in processes)
-    return f"it waits for an evaluator: {busy} of {places} are at work, and owners take turns"
+    return (
+        f"it waits for an evaluator: {busy} of {places.at_work} are at work, and owners take turns"
+    )

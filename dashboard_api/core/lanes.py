@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard_api.core.changes import JsonObject
+from hypergpu.terminal.output import round_from_one
 
 PHASES = ("download", "train", "encode", "wait", "upload")
 """In the order of the work."""
@@ -27,7 +28,7 @@ def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> 
     return {
         "slot": slot,
         "band": str(part.get("band") or "normal"),
-        "reason": str(part.get("reason") or ""),
+        "reason": round_from_one(str(part.get("reason") or "")),
         "inner_steps": int(part.get("inner_steps") or 0),
         "batch": int(part.get("batch_size") or batch),
         "codec": str(part.get("codec") or ""),
@@ -47,7 +48,7 @@ def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
     """Lane of a node that the plan gave nothing."""
     lane = planned_lane(slot, {"band": "poor", "reason": reason}, 0, at_ms)
     rest = [segment("rest", at_ms, None)]
-    return lane | {"segments": rest, "result": "resting", "result_reason": reason}
+    return lane | {"segments": rest, "result": "resting", "result_reason": round_from_one(reason)}
 
 
 def segment(phase: str, start_ms: int, end_ms: int | None) -> JsonObject:

@@ -189,6 +189,7 @@ def _summary(job: JobView) -> JsonObject:
 def _level_values(levels: NodeLevelsView) -> JsonObject:
     names = ("state", "reason", "job", "health", "health_reason", "loss", *_SPEEDS)
     values = {name: getattr(levels, name) for name in names}
+    values |= {name: round_from_one(values[name]) for name in ("reason", "health_reason")}
     values |= {"rtt_us": levels.round_trip_us, "rtt_spread_us": levels.round_trip_spread_us}
     # States of other kinds hide whether the node is paused, too.
     if levels.state in _STATES_OF_PAUSE:

@@ -105,7 +105,7 @@ class Daemon:
         receipts = ReceiptKeeper(paths, identity.node_id)
         prober = Prober(_probe_intervals(settings))
         self._stream = CoordinatorStream(self._access, receipts, self._event_queue, prober=prober)
-        self._stage = Stage(paths, lambda: self._spare.home)
+        self._stage = Stage(paths, self._clean_homes)
         self._sandbox = worker_sandbox(paths, settings, limits, python.folders)
         self._worker, self._spare = self._supervised_worker()
         self._phases = PhaseClock()
@@ -131,6 +131,9 @@ class Daemon:
             reconnect_cap_ms=Milliseconds(settings.reconnect_cap_ms),
             stall_timeouts=timeouts,
         )
+
+    def _clean_homes(self) -> tuple[str, ...]:
+        return self._worker.clean_homes()
 
     def _supervised_worker(self) -> tuple[WorkerSupervisor, SpareWorker]:
         """The worker, and the one in reserve, which have a home each."""

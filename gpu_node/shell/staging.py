@@ -21,12 +21,12 @@ class Stage:
 
     Args:
         paths: The node's folder.
-        in_reserve: Names the home of a spare worker; empty: there is none.
+        clean: Names homes of workers that have seen no job.
     """
 
-    def __init__(self, paths: StatePaths, in_reserve: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, paths: StatePaths, clean: Callable[[], tuple[str, ...]] = tuple) -> None:
         self._paths = paths
-        self._in_reserve = in_reserve
+        self._clean = clean
 
     @property
     def job_id(self) -> JobId | None:
@@ -39,10 +39,10 @@ class Stage:
         self._paths.opened = None
         if opened is not None:
             self._move(self._paths.open_folder, self._paths.job(opened))
-        reserve = self._in_reserve()
+        clean = self._clean()
         for folder in self._paths.of_worker:
-            if str(folder) == reserve:
-                continue  # No job's worker has written there.
+            if str(folder) in clean:
+                continue  # Its sandbox has bound what lies there.
             for left in folder.iterdir():
                 remove_entry(left)
         self._paths.open_name.unlink(missing_ok=True)

@@ -66,6 +66,7 @@ class WorkerSupervisor:
         self._launch_of = launch_of
         self._spare = None if spares is None else spares[0]
         self._spare_launch = launch if spares is None else spares[1]
+        self._unused_home = ""
         self._reviewing: asyncio.Task[None] | None = None
         self._report = report
         self._report_progress = report_progress
@@ -90,6 +91,11 @@ class WorkerSupervisor:
     def process_id(self) -> int | None:
         """Id of the running process; None when there is none."""
         return self._process.process_id
+
+    def clean_homes(self) -> tuple[str, ...]:
+        """Homes of workers that have seen no job: the spare's, and that of one just taken."""
+        reserve = "" if self._spare is None else self._spare.home
+        return tuple(home for home in (reserve, self._unused_home) if home)
 
     async def capabilities(self, limit_s: float | None = None) -> protocol.WorkerCapabilities:
         """Start the worker and wait until it has named its capabilities.
@@ -154,7 +160,7 @@ class WorkerSupervisor:
         if spare is None or self._process.process_id is not None:
             return
         self._launch, self._spare_launch = spare.launch, self._launch
-        self._process = spare
+        self._process, self._unused_home = spare, spare.launch.home
         spare.bind(self._take_reply, self._note_death)
         spare.send(protocol.UseSpare())
         log.info("a spare worker takes the job", pid=spare.process_id, job_id=self._job_id)
@@ -190,7 +196,7 @@ class WorkerSupervisor:
     async def train(self, request: protocol.TrainShard) -> None:
         """Train a shard; its end is reported."""
         async with self._turn:
-            self._lease = request.lease
+            self._lease, self._unused_home = request.lease, ""
             await self._process.ensure_started()
             self._process.send(request)
 
@@ -233,6 +239,7 @@ class WorkerSupervisor:
         self._initial_models[number] = answer
         try:
             async with self._turn:
+                self._unused_home = ""
                 await self._process.ensure_started()
                 self._process.send(request)
             reply = await answer

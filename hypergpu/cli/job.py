@@ -24,6 +24,7 @@ from hypergpu.terminal.output import (
     name_or_id,
     note,
     optional_numbers,
+    round_from_one,
     say,
     say_json,
     say_json_line,
@@ -159,7 +160,7 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
         score(job.loss),
         size(job.bytes_up),
         size(job.bytes_down),
-        job.reason or "-",
+        round_from_one(job.reason) or "-",
     )
 
 
@@ -193,7 +194,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
     metrics = metrics_text(job.metric_name, job.metric, job.metrics) + _evaluated_text(job)
     return [
         f"{job.name}  {job.id}".lstrip(),
-        f"  phase     {job.phase}: {job.reason}",
+        f"  phase     {job.phase}: {round_from_one(job.reason)}",
         f"  workload  {workload}",
         f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
         f"  loss      {score(job.loss)}   {metrics}",
@@ -230,7 +231,7 @@ def participants_table(detail: "JobDetail") -> "Table":
             f"{each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),
             str(each.slot),
-            each.reason or "-",
+            round_from_one(each.reason) or "-",
         )
         for each in detail.participants
     ]
@@ -272,7 +273,8 @@ def _follow(
         raise
     job = progress.job
     if job is not None and job.phase == "failed":
-        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {job.reason}")
+        why = round_from_one(job.reason)
+        raise HyperGPUError(Reason.JOB_UNSUCCESSFUL, f"{job_id} failed: {why}")
 
 
 @app.command()
@@ -294,7 +296,7 @@ def resume(coordinator: "Coordinator", job: JobName = None) -> None:
     coordinator.resume(job_id)
     after = coordinator.job(job_id).job
     if after.phase == "paused":
-        detail = f"{job_id} is paused again at once: {after.reason}"
+        detail = f"{job_id} is paused again at once: {round_from_one(after.reason)}"
         raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
     say(f"{job_id} goes on")
 

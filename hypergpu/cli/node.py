@@ -13,6 +13,7 @@ from hypergpu.terminal.output import (
     name_or_id,
     optional_numbers,
     percent,
+    round_from_one,
     say,
     say_json,
     say_table,
@@ -87,7 +88,8 @@ def _node_row(node: "NodeView") -> tuple[str, ...]:
 def _why(node: "NodeView") -> str:
     """The reason of a node's state, and that its worker may do anything on its machine."""
     is_open = node.sandbox.startswith("unsandboxed")
-    return "; ".join(text for text in (node.reason, node.sandbox if is_open else "") if text) or "-"
+    found = (round_from_one(node.reason), node.sandbox if is_open else "")
+    return "; ".join(text for text in found if text) or "-"
 
 
 def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
@@ -120,8 +122,8 @@ def _node_lines(node: "NodeView") -> list[str]:
     least_us = node.reading.least_round_trip_us
     return [
         f"{node.name}  {node.id}".lstrip(),
-        f"  state       {node.state}: {node.reason or '-'}",
-        f"  health      {node.health_reason or 'in no planned round yet'}",
+        f"  state       {node.state}: {round_from_one(node.reason) or '-'}",
+        f"  health      {round_from_one(node.health_reason) or 'in no planned round yet'}",
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
         f"  machine     {machine_text(node)}",

@@ -69,8 +69,12 @@ def percent(share: float) -> str:
 
 
 def round_from_one(reason: str) -> str:
-    """A reason that begins with its round, which people count from 1 and journals from 0."""
-    return re.sub(r"^round (\d+)\b", lambda found: f"round {int(found[1]) + 1}", reason)
+    """A reason with its rounds as people count them, from 1; journals count from 0.
+
+    The model of a round is the one after so many rounds: there both count alike.
+    """
+    plain = r"(?<!model of )\bround (\d+)\b"
+    return re.sub(plain, lambda found: f"round {int(found[1]) + 1}", reason)
 
 
 def score(value: float | None) -> str:

@@ -136,13 +136,14 @@ def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]
     """A line for each node whose steps, batch, codec or part changed; a first plan's reason."""
     number = plan.round + 1
     if before is None:
-        yield f"round {number}: {plan.reason}"
+        yield f"round {number}: {round_from_one(plan.reason)}"
         return
     earlier = before.shares
     for node, share in plan.shares.items():
         if node not in earlier or earlier[node].work != share.work:
             rests = "" if share.inner_steps else "rests: "
-            yield f"round {number}, {names.get(node) or short(node)}: {rests}{share.reason}"
+            reason = f"{rests}{round_from_one(share.reason)}"
+            yield f"round {number}, {names.get(node) or short(node)}: {reason}"
 
 
 _NOTES = {
@@ -263,7 +264,7 @@ def _nodes_table(progress: JobProgress) -> Table:
             f"{bar(each.steps_done, each.steps_total)} {each.steps_done}/{each.steps_total}",
             score(each.loss if each.steps_done else None),
             str(each.slot),
-            each.reason,
+            round_from_one(each.reason),
         )
         for each in progress.participants
     ]

@@ -178,25 +178,38 @@ async def test_a_job_whose_code_crashes_costs_no_other_one(kit: PoolKit) -> None
     assert kit.pool.serving_processes()[GOOD.job_id] == before
 
 
-@pytest.fixture
-def secrets_around(kit: PoolKit) -> Path:
+def with_secrets(kit: PoolKit) -> PoolKit:
     """A coordinator's folder with a key and the data of another job, as deeds look for them."""
-    node = kit.data_dir
-    (node / "jobs" / "job-000000000009").mkdir(parents=True)
-    (node / "blobs").mkdir()
-    (node / "identity.key").write_text("key")
-    node.with_name(f"{node.name}.passphrase").write_text("passphrase")
-    return node
+    folder = kit.data_dir
+    (folder / "jobs" / "job-000000000009").mkdir(parents=True)
+    (folder / "blobs").mkdir()
+    (folder / "identity.key").write_text("key")
+    folder.with_name(f"{folder.name}.passphrase").write_text("passphrase")
+    return kit
+
+
+async def deeds_in(kind: SandboxKind, folder: Path) -> set[str] | None:
+    """What code of a job gets done in a sandbox; None: that one does not start here."""
+    kit = with_secrets(PoolKit(folder, EvaluatorLimits(spares=0, sandbox=kind)))
+    options = {"deed": "escape", "path": str(kit.data_dir)}
+    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
+    await kit.pool.stop()
+    if refused.reason is Reason.MACHINE_UNFIT:
+        return None
+    return set(refused.detail.partition("did: ")[2].split(", "))
 
 
 async def test_an_evaluator_reaches_no_network_no_key_and_no_data_of_others(
-    kit: PoolKit, secrets_around: Path
+    tmp_path: Path,
 ) -> None:
-    options = {"deed": "escape", "path": str(secrets_around)}
-    refused = await refusal_of(kit.initialise(EVIL, unruly_workload.NAME, **options))
-    deeds = set(refused.detail.partition("did: ")[2].split(", "))
-    # In a namespace of its own a process may open a socket, which leads nowhere.
-    assert deeds - {"socket", "unix socket"} == {"home", "pair", "child"}
+    kinds = (SandboxKind.BWRAP, SandboxKind.LANDLOCK)
+    found = {kind: await deeds_in(kind, tmp_path / kind) for kind in kinds}
+    started = {kind: deeds for kind, deeds in found.items() if deeds is not None}
+    assert started, "neither bubblewrap nor landlock starts here"
+    for kind, deeds in started.items():
+        # In a namespace of its own a process may open a socket, which leads nowhere.
+        empty = {"socket", "unix socket"} if kind is SandboxKind.BWRAP else set()
+        assert deeds - empty == {"home", "pair", "child"}, kind
 
 
 async def test_without_a_sandbox_the_same_evaluator_does_get_out(tmp_path: Path) -> None:

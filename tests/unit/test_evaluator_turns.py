@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.evaluator_turns import (
     EvaluatorJob,
+    EvaluatorPlaces,
     EvaluatorTurn,
     OpenEvaluator,
     next_turn,
@@ -15,6 +16,8 @@ from coordinator.core.evaluator_turns import (
     turn_reason,
 )
 from hypergpu.ids import JobId, TokenId
+
+TWO = EvaluatorPlaces(2, 2)
 
 
 def job(number: int, owner: str = "ada") -> EvaluatorJob:
@@ -31,35 +34,50 @@ def resting(each: EvaluatorJob, used: int = 1) -> OpenEvaluator:
 
 def test_a_job_goes_on_with_its_own_process() -> None:
     processes = [resting(job(1)), resting(job(2), used=2)]
-    assert next_turn([job(2)], processes, {}, 2) == EvaluatorTurn(job(2))
+    assert next_turn([job(2)], processes, {}, TWO) == EvaluatorTurn(job(2))
 
 
 def test_the_process_that_rested_longest_makes_place() -> None:
     processes = [resting(job(1), used=7), resting(job(2), used=3)]
-    assert next_turn([job(3)], processes, {}, 2) == EvaluatorTurn(job(3), ended=JobId("job-2"))
+    assert next_turn([job(3)], processes, {}, TWO) == EvaluatorTurn(job(3), ended=JobId("job-2"))
+
+
+def test_processes_that_take_little_rest_beside_those_that_work() -> None:
+    processes, four = [resting(job(1)), resting(job(2)), resting(job(3))], EvaluatorPlaces(2, 4)
+    assert next_turn([job(4)], processes, {}, four) == EvaluatorTurn(job(4))
+    assert next_turn([job(2)], processes, {}, EvaluatorPlaces(2, 3)) == EvaluatorTurn(job(2))
+    full = [*processes, resting(job(4), used=2)]
+    assert next_turn([job(5)], full, {}, four) == EvaluatorTurn(job(5), ended=JobId("job-1"))
+
+
+def test_a_process_that_rests_and_takes_much_makes_place_before_others_work() -> None:
+    heavy = OpenEvaluator(job(1), is_busy=False, used=9, is_light=False)
+    processes = [heavy, busy(job(2, "bob")), resting(job(3))]
+    turn = next_turn([job(3)], processes, {}, EvaluatorPlaces(2, 8))
+    assert turn == EvaluatorTurn(job(3), ended=JobId("job-1"))
 
 
 def test_no_process_that_works_makes_place() -> None:
-    assert next_turn([job(3, "bob")], [busy(job(1)), busy(job(2, "eve"))], {}, 2) is None
+    assert next_turn([job(3, "bob")], [busy(job(1)), busy(job(2, "eve"))], {}, TWO) is None
 
 
 def test_one_place_is_left_to_other_owners() -> None:
     waiting = [job(2), job(3), job(4, "bob")]
-    assert next_turn(waiting, [busy(job(1))], {"ada": 1}, 2) == EvaluatorTurn(job(4, "bob"))
-    assert next_turn(waiting[:2], [busy(job(1))], {"ada": 1}, 2) is None
+    assert next_turn(waiting, [busy(job(1))], {"ada": 1}, TWO) == EvaluatorTurn(job(4, "bob"))
+    assert next_turn(waiting[:2], [busy(job(1))], {"ada": 1}, TWO) is None
 
 
 def test_the_only_place_goes_to_any_owner() -> None:
-    assert next_turn([job(1)], [], {}, 1) == EvaluatorTurn(job(1))
+    assert next_turn([job(1)], [], {}, EvaluatorPlaces(1, 1)) == EvaluatorTurn(job(1))
 
 
 def test_a_job_that_waits_is_told_for_what_and_of_no_job_of_another_owner() -> None:
     processes, waiting = [busy(job(1)), busy(job(9, "bob"))], [job(2), job(3, "eve")]
-    own = turn_reason(job(2), waiting, processes, 2)
+    own = turn_reason(job(2), waiting, processes, TWO)
     assert own == "it waits for job-1: the jobs of one owner get 1 evaluator at once, of 2"
-    other = turn_reason(job(3, "eve"), waiting, processes, 2)
+    other = turn_reason(job(3, "eve"), waiting, processes, TWO)
     assert other == "it waits for an evaluator: 2 of 2 are at work, and owners take turns"
-    assert turn_reason(job(1), waiting, processes, 2) == ""
+    assert turn_reason(job(1), waiting, processes, TWO) == ""
 
 
 def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]:
@@ -71,7 +89,11 @@ def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter
     at_work: list[EvaluatorJob] = []
     for number in range(1, turns_count + 1):
         waiting = [each for each in jobs if each not in at_work]
-        while (turn := next_turn(waiting, list(processes.values()), turns, places)) is None:
+        while (
+            turn := next_turn(
+                waiting, list(processes.values()), turns, EvaluatorPlaces(places, places)
+            )
+        ) is None:
             ended = at_work.pop(0)
             processes[ended.job_id] = resting(ended, processes[ended.job_id].used)
             waiting.append(ended)

@@ -440,8 +440,8 @@ def start_error(failure: Exception) -> HyperGPUError | None:
             is_full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno in _FULL
             return HyperGPUError(Reason.DISK_FULL, failure.detail) if is_full else failure
         case ExceptionGroup():
-            causes = [each for each in failure.exceptions if isinstance(each, HyperGPUError)]
-            return causes[0] if len(causes) == len(failure.exceptions) else None
+            causes = [start_error(each) for each in failure.exceptions]
+            return causes[0] if all(causes) else None
         case ValidationError():
             return _invalid_settings(failure)
         case ModuleNotFoundError():
@@ -455,14 +455,20 @@ def _unusable_storage(failure: Exception) -> HyperGPUError | None:
         case JournalError() | AuthorityError():
             return HyperGPUError(Reason.FOLDER_UNUSABLE, str(failure))
         case DBAPIError():
-            detail = f"the journal cannot be used: {failure.orig}"
-            unusable = HyperGPUError(Reason.FOLDER_UNUSABLE, detail)
-            return disk_full_error(failure, "its database") or unusable
+            return disk_full_error(failure, "its database") or _database_error(failure)
         case OSError():
             reason = Reason.DISK_FULL if failure.errno in _FULL else Reason.FOLDER_UNUSABLE
             return HyperGPUError(reason, f"{failure.filename or 'a file'}: {failure.strerror}")
         case _:
             return None
+
+
+def _database_error(failure: DBAPIError) -> HyperGPUError:
+    """A database that does not answer, or ends while it is used."""
+    said = next(iter(str(failure.orig).splitlines()), "it says nothing").strip()
+    is_server = type(failure.orig).__module__.startswith("psycopg")
+    fix = "start the database again, then the coordinator" if is_server else ""
+    return HyperGPUError(Reason.FOLDER_UNUSABLE, f"the journal cannot be used: {said}", fix=fix)
 
 
 def _invalid_settings(wrong: ValidationError) -> HyperGPUError:

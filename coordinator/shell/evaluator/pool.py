@@ -51,6 +51,7 @@ class _EvaluatorSlot:
         self.job = job
         self.is_busy = False
         self.used = 0
+        self.is_light = True
         self.seat: EvaluatorSeat | None = None
 
 
@@ -89,7 +90,7 @@ class EvaluatorPool:
     def waiting_reason(self, job: EvaluatorJob) -> str:
         """Why a request of the job waits; empty: none does."""
         waiting = [each.job for each in self._waiting]
-        return turn_reason(job, waiting, self._processes(), self._maker.limits.places)
+        return turn_reason(job, waiting, self._processes(), self._maker.limits.evaluator_places)
 
     def serving_processes(self) -> dict[JobId, int]:
         """Ids of the processes that serve jobs."""
@@ -161,6 +162,7 @@ class EvaluatorPool:
         try:
             seat = place.seat = place.seat or await self._take_seat()
             reply = await seat.reply(request)
+            place.is_light = await seat.is_light()
             is_whole = True
             return reply
         finally:
@@ -201,11 +203,13 @@ class EvaluatorPool:
 
     def _next_turn(self) -> EvaluatorTurn | None:
         waiting = list({each.job.job_id: each.job for each in self._waiting}.values())
-        return next_turn(waiting, self._processes(), self._turns, self._maker.limits.places)
+        places = self._maker.limits.evaluator_places
+        return next_turn(waiting, self._processes(), self._turns, places)
 
     def _processes(self) -> list[OpenEvaluator]:
         return [
-            OpenEvaluator(place.job, place.is_busy, place.used) for place in self._places.values()
+            OpenEvaluator(place.job, place.is_busy, place.used, place.is_light)
+            for place in self._places.values()
         ]
 
     def _close(self, job_id: JobId) -> None:

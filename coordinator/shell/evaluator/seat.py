@@ -12,6 +12,7 @@ import psutil
 import structlog
 from msgspec.structs import replace
 
+from coordinator.core.evaluator_turns import EvaluatorPlaces
 from coordinator.shell.evaluator.process import (
     ANSWER_TIMEOUT_S,
     COMMAND,
@@ -25,6 +26,7 @@ from coordinator.shell.evaluator.process import (
 )
 from coordinator.shell.evaluator.staging import SeatFolders, staged_request, take_outputs
 from hypergpu.keys import place_beside
+from hypergpu.process import memory_of
 from hypergpu.sandbox.sandbox import (
     Sandbox,
     SandboxKind,
@@ -41,6 +43,8 @@ EVALUATORS = "evaluators"
 """The folder of all evaluators' folders within the coordinator's own."""
 _MEMORY_LEAST = 1 << 30
 _PLACES_LEAST = 2
+LIGHT_BYTES = 1 << 30
+"""A process that takes no more may rest beside those that work: torch alone takes a third of it."""
 
 
 class EvaluatorLimits(NamedTuple):
@@ -51,10 +55,17 @@ class EvaluatorLimits(NamedTuple):
     memory_bytes: int = 0
     """Most memory of one process; 0: a part of the machine's."""
     places: int = 0
-    """Processes at once; 0: as many as suit the machine, two at least."""
+    """Processes at work at once; 0: as many as suit the machine, two at least."""
+    resting: int = 0
+    """Further processes that may rest, of `LIGHT_BYTES` at most each."""
     spares: int = 1
     """Processes that are ready for the next job and have seen none."""
     sandbox: SandboxKind = SandboxKind.AUTO
+
+    @property
+    def evaluator_places(self) -> EvaluatorPlaces:
+        """How many processes there may be."""
+        return EvaluatorPlaces(self.places, self.places + self.resting)
 
 
 def limits_here(limits: EvaluatorLimits, machine_bytes: int, processors: int) -> EvaluatorLimits:
@@ -68,7 +79,8 @@ def limits_here(limits: EvaluatorLimits, machine_bytes: int, processors: int) ->
     )
     fitting = min(processors, machine_bytes * 3 // 4 // memory)
     places = limits.places or max(_PLACES_LEAST, fitting)
-    return limits._replace(memory_bytes=memory, places=places)
+    resting = machine_bytes // 4 // LIGHT_BYTES
+    return limits._replace(memory_bytes=memory, places=places, resting=resting)
 
 
 def clear_seats(data_dir: Path) -> None:
@@ -157,6 +169,11 @@ class EvaluatorSeat:
     def process_id(self) -> int | None:
         """Id of the running process; None when there is none."""
         return self._process.process_id
+
+    async def is_light(self) -> bool:
+        """Whether the process takes little memory now."""
+        process_id = self._process.process_id
+        return process_id is None or await asyncio.to_thread(memory_of, process_id) <= LIGHT_BYTES
 
     async def warm(self, workload: str) -> bool:
         """Start the process and import what jobs of a workload need; tells whether it did."""

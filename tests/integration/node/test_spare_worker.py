@@ -82,8 +82,12 @@ async def test_a_spare_takes_the_next_job_and_no_process_works_for_two(
 ) -> None:
     first = await in_reserve.train(JOB)
     assert await in_reserve.train(JOB) == first
-    ready = await in_reserve.spare_id()
+    ready, home = await in_reserve.spare_id(), in_reserve.spare.home
+    await in_reserve.worker.begin_job(OTHER)
+    # Nobody removes what its sandbox was started with before it has work.
+    assert in_reserve.worker.clean_homes() == (home,)
     assert await in_reserve.train(OTHER) == ready
+    assert home not in in_reserve.worker.clean_homes()
     assert not psutil.pid_exists(first)
     third = await in_reserve.spare_id()
     assert third not in {first, ready}
@@ -139,7 +143,7 @@ def test_a_cleared_stage_leaves_the_home_of_the_spare(tmp_path: Path) -> None:
     with state_paths_in(tmp_path) as paths:
         for folder in (paths.scratch, paths.second_scratch):
             (folder / "left").write_text("x")
-        Stage(paths, lambda: str(paths.second_scratch)).clear()
+        Stage(paths, lambda: (str(paths.second_scratch),)).clear()
         assert not (paths.scratch / "left").exists()
         assert (paths.second_scratch / "left").exists()
 
