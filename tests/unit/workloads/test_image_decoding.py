@@ -43,13 +43,11 @@ def test_grey_of_more_than_eight_bits_is_scaled_by_its_range(
     assert np.unique(decode_image(path, FORM)).tolist() == [grey]
 
 
-@pytest.mark.parametrize(
-    "values", [np.full((8, 8), 1e6), np.full((8, 8), -1), np.full((8, 8), np.nan)]
-)
+@pytest.mark.parametrize("value", [1e6, -1, np.nan])
 def test_values_of_no_known_range_are_refused_by_file_and_mode(
-    tmp_path: Path, values: np.ndarray
+    tmp_path: Path, value: float
 ) -> None:
-    path = saved(tmp_path / "a.tif", Image.fromarray(values.astype(np.float32)))
+    path = saved(tmp_path / "a.tif", Image.fromarray(np.full((8, 8), value, np.float32)))
     with pytest.raises(DatasetError, match=r"a\.tif has the mode F with values of .* Fix: save it"):
         decode_image(path, FORM)
 
