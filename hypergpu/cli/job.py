@@ -33,11 +33,9 @@ from hypergpu.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.client import Coordinator, JobDetail, JobView, NodeView
+    from hypergpu.client import Coordinator, JobDetail, JobView
     from hypergpu.sinks.sink import Sink
     from hypergpu.terminal.output import Table
-
-_AWAY = frozenset({"away", "draining", "lost", "revoked", "starting"})
 
 Log = Annotated[
     list[str] | None,
@@ -167,6 +165,7 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
 @on_coordinator
 def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
+    from hypergpu.cli.lacking import lacking_lines
     from hypergpu.client import ENDED
 
     detail = coordinator.job(coordinator.find_job(job))
@@ -177,84 +176,12 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
         say(line)
     if detail.job.phase not in ENDED:
         workload = str(detail.spec.get("workload", ""))
-        for line in _lacking_lines(coordinator, detail.job.id, workload):
+        for line in lacking_lines(coordinator, detail.job.id, workload):
             say(line)
     for unfit in detail.unfit:
         say(f"  unfit     {name_or_id(unfit.name, unfit.id)}: {unfit.reason}")
     say()
     say_table(*participants_table(detail), empty="no round is open")
-
-
-def _lacking_lines(coordinator: "Coordinator", job_id: str, workload: str) -> list[str]:
-    from hypergpu.errors import HyperGPUError
-
-    try:
-        nodes = coordinator.nodes()
-    except HyperGPUError:  # only operators may list nodes
-        return []
-    version = _wanted_version(coordinator, job_id)
-    return [f"  lacking   {line}" for line in lacking_nodes(nodes, workload, version)]
-
-
-def _wanted_version(coordinator: "Coordinator", job_id: str) -> int | None:
-    """Version of the workload that a job trains, from the beginning of its journal."""
-    for event in coordinator.read_events(job_id).until_newest():
-        if event.kind == "ModelInitialised":
-            found = event.body.get("workload_version", 1)
-            return found if isinstance(found, int) else None
-    return None  # its first model is not made yet
-
-
-def lacking_nodes(
-    nodes: "Sequence[NodeView]", workload: str, version: int | None = None
-) -> list[str]:
-    """A line for each connected node without a workload, or with another version of it, and what
-    installs it.
-    """
-    lines = []
-    for node in nodes:
-        has, name = node.workloads.get(workload), node.name or short_id(node.id)
-        if node.state in _AWAY or (has is not None and has == (version or has)):
-            continue
-        if has is None:
-            lines.append(
-                f"{name} does not offer {workload}. Fix there: {_install_line(workload)}, and allow"
-                " it where its owner limits workloads"
-            )
-        elif has > (version or 0) and has == _version_here(workload):
-            lines.append(
-                f"{name} has {workload} {has}, as is installed here, and the job began with"
-                f" {version}. Fix: hypergpu job continue JOB --rounds N, a new job from its model"
-            )
-        else:
-            fix = "here" if has > (version or 0) else "there"
-            lines.append(
-                f"{name} has {workload} {has}, the job wants {version}."
-                f" Fix {fix}: {_install_line(workload, '-U ')}"
-            )
-    return lines
-
-
-def _version_here(workload: str) -> int:
-    """Version of the workload that is installed on this machine; 0: it is not."""
-    from hypergpu.workloads.workload import UnknownWorkloadError, find
-
-    try:
-        return find(workload).version
-    except UnknownWorkloadError:
-        return 0
-
-
-def _install_line(workload: str, update: str = "") -> str:
-    from hypergpu.workloads.installed import package_of
-    from hypergpu.workloads.workload import UnknownWorkloadError, find
-
-    try:
-        entry = find(workload)
-    except UnknownWorkloadError:
-        return f"install the package that has {workload}"
-    extra = "hypergpu[torch]" if entry.kind == "torch" else "hypergpu"
-    return f"pip install {update}'{package_of(workload) or entry.install or extra}'"
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:

@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.job import jobs_table, lacking_nodes, participants_table
+from hypergpu.cli.job import jobs_table, participants_table
+from hypergpu.cli.lacking import lacking_nodes
 from hypergpu.cli.node import nodes_table
 from hypergpu.client.history import (
     EvaluationPoint,
