@@ -264,7 +264,22 @@ def load_base(
             f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
             " Fix: give the folder of a whole model of this kind"
         )
+    if dtype == FOUR_BIT:
+        use_training_kernels(model)
     return LoadedBase(model, tuple(absent))
+
+
+_INFERENCE_KERNEL = "support_avx512bf16_for_cpu"
+"""Attribute of bitsandbytes' layers: in evaluation mode they pack their weights for a kernel that
+has no gradient, on processors that have it.
+"""
+
+
+def use_training_kernels(model: nn.Module) -> None:
+    """Have layers of four bits compute alike in training and evaluation, on every processor."""
+    for module in model.modules():
+        if hasattr(module, _INFERENCE_KERNEL):
+            setattr(module, _INFERENCE_KERNEL, False)
 
 
 _POOLER = "pooler"

@@ -14,6 +14,7 @@ import transformers
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
 from hypergpu.workloads.entry import Value
+from hypergpu.workloads.finetuning.base_model import use_training_kernels
 from hypergpu.workloads.finetuning.packing import RowSeparation
 from hypergpu.workloads.networks.task import named_tensors
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
@@ -197,6 +198,14 @@ def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
     assert made.load(str(tmp_path)).train.padding == 2
     made.save_reader(tmp_path / "reader")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "reader").pad_token == "</s>"
+
+
+def test_layers_of_four_bits_compute_alike_in_evaluation_and_training() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    layers[0].support_avx512bf16_for_cpu = True  # as bitsandbytes sets it where a processor has it
+    use_training_kernels(layers)
+    assert layers[0].support_avx512bf16_for_cpu is False
+    assert not hasattr(layers[1], "support_avx512bf16_for_cpu")
 
 
 @pytest.mark.parametrize(
