@@ -20,7 +20,7 @@ from transformers import (
     BitsAndBytesConfig,
     PreTrainedConfig,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
 from hypergpu.workloads.finetuning.rows import CONFIG, base_digest
@@ -242,6 +242,7 @@ def load_base(
         DatasetError: It cannot be loaded, or lacks parameters.
     """
     disable_progress_bar()
+    set_verbosity_error()  # What it would report of tensors is checked below.
     storage = _storage(dtype, head)
     try:
         model, found = auto.from_pretrained(
