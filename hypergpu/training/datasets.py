@@ -72,11 +72,11 @@ class HeldOutSplit(NamedTuple):
 
     def train(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """All samples but the held-out ones."""
-        return _chosen(batches, ~self.places)
+        return _select(batches, ~self.places)
 
     def held_out(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The held-out samples."""
-        return _chosen(batches, self.places)
+        return _select(batches, self.places)
 
 
 def _class_numbers(batch: Batch, label: str) -> list[int]:
@@ -88,7 +88,7 @@ def _class_numbers(batch: Batch, label: str) -> list[int]:
     return batch[whole[0]].tolist() if len(whole) == 1 else []
 
 
-def _chosen(batches: Iterable[Batch], is_chosen: NDArray[np.bool_]) -> Iterator[Batch]:
+def _select(batches: Iterable[Batch], is_chosen: NDArray[np.bool_]) -> Iterator[Batch]:
     first = 0
     for batch in batches:
         count = len(next(iter(batch.values())))

@@ -28,7 +28,7 @@ from tests.unit.job_states import (
 )
 
 
-def begun(**rule: Any) -> JobStep:
+def begin_job(**rule: Any) -> JobStep:
     """A job whose first model was just made by this version."""
     spec = replace(SPEC, evaluation=Evaluation(**rule))
     first = events.ModelInitialised(
@@ -42,7 +42,7 @@ def begun(**rule: Any) -> JobStep:
     return transition(new_job(spec), first)
 
 
-def trained(job: Job) -> Job:
+def begin_training(job: Job) -> Job:
     """The job in its first round."""
     joined = (events.NodeJoined(at_ms=at(20), node=node) for node in (ALICE, BOB))
     return after(job, *joined)
@@ -68,10 +68,10 @@ def after_a_round(**rule: Any) -> Job:
 
 
 def test_the_first_model_is_evaluated_whole_while_nodes_train() -> None:
-    step = begun(every=2, samples=7)
+    step = begin_job(every=2, samples=7)
     command = only(step.commands, EvaluateModel)
     assert (command.round, command.samples_most) == (0, 0)
-    job = trained(step.job)
+    job = begin_training(step.job)
     assert job.phase is Phase.TRAINING
     assert only(outstanding(job), EvaluateModel) == command
     judged = after(job, score(0, 0.1))
@@ -88,7 +88,7 @@ def test_evaluations_between_the_first_and_the_last_measure_the_stated_samples()
 
 
 def test_a_target_that_the_first_model_reaches_pauses_the_job() -> None:
-    job = trained(begun(every=1, target=1.0).job)
+    job = begin_training(begin_job(every=1, target=1.0).job)
     step = transition(job, score(0, 41.9, "mae"))
     assert step.job.phase is Phase.PAUSED
     assert step.job.reason.startswith(

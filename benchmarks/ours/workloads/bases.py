@@ -136,7 +136,7 @@ def _try_saved(kind: BaseKind, job: Path, targets: str) -> BaseOutcome:
     model.eval()
     packed_off, is_packed = _packed_off(kind, workload, model, dataset.train, job)
     judged = _measure(workload, model, dataset.test)
-    loaded, merged_off = _merged(kind, workload, model, job)
+    loaded, merged_off = _load_merged(kind, workload, model, job)
     if kind.workload != "hf-causal-lm":
         plain = _plain_judgement(kind, loaded, dataset.test, job)
         plain_off = abs(judged.loss / judged.samples - plain) / max(plain, _LOSS_LEAST)
@@ -183,7 +183,7 @@ def _packed_off(
     return abs(packed.loss - apart.loss) / apart.loss, is_packed
 
 
-def _merged(kind: BaseKind, workload: Any, model: Any, job: Path) -> tuple[Any, float]:
+def _load_merged(kind: BaseKind, workload: Any, model: Any, job: Path) -> tuple[Any, float]:
     """A merged model as transformers loads it, and how far it is from its adapter."""
     before = workload.trial_logits(model)
     folder = job / "merged"

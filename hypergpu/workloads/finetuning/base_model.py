@@ -20,7 +20,7 @@ from transformers import (
     BitsAndBytesConfig,
     PreTrainedConfig,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from hypergpu.workloads.finetuning.row_files import BASE_FOLDER
 from hypergpu.workloads.finetuning.rows import CONFIG, base_digest
@@ -242,6 +242,7 @@ def load_base(
         DatasetError: It cannot be loaded, or lacks parameters.
     """
     disable_progress_bar()
+    set_verbosity_error()  # What it would report of tensors is checked below.
     storage = _storage(dtype, head)
     try:
         model, found = auto.from_pretrained(
@@ -264,7 +265,22 @@ def load_base(
             f"{folder.name} lacks {len(wrong)} of the model's tensors, such as {wrong[0]}."
             " Fix: give the folder of a whole model of this kind"
         )
+    if dtype == FOUR_BIT:
+        use_training_kernels(model)
     return LoadedBase(model, tuple(absent))
+
+
+_INFERENCE_KERNEL = "support_avx512bf16_for_cpu"
+"""Attribute of bitsandbytes' layers: in evaluation mode they pack their weights for a kernel that
+has no gradient, on processors that have it.
+"""
+
+
+def use_training_kernels(model: nn.Module) -> None:
+    """Have layers of four bits compute alike in training and evaluation, on every processor."""
+    for module in model.modules():
+        if hasattr(module, _INFERENCE_KERNEL):
+            setattr(module, _INFERENCE_KERNEL, False)
 
 
 _POOLER = "pooler"

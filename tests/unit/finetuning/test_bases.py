@@ -14,6 +14,7 @@ import transformers
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
 from hypergpu.workloads.entry import Value
+from hypergpu.workloads.finetuning.base_model import use_training_kernels
 from hypergpu.workloads.finetuning.packing import RowSeparation
 from hypergpu.workloads.networks.task import named_tensors
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
@@ -30,7 +31,7 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def saved(kind: BaseKind, job: Path) -> Path:
+def save_job(kind: BaseKind, job: Path) -> Path:
     kind.save(job / "base")
     write_samples(kind, job)
     return job
@@ -71,7 +72,7 @@ def test_an_adapter_of_a_tied_tensor_merges_into_a_tensor_of_its_own(targets: st
 
 
 def test_an_embedding_is_adapted_as_other_layers_are(tmp_path: Path) -> None:
-    made = workload(saved(KINDS["Llama"], tmp_path), targets="q_proj,embed_tokens")
+    made = workload(save_job(KINDS["Llama"], tmp_path), targets="q_proj,embed_tokens")
     drawn = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -86,7 +87,7 @@ def test_an_embedding_is_adapted_as_other_layers_are(tmp_path: Path) -> None:
 
 
 def test_a_base_whose_rows_would_meet_is_not_packed_and_says_so(tmp_path: Path) -> None:
-    made = workload(saved(KINDS["Lfm2"], tmp_path))
+    made = workload(save_job(KINDS["Lfm2"], tmp_path))
     samples = made.load(str(tmp_path)).train
     assert len(samples.labels) == 43
     assert any("Lfm2ForCausalLM rows of one sample would see each other" in n for n in made.notes)
@@ -131,13 +132,13 @@ def test_rows_beyond_a_sliding_window_stay_apart() -> None:
     ids=["encoder", "encoder-decoder", "images"],
 )
 def test_a_base_that_writes_no_text_is_refused(tmp_path: Path, kind: BaseKind, said: str) -> None:
-    saved(kind, tmp_path)
+    save_job(kind, tmp_path)
     with pytest.raises(DatasetError, match=said):
         workload(tmp_path).model()
 
 
 def test_a_kind_that_transformers_lacks_is_named(tmp_path: Path) -> None:
-    base = saved(KINDS["Llama"], tmp_path) / "base" / "config.json"
+    base = save_job(KINDS["Llama"], tmp_path) / "base" / "config.json"
     settings = json.loads(base.read_text())
     base.write_text(json.dumps({**settings, "model_type": "sorcery"}))
     said = f"kind 'sorcery', which transformers {transformers.__version__} does not have. Fix: take"
@@ -146,7 +147,7 @@ def test_a_kind_that_transformers_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_attention_that_a_configuration_asks_for_is_not_fetched(tmp_path: Path) -> None:
-    base = saved(KINDS["Llama"], tmp_path) / "base" / "config.json"
+    base = save_job(KINDS["Llama"], tmp_path) / "base" / "config.json"
     settings = json.loads(base.read_text())
     base.write_text(json.dumps({**settings, "attn_implementation": "nobody/kernel"}))
     assert workload(tmp_path).model().adapted.config._attn_implementation == "sdpa"
@@ -155,7 +156,7 @@ def test_attention_that_a_configuration_asks_for_is_not_fetched(tmp_path: Path) 
 def test_a_token_that_the_base_lacks_is_named_with_its_row(tmp_path: Path) -> None:
     tokenizer = word_tokenizer()
     kind = KINDS["Llama"]
-    saved(kind._replace(settings={**kind.settings, "vocab_size": len(tokenizer)}), tmp_path)
+    save_job(kind._replace(settings={**kind.settings, "vocab_size": len(tokenizer)}), tmp_path)
     tokenizer.add_tokens(["<extra>"])
     tokenizer.save_pretrained(tmp_path / "base")
     (tmp_path / "train.jsonl").write_text('{"text": "w1 w2"}\n{"text": "w1 <extra>"}\n')
@@ -171,7 +172,7 @@ def test_positions_up_to_the_padding_are_no_places_for_text(
     tmp_path: Path, pad: int, most: int
 ) -> None:
     kind = KINDS["Roberta"]
-    saved(kind._replace(settings={**kind.settings, "pad_token_id": pad}), tmp_path)
+    save_job(kind._replace(settings={**kind.settings, "pad_token_id": pad}), tmp_path)
     said = f"takes {most} tokens. Fix: set options.sequence_length = {most}"
     with pytest.raises(DatasetError, match=said):
         workload(tmp_path, "hf-text-classifier", labels="dark,light", sequence_length=128)
@@ -189,7 +190,7 @@ def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
 ) -> None:
     kind = KINDS["GPT2, classifier"]
     settings = {**kind.settings, "pad_token_id": None, "eos_token_id": 2}
-    saved(kind._replace(settings=settings), tmp_path)
+    save_job(kind._replace(settings=settings), tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base")
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "base")
@@ -197,6 +198,14 @@ def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
     assert made.load(str(tmp_path)).train.padding == 2
     made.save_reader(tmp_path / "reader")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "reader").pad_token == "</s>"
+
+
+def test_layers_of_four_bits_compute_alike_in_evaluation_and_training() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    layers[0].support_avx512bf16_for_cpu = True  # as bitsandbytes sets it where a processor has it
+    use_training_kernels(layers)
+    assert layers[0].support_avx512bf16_for_cpu is False
+    assert not hasattr(layers[1], "support_avx512bf16_for_cpu")
 
 
 @pytest.mark.parametrize(
@@ -210,11 +219,11 @@ def test_targets_that_take_no_adapter_are_named_with_those_that_do(
     tmp_path: Path, targets: str, said: str
 ) -> None:
     with pytest.raises(DatasetError, match=said + ".*q_proj"):
-        workload(saved(KINDS["Llama"], tmp_path), targets=targets).model()
+        workload(save_job(KINDS["Llama"], tmp_path), targets=targets).model()
 
 
 def test_rows_without_an_answer_within_the_length_are_counted(tmp_path: Path) -> None:
-    saved(KINDS["Llama"], tmp_path)
+    save_job(KINDS["Llama"], tmp_path)
     long = {"prompt": "w1 " * 90, "completion": " w2"}
     short = {"prompt": "w1", "completion": " w2"}
     lines = [json.dumps(each) for each in [long] * 9 + [short] * 3]

@@ -20,7 +20,7 @@ _ORIENTATION = 274
 """EXIF's number of the tag."""
 
 
-def saved(path: Path, image: Image.Image, **settings: object) -> str:
+def save_image(path: Path, image: Image.Image, **settings: object) -> str:
     image.save(path, **settings)  # type: ignore[arg-type]
     return str(path)
 
@@ -39,17 +39,15 @@ def saved(path: Path, image: Image.Image, **settings: object) -> str:
 def test_grey_of_more_than_eight_bits_is_scaled_by_its_range(
     tmp_path: Path, values: NDArray[Any], suffix: str, grey: int
 ) -> None:
-    path = saved(tmp_path / f"a.{suffix}", Image.fromarray(values))
+    path = save_image(tmp_path / f"a.{suffix}", Image.fromarray(values))
     assert np.unique(decode_image(path, FORM)).tolist() == [grey]
 
 
-@pytest.mark.parametrize(
-    "values", [np.full((8, 8), 1e6), np.full((8, 8), -1), np.full((8, 8), np.nan)]
-)
+@pytest.mark.parametrize("value", [1e6, -1, np.nan])
 def test_values_of_no_known_range_are_refused_by_file_and_mode(
-    tmp_path: Path, values: np.ndarray
+    tmp_path: Path, value: float
 ) -> None:
-    path = saved(tmp_path / "a.tif", Image.fromarray(values.astype(np.float32)))
+    path = save_image(tmp_path / "a.tif", Image.fromarray(np.full((8, 8), value, np.float32)))
     with pytest.raises(DatasetError, match=r"a\.tif has the mode F with values of .* Fix: save it"):
         decode_image(path, FORM)
 
@@ -59,7 +57,7 @@ def test_an_image_stands_as_its_orientation_says(tmp_path: Path) -> None:
     pixels[:, :4] = 255  # white on the left
     exif = Image.Exif()
     exif[_ORIENTATION] = 6  # the camera was turned: its left is the top
-    path = saved(tmp_path / "a.png", Image.fromarray(pixels), exif=exif)
+    path = save_image(tmp_path / "a.png", Image.fromarray(pixels), exif=exif)
     upright = decode_image(path, FORM)[0]
     assert upright[:4].min() == 255
     assert upright[4:].max() == 0
@@ -69,20 +67,20 @@ def test_an_image_stands_as_its_orientation_says(tmp_path: Path) -> None:
 def test_other_modes_become_colours(tmp_path: Path, mode: str) -> None:
     image = Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode)
     suffix = "tif" if mode == "CMYK" else "png"
-    pixels = decode_image(saved(tmp_path / f"a.{suffix}", image), FORM)
+    pixels = decode_image(save_image(tmp_path / f"a.{suffix}", image), FORM)
     assert pixels.shape == (3, 8, 8)
     assert pixels.min() == 255
 
 
 def test_what_is_transparent_lies_on_white(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.png", Image.new("RGBA", (8, 8), (10, 20, 30, 0)))
+    path = save_image(tmp_path / "a.png", Image.new("RGBA", (8, 8), (10, 20, 30, 0)))
     assert decode_image(path, FORM).min() == 255
 
 
 def test_the_middle_part_has_the_shape_of_the_form(tmp_path: Path) -> None:
     pixels = np.zeros((10, 40), np.uint8)
     pixels[:, 10:30] = 200
-    path = saved(tmp_path / "a.png", Image.fromarray(pixels))
+    path = save_image(tmp_path / "a.png", Image.fromarray(pixels))
     found = decode_image(path, ImageForm(4, 8, 1))
     assert found.shape == (1, 4, 8)
     assert found.min() == 200
