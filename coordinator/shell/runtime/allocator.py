@@ -20,12 +20,14 @@ from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.node_fit import operator_reason, unmet_reason
 from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version, later_versions
+from coordinator.shell.runtime.driver import Driver, JobRuntime, catalogue_version
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
+from hypergpu.workloads.entry import trains_version
+from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 log = structlog.get_logger()
 
@@ -262,3 +264,14 @@ def _unmet_reason(runtime: JobRuntime, session: ControlStream) -> str:
 def _is_present(job: Job, node: NodeId) -> bool:
     member = job.members.get(node)
     return member is not None and member.is_present
+
+
+def later_versions(workload: str, version: int) -> frozenset[int]:
+    """Versions of a workload after this one that train its jobs alike, as this machine knows."""
+    try:
+        entry = find(workload)
+    except UnknownWorkloadError:
+        return frozenset()
+    if not trains_version(entry, version):
+        return frozenset()
+    return frozenset(range(version + 1, entry.version + 1))

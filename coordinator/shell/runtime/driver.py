@@ -35,7 +35,6 @@ from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.workloads.entry import trains_version
 from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 _RECENT_ENTRIES = 512
@@ -171,17 +170,6 @@ def catalogue_version(workload: str) -> int:
         return find(workload).version
     except UnknownWorkloadError:
         return 0
-
-
-def later_versions(workload: str, version: int) -> frozenset[int]:
-    """Versions of a workload after this one that train its jobs alike, as this machine knows."""
-    try:
-        entry = find(workload)
-    except UnknownWorkloadError:
-        return frozenset()
-    if not trains_version(entry, version):
-        return frozenset()
-    return frozenset(range(version + 1, entry.version + 1))
 
 
 log = structlog.get_logger()

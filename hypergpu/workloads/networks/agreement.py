@@ -95,7 +95,7 @@ class ModuleUnderTest:
             ProgramError: It fails. The text says where.
         """
         before = _other_generators()
-        with _restored(self.model) as states:
+        with _preserve_tensors(self.model) as states:
             self.model.train()
             loss = torch.zeros(())
             for number in range(steps):
@@ -386,7 +386,7 @@ def _other_generators() -> dict[str, object]:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Iterator[list[AttributeState]]:
+def _preserve_tensors(model: nn.Module) -> Iterator[list[AttributeState]]:
     """Leave tensors, gradients, modes, attributes and random numbers as they were."""
     states = attribute_states(model)
     tensors = [*model.parameters(), *model.buffers()]

@@ -19,7 +19,7 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.workloads.networks.marks import GRAD, GRADIENTS, REQUIRES, RULE, mark
-from hypergpu.workloads.networks.patching import replaced
+from hypergpu.workloads.networks.patching import replace_attribute
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
 _HOOK_FIX = "Fix: compute the gradient from the given one with torch's operators alone"
@@ -95,12 +95,12 @@ class GradientRecorder:
             for function, original in functions.items():
                 if original is not torch.autograd.Function.forward:
                     forward = self._forward_of(function, original)
-                    stack.enter_context(replaced(function, "forward", forward))
-            stack.enter_context(replaced(Tensor, "register_hook", hook_tensor))
-            stack.enter_context(replaced(torch.autograd, "grad", _traced_gradients))
-            stack.enter_context(replaced(Tensor, "requires_grad_", _traced_requirement))
-            stack.enter_context(replaced(BackwardHook, "setup_input_hook", keep_inputs))
-            stack.enter_context(replaced(BackwardHook, "setup_output_hook", hook_outputs))
+                    stack.enter_context(replace_attribute(function, "forward", forward))
+            stack.enter_context(replace_attribute(Tensor, "register_hook", hook_tensor))
+            stack.enter_context(replace_attribute(torch.autograd, "grad", _traced_gradients))
+            stack.enter_context(replace_attribute(Tensor, "requires_grad_", _traced_requirement))
+            stack.enter_context(replace_attribute(BackwardHook, "setup_input_hook", keep_inputs))
+            stack.enter_context(replace_attribute(BackwardHook, "setup_output_hook", hook_outputs))
             yield
 
     def hook_parameters(self, model: nn.Module) -> None:
