@@ -15,6 +15,7 @@ from coordinator.core.allocation import (
     Recall,
     Withdraw,
     plan_allocation,
+    unfit_reason,
 )
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
@@ -117,6 +118,15 @@ def test_a_second_job_gets_its_share_back_from_the_first() -> None:
 def test_a_balanced_allocation_moves_nothing() -> None:
     demands = [demand("one", "a", "b"), demand("two", "c")]
     assert plan_allocation(demands, offers("", one="ab", two="c")) == ()
+
+
+def test_a_node_with_a_later_version_that_trains_alike_is_lent() -> None:
+    (offer,) = offers("a")
+    later = replace(offer, workloads={"digits-softmax": 2})
+    wanted = demand("one")
+    assert "it does not offer" in unfit_reason(wanted, later)
+    alike = replace(wanted, later_versions=frozenset({2}))
+    assert not unfit_reason(alike, later)
 
 
 def test_a_node_without_the_workloads_version_is_not_lent() -> None:
