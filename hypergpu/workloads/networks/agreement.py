@@ -18,7 +18,7 @@ from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.units import several
 from hypergpu.workloads.networks.fixed_draws import fixed_draws
 from hypergpu.workloads.networks.graph_runner import failed_call
-from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
+from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.source_lines import raised_line, short
 from hypergpu.workloads.networks.traceable import (
     AttributeState,
@@ -243,21 +243,23 @@ def _look_again(tested: ModuleUnderTest, workload: ProgramWorkload) -> "Differen
 def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int = 1) -> StepValues:
     """What a program gives of the same batch."""
     twin = workload.model().to(tested.device).train()
-    if not isinstance(twin, ProgramModule):
-        raise TypeError(f"{type(twin).__name__} is no model of a program")
-    loss = torch.zeros(())
-    for number in range(steps):
-        _seed(number)
-        loss = workload.loss(twin, *(each.clone() for each in tested.fields))
-    if not loss.requires_grad:
-        raise RuntimeError("no gradient flows from its loss")
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: each.grad for name, each in twin.named_parameters() if each.grad is not None}
-    state = {name: each.detach().clone() for name, each in twin.state_dict().items()}
-    twin.eval()
-    _seed(steps)
-    with torch.no_grad():
-        evaluation = workload.mean_values(twin, *(each.clone() for each in tested.fields))
+    devices = {tested.device} if tested.device.type == "cuda" else set()
+    with torch.random.fork_rng(devices):
+        loss = torch.zeros(())
+        for number in range(steps):
+            _seed(number)
+            loss = workload.loss(twin, *(each.clone() for each in tested.fields))
+        if not loss.requires_grad:
+            raise RuntimeError("no gradient flows from its loss")
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = {
+            name: each.grad for name, each in twin.named_parameters() if each.grad is not None
+        }
+        state = {name: each.detach().clone() for name, each in twin.state_dict().items()}
+        twin.eval()
+        _seed(steps)
+        with torch.no_grad():
+            evaluation = workload.mean_values(twin, *(each.clone() for each in tested.fields))
     return StepValues(loss.detach(), gradients, state, evaluation)
 
 

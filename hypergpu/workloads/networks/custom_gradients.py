@@ -78,17 +78,27 @@ class GradientRecorder:
         """Record them while a model runs."""
 
         def hook_tensor(tensor: Tensor, hook: Callable[..., Any]) -> RemovableHandle:
+            if not _is_traced():
+                handle: RemovableHandle = _REGISTER_HOOK(tensor, hook)
+                return handle
             if not tensor.requires_grad:
                 raise RuntimeError("a tensor that requires no gradient takes no hook")
             self.hook(tensor, hook)
             return RemovableHandle(OrderedDict())
 
         def hook_outputs(hooks: BackwardHook, result: Any) -> Any:
+            if not _is_traced():
+                return _SETUP_OUTPUT(hooks, result)
             return self._hook_outputs(hooks, result)
 
         def keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:
+            if not _is_traced():
+                return _SETUP_INPUT(hooks, arguments)
             self._arguments[hooks] = _own_inputs(hooks, arguments)
             return self._arguments[hooks]
+
+        def take_gradients(*given: Any, **named: Any) -> tuple[Tensor, ...]:
+            return (_traced_gradients if _is_traced() else _GRAD)(*given, **named)
 
         functions = {each: each.forward for each in _subclasses(torch.autograd.Function)}
         with ExitStack() as stack:
@@ -97,7 +107,7 @@ class GradientRecorder:
                     forward = self._forward_of(function, original)
                     stack.enter_context(replace_attribute(function, "forward", forward))
             stack.enter_context(replace_attribute(Tensor, "register_hook", hook_tensor))
-            stack.enter_context(replace_attribute(torch.autograd, "grad", _traced_gradients))
+            stack.enter_context(replace_attribute(torch.autograd, "grad", take_gradients))
             stack.enter_context(replace_attribute(Tensor, "requires_grad_", _traced_requirement))
             stack.enter_context(replace_attribute(BackwardHook, "setup_input_hook", keep_inputs))
             stack.enter_context(replace_attribute(BackwardHook, "setup_output_hook", hook_outputs))
@@ -164,9 +174,15 @@ class GradientRecorder:
     def _forward_of(self, function: Any, original: Callable[..., Any]) -> Any:
         has_context = function.setup_context is torch.autograd.Function.setup_context
         if function is CheckpointFunction:
-            return staticmethod(_run_checkpointed)
+
+            def checkpoint(*given: Any) -> Any:
+                return _run_checkpointed(*given) if _is_traced() else original(*given)
+
+            return staticmethod(checkpoint)
 
         def forward(*given: Any) -> Any:
+            if not _is_traced():  # another thread's
+                return original(*given)
             real, arguments = (given[0], given[1:]) if has_context else (None, given)
             return self._apply(function, original, real, arguments)
 
@@ -260,6 +276,11 @@ def traced_grad_mode() -> bool:
     return True
 
 
+def _is_traced() -> bool:
+    """Whether this thread is tracing: patches of torch are seen by all."""
+    return _proxy_mode() is not None
+
+
 def _proxy_mode() -> Any:
     from torch._ops import _get_dispatch_mode_pre_dispatch
 
@@ -314,12 +335,17 @@ def _traced_gradients(
 
 def _traced_requirement(tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """As Tensor.requires_grad_, with a mark of it."""
-    if requires_grad and not tensor.requires_grad:
+    if requires_grad and not tensor.requires_grad and _is_traced():
         mark(REQUIRES)(tensor)
     return _REQUIRE(tensor, requires_grad)
 
 
+# As torch has them, for other threads while one traces.
 _REQUIRE = Tensor.requires_grad_
+_GRAD = torch.autograd.grad
+_REGISTER_HOOK: Callable[..., Any] = Tensor.register_hook
+_SETUP_INPUT: Callable[..., Any] = BackwardHook.setup_input_hook
+_SETUP_OUTPUT: Callable[..., Any] = BackwardHook.setup_output_hook
 
 
 def _own_inputs(hooks: BackwardHook, arguments: Any) -> tuple[Any, ...]:

@@ -76,12 +76,14 @@ def check(construct: Construct, folder: Path) -> None:
     write_checked(folder, construct.make(), construct.loss, construct.arrays)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in evaluation
 @pytest.mark.parametrize("name", QUICK)
 def test_a_construct_trains_as_its_module_does(name: str, tmp_path: Path) -> None:
     check(CONSTRUCTS[name], tmp_path)
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # constructs use what torch calls old or slow
 @pytest.mark.parametrize(
     "name", [name for name, each in CONSTRUCTS.items() if not each.is_refused and name not in QUICK]
 )

@@ -108,7 +108,9 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
         batch = {name: torch.from_numpy(each) for name, each in arrays.items()}
         loss, metrics = measured_loss(model.eval(), batch)
     trained = {f"head.{name}": each.numpy() for name, each in model.head.state_dict().items()}
-    save_file(trained, export / "model.safetensors", {WORKLOAD_FIELD: "program"})
+    save_file(
+        trained, export / "model.safetensors", {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"}
+    )
     saved.write(export)
     loader = files("hypergpu.client").joinpath("load.py.txt").read_bytes()
     (export / "load.py").write_bytes(loader)
