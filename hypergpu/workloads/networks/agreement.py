@@ -4,6 +4,7 @@ Both take a training step's gradients and an evaluation from the same weights wi
 What differs is refused before anything is sent: a node would train something else.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -281,8 +282,7 @@ class Difference(NamedTuple):
 
 def _difference(one: StepValues, other: StepValues) -> Difference | None:
     """The first difference of two steps; the first of them is right."""
-    total = float(sum(float(each.double().square().sum()) for each in one.gradients.values()))
-    floor = _LEAST_SHARE * total**0.5
+    floor = _LEAST_SHARE * math.hypot(*(float(each.norm()) for each in one.gradients.values()))
     for what, tensor, mine, theirs, least in _pairs(one, other, floor):
         share = _relative(mine, theirs, least)
         if share > TOLERANCE:
@@ -314,6 +314,8 @@ def _relative(one: Tensor | None, other: Tensor | None, least: float) -> float:
         one, other = torch.zeros_like(present), present
     if one.shape != other.shape:
         return float("inf")
+    if one.dtype == other.dtype and torch.equal(one, other):
+        return 0.0
     mine, theirs = _plain(one).double(), _plain(other).double()
     gap = (mine - theirs)[mine != theirs]
     length = float(gap.norm()) if gap.numel() else 0.0

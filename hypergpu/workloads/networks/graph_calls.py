@@ -20,6 +20,7 @@ _INSTEAD = {
     "aten.new_empty.default": "aten.new_zeros.default",
     # A tensor of one number does as a number does, where it is no size.
     "aten.item.default": "aten.detach.default",
+    "aten._local_scalar_dense.default": "aten.detach.default",
     GRAD: GRADIENT,
     REQUIRES: REQUIRES_GRAD,
     CTC: "aten.ctc_loss.Tensor",
