@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from hypergpu.cli.lacking_nodes import lacking_lines
 from hypergpu.terminal.commands import (
     Address,
     AsJson,
@@ -168,7 +167,6 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
 @on_coordinator
 def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
-    from hypergpu.cli.lacking import lacking_lines
     from hypergpu.client import ENDED
 
     detail = coordinator.job(coordinator.find_job(job))

@@ -24,7 +24,7 @@ def _power(base: Number, exponent: Number) -> Number:
     return power
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Number]:
+def _number_function(function: Callable[..., Any]) -> Callable[..., Number]:
     """A function that takes and gives bounded numbers alone."""
 
     def compute(*values: Number) -> Number:
@@ -64,22 +64,22 @@ def check_parts(count: int) -> None:
 NUMBER_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "operator.getitem": _part,
-        "operator.add": _bounded(operator.add),
-        "operator.sub": _bounded(operator.sub),
-        "operator.mul": _bounded(operator.mul),
-        "operator.truediv": _bounded(operator.truediv),
-        "operator.floordiv": _bounded(operator.floordiv),
-        "operator.mod": _bounded(operator.mod),
-        "operator.neg": _bounded(operator.neg),
-        "operator.pow": _bounded(_power),
-        "number.float": _bounded(float),
-        "number.sqrt": _bounded(math.sqrt),
-        "number.log": _bounded(math.log),
-        "number.floor": _bounded(math.floor),
-        "number.ceil": _bounded(math.ceil),
-        "number.trunc": _bounded(math.trunc),
-        "number.max": _bounded(max),
-        "number.min": _bounded(min),
+        "operator.add": _number_function(operator.add),
+        "operator.sub": _number_function(operator.sub),
+        "operator.mul": _number_function(operator.mul),
+        "operator.truediv": _number_function(operator.truediv),
+        "operator.floordiv": _number_function(operator.floordiv),
+        "operator.mod": _number_function(operator.mod),
+        "operator.neg": _number_function(operator.neg),
+        "operator.pow": _number_function(_power),
+        "number.float": _number_function(float),
+        "number.sqrt": _number_function(math.sqrt),
+        "number.log": _number_function(math.log),
+        "number.floor": _number_function(math.floor),
+        "number.ceil": _number_function(math.ceil),
+        "number.trunc": _number_function(math.trunc),
+        "number.max": _number_function(max),
+        "number.min": _number_function(min),
     }
 )
 """By their names as operators of a program."""

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.allocation import Lend, Recall, Withdraw, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
+from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
@@ -111,6 +111,15 @@ def test_a_second_job_gets_its_share_back_from_the_first() -> None:
 def test_a_balanced_allocation_moves_nothing() -> None:
     demands = [demand("one", "a", "b"), demand("two", "c")]
     assert plan_allocation(demands, offers("", one="ab", two="c")) == ()
+
+
+def test_a_node_with_a_later_version_that_trains_alike_is_lent() -> None:
+    (offer,) = offers("a")
+    later = replace(offer, workloads={"digits-softmax": 2})
+    wanted = demand("one")
+    assert "it does not offer" in unfit_reason(wanted, later)
+    alike = replace(wanted, later_versions=frozenset({2}))
+    assert not unfit_reason(alike, later)
 
 
 def test_a_node_without_the_workloads_version_is_not_lent() -> None:

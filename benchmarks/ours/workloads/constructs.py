@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from benchmarks.ours.workloads import construct_modules as modules
+from benchmarks.ours.workloads import construct_gradients as gradients
+from benchmarks.ours.workloads import construct_layers as layers
+from benchmarks.ours.workloads import construct_losses as losses
+from benchmarks.ours.workloads import construct_states as states
 
 Arrays = Mapping[str, NDArray[Any]]
 Batch = Mapping[str, Tensor]
@@ -96,7 +99,7 @@ def _two_layers(outputs: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, outputs))
 
 
-def _parametrized(name: str, function: Callable[..., Any], width: int = 12) -> Construct:
+def _parametrization(name: str, function: Callable[..., Any], width: int = 12) -> Construct:
     def make() -> nn.Module:
         model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 3))
         with warnings.catch_warnings():
@@ -120,124 +123,122 @@ def _activations() -> list[Construct]:
 
 def _own_gradients() -> list[Construct]:
     return [
-        _between("straight-through estimator", modules.StraightThrough.apply),
+        _between("straight-through estimator", gradients.StraightThrough.apply),
         _between("straight-through by detach", lambda h: h + (h.round() - h).detach()),
-        _between("gradient reversal", modules.Reversal.apply),
-        _between("gradient scaling by a context", lambda h: modules.Scaling.apply(h, 0.3)),
-        _between("own exponential of saved results", modules.Exponential.apply),
-        _between("own function by setup_context", modules.Cube.apply),
-        _between("own function of two tensors", lambda h: modules.Product.apply(h, h.sin())),
-        _between("own function of two results", lambda h: sum(modules.Parts.apply(h))),
-        _between("own clipped gradient", modules.ClippedGradient.apply),
-        _between("own function with no_grad in it", modules.Guarded.apply),
-        _between("own function of a class that inherits", modules.HalfReversal.apply),
-        _between("hook of a tensor", modules.doubled_by_hook),
-        _between("hook before other uses", modules.hooked_before_uses),
-        _between("two hooks of a tensor", modules.two_hooks),
-        _between("hook that clamps", modules.clamped_by_hook),
-        _between("hook that prints nothing and returns nothing", modules.watched),
-        _module("hook of a parameter", modules.parameter_hook),
-        _module("backward hook of a module", modules.module_hook),
-        _module("backward pre-hook of a module", modules.module_pre_hook),
-        _module("hook of a node of the graph", modules.GraphNodeHook, is_refused=True),
-        _module("backward with Python's numbers", modules.NumberBackward, is_refused=True),
+        _between("gradient reversal", gradients.Reversal.apply),
+        _between("gradient scaling by a context", lambda h: gradients.Scaling.apply(h, 0.3)),
+        _between("own exponential of saved results", gradients.Exponential.apply),
+        _between("own function by setup_context", gradients.Cube.apply),
+        _between("own function of two tensors", lambda h: gradients.Product.apply(h, h.sin())),
+        _between("own function of two results", lambda h: sum(gradients.Parts.apply(h))),
+        _between("own clipped gradient", gradients.ClippedGradient.apply),
+        _between("own function with no_grad in it", gradients.Guarded.apply),
+        _between("own function of a class that inherits", gradients.HalfReversal.apply),
+        _between("hook of a tensor", gradients.doubled_by_hook),
+        _between("hook before other uses", gradients.hooked_before_uses),
+        _between("two hooks of a tensor", gradients.two_hooks),
+        _between("hook that clamps", gradients.clamped_by_hook),
+        _between("hook that prints nothing and returns nothing", gradients.observing_hook),
+        _module("hook of a parameter", gradients.parameter_hook),
+        _module("backward hook of a module", gradients.module_hook),
+        _module("backward pre-hook of a module", gradients.module_pre_hook),
+        _module("hook of a node of the graph", gradients.GraphNodeHook, is_refused=True),
+        _module("backward with Python's numbers", gradients.NumberBackward, is_refused=True),
     ]
 
 
 def _buffers() -> list[Construct]:
     dtypes = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int16, torch.uint8]
     found = [
-        _module(f"counter of {each}".replace("torch.", ""), partial(modules.Counting, each))
+        _module(f"counter of {each}".replace("torch.", ""), partial(states.Counting, each))
         for each in [*dtypes, torch.int8, torch.bool]
     ]
     return [
         *found,
-        _module("assigned buffer", modules.AssignedBuffer),
-        _module("statistics in float64", modules.DoubleStatistics),
-        _module("buffer that is not kept", modules.PassingBuffer),
-        _module("complex table", modules.ComplexTable),
-        _module("frozen copy that follows by momentum", modules.MomentumCopy),
-        _module("weights that the forward pass bounds", modules.BoundedWeights),
-        _module("number that the forward pass counts", modules.StepNumber, is_refused=True),
-        _module("state in an attribute", modules.HiddenState, is_refused=True),
-        _module("tensor attribute that is changed", modules.ChangedTable, is_refused=True),
+        _module("assigned buffer", states.AssignedBuffer),
+        _module("statistics in float64", states.DoubleStatistics),
+        _module("buffer that is not kept", states.PassingBuffer),
+        _module("complex table", states.ComplexTable),
+        _module("frozen copy that follows by momentum", states.MomentumCopy),
+        _module("weights that the forward pass bounds", states.BoundedWeights),
+        _module("number that the forward pass counts", states.StepNumber, is_refused=True),
+        _module("state in an attribute", states.HiddenState, is_refused=True),
+        _module("tensor attribute that is changed", states.ChangedTable, is_refused=True),
     ]
 
 
-def _shared() -> list[Construct]:
+def _ties() -> list[Construct]:
     return [
-        _module("weights tied by object", partial(modules.TiedTokens, "object"), TOKENS),
-        _module("weights tied by memory", partial(modules.TiedTokens, "memory"), TOKENS),
-        _module("weights tied transposed", partial(modules.TiedTokens, "transposed"), TOKENS),
-        _module("weight that is a part of another", modules.SlicedWeight, is_refused=True),
-        _module("frozen layer", modules.FrozenLayer),
-        _module("requires_grad changed in forward", modules.ToggledLayer),
-        _module("complex parameters", modules.ComplexWeights),
-        _module("parameter made in forward", modules.LateParameter, is_refused=True),
+        _module("weights tied by object", partial(states.TiedTokens, "object"), TOKENS),
+        _module("weights tied by memory", partial(states.TiedTokens, "memory"), TOKENS),
+        _module("weights tied transposed", partial(states.TiedTokens, "transposed"), TOKENS),
+        _module("weight that is a part of another", states.SlicedWeight, is_refused=True),
+        _module("frozen layer", states.FrozenLayer),
+        _module("requires_grad changed in forward", states.ToggledLayer),
+        _module("complex parameters", states.ComplexWeights),
+        _module("parameter made in forward", states.LateParameter, is_refused=True),
     ]
 
 
 def _layers() -> list[Construct]:
     attention = partial(nn.TransformerEncoderLayer, 8, 2, 16, batch_first=True)
     return [
-        _module("convolutions and BatchNorm", modules.Convolutions, IMAGES),
-        _module("grouped, dilated, transposed convolutions", modules.OddConvolutions, IMAGES),
-        _module("GroupNorm, InstanceNorm, LayerNorm", modules.Norms, IMAGES),
+        _module("convolutions and BatchNorm", layers.PlainConvolutions, IMAGES),
+        _module("grouped, dilated, transposed convolutions", layers.OddConvolutions, IMAGES),
+        _module("GroupNorm, InstanceNorm, LayerNorm", layers.Norms, IMAGES),
         _module("RMSNorm", lambda: nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 3))),
-        _module("U-Net with bilinear upsampling", modules.SmallUNet, IMAGES),
-        _module("max pooling with indices", modules.PooledIndices, IMAGES),
-        _module("unfold and fold", modules.Patches, IMAGES),
-        _module("grid_sample", modules.Warp, IMAGES),
-        _module("LSTM", partial(modules.Recurrent, nn.LSTM), SERIES, loss=masked_loss),
-        _module("GRU, both ways", partial(modules.Recurrent, nn.GRU), SERIES, loss=masked_loss),
-        _module("LSTMCell in a loop", modules.CellLoop, SERIES, loss=masked_loss),
-        _module("attention with a padding mask", modules.MaskedAttention, SERIES, loss=masked_loss),
-        _module(
-            "TransformerEncoder", partial(modules.Encoder, attention), SERIES, loss=masked_loss
-        ),
-        _module("Transformer with both halves", modules.BothHalves, SERIES, loss=masked_loss),
-        _module("mask of the least float", modules.LeastFloatMask, SERIES, loss=masked_loss),
-        _module("rotary positions by complex numbers", modules.Rotary, SERIES, loss=masked_loss),
-        _module("graph network by scatter", modules.Scatter, SERIES, loss=masked_loss),
-        _module("mixture of experts by topk", modules.Experts),
-        _module("EmbeddingBag, sum", partial(modules.Bags, "sum"), TOKENS),
-        _module("EmbeddingBag, mean, with offsets", partial(modules.Bags, "mean"), TOKENS),
-        _module("EmbeddingBag, max", partial(modules.Bags, "max"), TOKENS),
-        _module("Embedding with max_norm", partial(modules.Table, max_norm=0.5), TOKENS),
-        _module("Embedding with sparse gradients", partial(modules.Table, sparse=True), TOKENS),
-        _module("fake quantisation", modules.FakeQuantised),
-        _module("lazy layer, called once", modules.lazy_layer),
-        _module("outputs in a dictionary", modules.NamedOutputs, loss=modules.named_output_loss),
-        _module("inputs changed in place", modules.InPlaceInputs),
-        _module("bilinear layer", modules.BilinearLayer),
+        _module("U-Net with bilinear upsampling", layers.SmallUNet, IMAGES),
+        _module("max pooling with indices", layers.PooledIndices, IMAGES),
+        _module("unfold and fold", layers.Patches, IMAGES),
+        _module("grid_sample", layers.Warp, IMAGES),
+        _module("LSTM", partial(layers.Recurrent, nn.LSTM), SERIES, loss=masked_loss),
+        _module("GRU, both ways", partial(layers.Recurrent, nn.GRU), SERIES, loss=masked_loss),
+        _module("LSTMCell in a loop", layers.CellLoop, SERIES, loss=masked_loss),
+        _module("attention with a padding mask", layers.MaskedAttention, SERIES, loss=masked_loss),
+        _module("TransformerEncoder", partial(layers.Encoder, attention), SERIES, loss=masked_loss),
+        _module("Transformer with both halves", layers.BothHalves, SERIES, loss=masked_loss),
+        _module("mask of the least float", layers.LeastFloatMask, SERIES, loss=masked_loss),
+        _module("rotary positions by complex numbers", layers.Rotary, SERIES, loss=masked_loss),
+        _module("graph network by scatter", layers.Scatter, SERIES, loss=masked_loss),
+        _module("mixture of experts by topk", layers.Experts),
+        _module("EmbeddingBag, sum", partial(layers.Bags, "sum"), TOKENS),
+        _module("EmbeddingBag, mean, with offsets", partial(layers.Bags, "mean"), TOKENS),
+        _module("EmbeddingBag, max", partial(layers.Bags, "max"), TOKENS),
+        _module("Embedding with max_norm", partial(layers.Table, max_norm=0.5), TOKENS),
+        _module("Embedding with sparse gradients", partial(layers.Table, sparse=True), TOKENS),
+        _module("fake quantisation", layers.FakeQuantised),
+        _module("lazy layer, called once", layers.lazy_layer),
+        _module("outputs in a dictionary", layers.NamedOutputs, loss=layers.named_output_loss),
+        _module("inputs changed in place", layers.InPlaceInputs),
+        _module("bilinear layer", layers.BilinearLayer),
     ]
 
 
 def _parametrizations() -> list[Construct]:
     orthogonal = parametrizations.orthogonal
     return [
-        _parametrized("weight_norm", parametrizations.weight_norm),
-        _parametrized("spectral_norm", parametrizations.spectral_norm),
-        _parametrized("orthogonal", orthogonal),
-        _parametrized("orthogonal, square", orthogonal, 8),
-        _parametrized("orthogonal by cayley", partial(orthogonal, orthogonal_map="cayley"), 8),
-        _parametrized("weight_norm as before", nn.utils.weight_norm),
-        _parametrized("spectral_norm as before", nn.utils.spectral_norm),
-        _parametrized("own parametrization", modules.symmetric),
+        _parametrization("weight_norm", parametrizations.weight_norm),
+        _parametrization("spectral_norm", parametrizations.spectral_norm),
+        _parametrization("orthogonal", orthogonal),
+        _parametrization("orthogonal, square", orthogonal, 8),
+        _parametrization("orthogonal by cayley", partial(orthogonal, orthogonal_map="cayley"), 8),
+        _parametrization("weight_norm as before", nn.utils.weight_norm),
+        _parametrization("spectral_norm as before", nn.utils.spectral_norm),
+        _parametrization("own parametrization", layers.symmetric),
     ]
 
 
 def _checkpoints() -> list[Construct]:
     return [
-        _module("checkpoint", partial(modules.Checkpointed, reentrant=False)),
-        _module("reentrant checkpoint", partial(modules.Checkpointed, reentrant=True)),
-        _module("reentrant checkpoint of the input", modules.CheckpointedInput),
-        _between("no_grad in the middle", modules.without_gradient),
-        _between("set_grad_enabled and enable_grad", modules.toggled_gradient),
+        _module("checkpoint", partial(losses.Checkpointed, reentrant=False)),
+        _module("reentrant checkpoint", partial(losses.Checkpointed, reentrant=True)),
+        _module("reentrant checkpoint of the input", losses.CheckpointedInput),
+        _between("no_grad in the middle", losses.without_gradient),
+        _between("set_grad_enabled and enable_grad", losses.toggled_gradient),
         _between("detach", lambda h: h * h.detach().abs()),
-        _between("gradient penalty", modules.gradient_penalty),
-        Construct("gradient penalty of inputs", _two_layers, modules.penalised_loss, ROWS),
-        Construct("physics-informed loss", _two_layers, modules.physics_loss, ROWS),
+        _between("gradient penalty", losses.gradient_penalty),
+        Construct("gradient penalty of inputs", _two_layers, losses.penalised_loss, ROWS),
+        Construct("physics-informed loss", _two_layers, losses.physics_loss, ROWS),
     ]
 
 
@@ -250,7 +251,7 @@ def _operators() -> list[Construct]:
         ),
         _between("boolean indexing", lambda h: h + h[h > 0].mean()),
         _between("rows by a mask", lambda h: h + h[h[:, 0] > 0].sum(0)),
-        _between("assignment by a mask", modules.assigned_by_mask),
+        _between("assignment by a mask", losses.assigned_by_mask),
         _between("nonzero", lambda h: h + h[torch.nonzero(h[:, 0] > 0)[:, 0]].sum(0)),
         _between("where with one argument", lambda h: h + h[torch.where(h > 0)].sum()),
         _between("masked_select", lambda h: h + torch.masked_select(h, h > 0).mean()),
@@ -258,24 +259,24 @@ def _operators() -> list[Construct]:
         _between("FFT", lambda h: torch.fft.irfft(torch.fft.rfft(h) * 2, n=12)),
         _between("complex numbers", lambda h: torch.complex(h, h.sin()).abs()),
         _between("gumbel_softmax", lambda h: F.gumbel_softmax(h, hard=True)),
-        _between("dropout of all kinds", modules.all_dropouts),
+        _between("dropout of all kinds", losses.all_dropouts),
         _between("Normal.rsample", lambda h: torch.distributions.Normal(h, 1.0).rsample()),
         _between(
             "Gamma.rsample", lambda h: torch.distributions.Gamma(F.softplus(h), 1.0).rsample()
         ),
-        _between("Categorical.sample", modules.sampled_class),
-        _between("own generator", modules.own_generator),
-        _between("numpy's generator", modules.numpy_noise, refused=True),
-        _between("vmap", torch.vmap(torch.sin), refused=True),
+        _between("Categorical.sample", losses.sampled_class),
+        _between("own generator", losses.own_generator),
+        _between("numpy's generator", losses.numpy_noise, refused=True),
+        _between("vmap", losses.mapped, refused=True),
         _between("item", lambda h: h * h.mean().item()),
         _between("Python if", lambda h: h if h.sum() > 0 else -h, refused=True),
         _between("loop over samples", lambda h: torch.stack([*h]), refused=True),
         _between("fixed batch", lambda h: h.reshape(-1, 12) + h[:4].mean(), refused=True),
         _between("root of the batch size", lambda h: h / h.shape[0] ** 0.5),
         _between("cumulative and sorted", lambda h: h.sort(1)[0].cumsum(1)),
-        _between("determinant and inverse", modules.determinant),
+        _between("determinant and inverse", losses.determinant),
         _between("cdist", lambda h: torch.cdist(h, h[:, :1].expand(-1, 12) + 5)[:, :1] + h),
-        _between("STFT", modules.spectrum),
+        _between("STFT", losses.spectrum),
         _between("numpy in forward", lambda h: h * float(np.ones(1)[0])),
         _between(
             "tensor to numpy", lambda h: h * torch.from_numpy(h.detach().numpy()), refused=True
@@ -285,23 +286,23 @@ def _operators() -> list[Construct]:
 
 def _losses() -> list[Construct]:
     return [
-        _of_loss("class weights", modules.weighted_loss),
+        _of_loss("class weights", losses.weighted_loss),
         _of_loss("ignore_index", lambda o, y: F.cross_entropy(o, y.masked_fill(y == 2, -100))),
         _of_loss("label smoothing", partial(F.cross_entropy, label_smoothing=0.1)),
-        _of_loss("focal loss", modules.focal_loss),
-        _of_loss("KL divergence", modules.divergence),
-        _of_loss("contrastive loss", modules.contrastive_loss, 6),
-        _of_loss("triplet loss", modules.triplet_loss, 6),
-        _of_loss("binary with logits", modules.binary_loss),
-        _of_loss("Huber and smooth L1", modules.robust_loss),
-        _of_loss("CTC", modules.ctc, 20),
-        _of_loss("Gaussian likelihood", modules.gaussian_loss, 4),
+        _of_loss("focal loss", losses.focal_loss),
+        _of_loss("KL divergence", losses.divergence),
+        _of_loss("contrastive loss", losses.contrastive_loss, 6),
+        _of_loss("triplet loss", losses.triplet_loss, 6),
+        _of_loss("binary with logits", losses.binary_loss),
+        _of_loss("Huber and smooth L1", losses.robust_loss),
+        _of_loss("CTC", losses.ctc, 20),
+        _of_loss("Gaussian likelihood", losses.gaussian_loss, 4),
         Construct("F1 of counts", _two_layers, measured_loss, ROWS),
-        Construct("variational autoencoder", modules.Variational, modules.variational_loss, ROWS),
-        Construct("diffusion step", modules.Denoiser, modules.diffusion_loss, ROWS),
-        Construct("two losses of a GAN", modules.Adversaries, modules.adversarial_loss, ROWS),
-        Construct("loss over a masked selection", _two_layers, modules.selected_loss, ROWS),
-        Construct("norm of the parameters", _two_layers, modules.decayed_loss, ROWS),
+        Construct("variational autoencoder", losses.Variational, losses.variational_loss, ROWS),
+        Construct("diffusion step", losses.Denoiser, losses.diffusion_loss, ROWS),
+        Construct("two losses of a GAN", losses.Adversaries, losses.adversarial_loss, ROWS),
+        Construct("loss over a masked selection", _two_layers, losses.selected_loss, ROWS),
+        Construct("norm of the parameters", _two_layers, losses.decayed_loss, ROWS),
     ]
 
 
@@ -311,7 +312,7 @@ def constructs() -> list[Construct]:
         _activations,
         _own_gradients,
         _buffers,
-        _shared,
+        _ties,
         _layers,
         _parametrizations,
         _checkpoints,

@@ -4,6 +4,7 @@ Both take a training step's gradients and an evaluation from the same weights wi
 What differs is refused before anything is sent: a node would train something else.
 """
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.units import several
 from hypergpu.workloads.networks.fixed_draws import fixed_draws
 from hypergpu.workloads.networks.graph_runner import failed_call
-from hypergpu.workloads.networks.program import ProgramModule, ProgramWorkload
+from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.source_lines import raised_line, short
 from hypergpu.workloads.networks.traceable import (
     AttributeState,
@@ -95,7 +96,7 @@ class ModuleUnderTest:
             ProgramError: It fails. The text says where.
         """
         before = _other_generators()
-        with _restored(self.model) as states:
+        with _preserve_tensors(self.model) as states:
             self.model.train()
             loss = torch.zeros(())
             for number in range(steps):
@@ -243,21 +244,23 @@ def _look_again(tested: ModuleUnderTest, workload: ProgramWorkload) -> "Differen
 def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int = 1) -> StepValues:
     """What a program gives of the same batch."""
     twin = workload.model().to(tested.device).train()
-    if not isinstance(twin, ProgramModule):
-        raise TypeError(f"{type(twin).__name__} is no model of a program")
-    loss = torch.zeros(())
-    for number in range(steps):
-        _seed(number)
-        loss = workload.loss(twin, *(each.clone() for each in tested.fields))
-    if not loss.requires_grad:
-        raise RuntimeError("no gradient flows from its loss")
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: each.grad for name, each in twin.named_parameters() if each.grad is not None}
-    state = {name: each.detach().clone() for name, each in twin.state_dict().items()}
-    twin.eval()
-    _seed(steps)
-    with torch.no_grad():
-        evaluation = workload.mean_values(twin, *(each.clone() for each in tested.fields))
+    devices = {tested.device} if tested.device.type == "cuda" else set()
+    with torch.random.fork_rng(devices):
+        loss = torch.zeros(())
+        for number in range(steps):
+            _seed(number)
+            loss = workload.loss(twin, *(each.clone() for each in tested.fields))
+        if not loss.requires_grad:
+            raise RuntimeError("no gradient flows from its loss")
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = {
+            name: each.grad for name, each in twin.named_parameters() if each.grad is not None
+        }
+        state = {name: each.detach().clone() for name, each in twin.state_dict().items()}
+        twin.eval()
+        _seed(steps)
+        with torch.no_grad():
+            evaluation = workload.mean_values(twin, *(each.clone() for each in tested.fields))
     return StepValues(loss.detach(), gradients, state, evaluation)
 
 
@@ -279,8 +282,7 @@ class Difference(NamedTuple):
 
 def _difference(one: StepValues, other: StepValues) -> Difference | None:
     """The first difference of two steps; the first of them is right."""
-    total = float(sum(float(each.double().square().sum()) for each in one.gradients.values()))
-    floor = _LEAST_SHARE * total**0.5
+    floor = _LEAST_SHARE * math.hypot(*(float(each.norm()) for each in one.gradients.values()))
     for what, tensor, mine, theirs, least in _pairs(one, other, floor):
         share = _relative(mine, theirs, least)
         if share > TOLERANCE:
@@ -312,6 +314,8 @@ def _relative(one: Tensor | None, other: Tensor | None, least: float) -> float:
         one, other = torch.zeros_like(present), present
     if one.shape != other.shape:
         return float("inf")
+    if one.dtype == other.dtype and torch.equal(one, other):
+        return 0.0
     mine, theirs = _plain(one).double(), _plain(other).double()
     gap = (mine - theirs)[mine != theirs]
     length = float(gap.norm()) if gap.numel() else 0.0
@@ -386,7 +390,7 @@ def _other_generators() -> dict[str, object]:
 
 
 @contextmanager
-def _restored(model: nn.Module) -> Iterator[list[AttributeState]]:
+def _preserve_tensors(model: nn.Module) -> Iterator[list[AttributeState]]:
     """Leave tensors, gradients, modes, attributes and random numbers as they were."""
     states = attribute_states(model)
     tensors = [*model.parameters(), *model.buffers()]

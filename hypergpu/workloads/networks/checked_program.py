@@ -60,7 +60,7 @@ def write_checked_program(
     at_once = min(_EVALUATED_MOST, batch_size)
     traced = traced._replace(program=replace(traced.program, evaluation_batch=at_once))
     traced.write(folder)
-    check_agreement(tested, seen, traced, _loaded(folder, label, traced))
+    check_agreement(tested, seen, traced, _load_program(folder, label, traced))
     return traced
 
 
@@ -93,7 +93,7 @@ def _first_batch(files: JobFiles, count: int) -> list[Tensor]:
     return [torch.from_numpy(np.array(each)) for each in samples.batch(indices)]
 
 
-def _loaded(folder: Path, label: str, traced: TracedProgram) -> ProgramWorkload:
+def _load_program(folder: Path, label: str, traced: TracedProgram) -> ProgramWorkload:
     """The program as nodes will have it, so that what they would refuse is told here."""
     try:
         return ProgramWorkload(folder, label)

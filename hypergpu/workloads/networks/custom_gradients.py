@@ -19,7 +19,7 @@ from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.workloads.networks.marks import GRAD, GRADIENTS, REQUIRES, RULE, mark
-from hypergpu.workloads.networks.patching import replaced
+from hypergpu.workloads.networks.patching import replace_attribute
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
 _HOOK_FIX = "Fix: compute the gradient from the given one with torch's operators alone"
@@ -76,32 +76,32 @@ class GradientRecorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record them while a model runs."""
-
-        def hook_tensor(tensor: Tensor, hook: Callable[..., Any]) -> RemovableHandle:
-            if not tensor.requires_grad:
-                raise RuntimeError("a tensor that requires no gradient takes no hook")
-            self.hook(tensor, hook)
-            return RemovableHandle(OrderedDict())
-
-        def hook_outputs(hooks: BackwardHook, result: Any) -> Any:
-            return self._hook_outputs(hooks, result)
-
-        def keep_inputs(hooks: BackwardHook, arguments: Any) -> Any:
-            self._arguments[hooks] = _own_inputs(hooks, arguments)
-            return self._arguments[hooks]
-
-        functions = {each: each.forward for each in _subclasses(torch.autograd.Function)}
+        patches: list[tuple[Any, str, Any]] = [
+            (Tensor, "register_hook", _when_traced(self._hook_tensor, _REGISTER_HOOK)),
+            (Tensor, "requires_grad_", _when_traced(_traced_requirement, _REQUIRE)),
+            (torch.autograd, "grad", _when_traced(_traced_gradients, _GRAD)),
+            (BackwardHook, "setup_input_hook", _when_traced(self._keep_inputs, _SETUP_INPUT)),
+            (BackwardHook, "setup_output_hook", _when_traced(self._hook_outputs, _SETUP_OUTPUT)),
+        ]
+        patches += [
+            (each, "forward", self._forward_of(each, each.forward))
+            for each in _subclasses(torch.autograd.Function)
+            if each.forward is not torch.autograd.Function.forward
+        ]
         with ExitStack() as stack:
-            for function, original in functions.items():
-                if original is not torch.autograd.Function.forward:
-                    forward = self._forward_of(function, original)
-                    stack.enter_context(replaced(function, "forward", forward))
-            stack.enter_context(replaced(Tensor, "register_hook", hook_tensor))
-            stack.enter_context(replaced(torch.autograd, "grad", _traced_gradients))
-            stack.enter_context(replaced(Tensor, "requires_grad_", _traced_requirement))
-            stack.enter_context(replaced(BackwardHook, "setup_input_hook", keep_inputs))
-            stack.enter_context(replaced(BackwardHook, "setup_output_hook", hook_outputs))
+            for patch in patches:
+                stack.enter_context(replace_attribute(*patch))
             yield
+
+    def _hook_tensor(self, tensor: Tensor, hook: Callable[..., Any]) -> RemovableHandle:
+        if not tensor.requires_grad:
+            raise RuntimeError("a tensor that requires no gradient takes no hook")
+        self.hook(tensor, hook)
+        return RemovableHandle(OrderedDict())
+
+    def _keep_inputs(self, hooks: BackwardHook, arguments: Any) -> Any:
+        self._arguments[hooks] = _own_inputs(hooks, arguments)
+        return self._arguments[hooks]
 
     def hook_parameters(self, model: nn.Module) -> None:
         """Record the hooks that parameters had before."""
@@ -162,15 +162,15 @@ class GradientRecorder:
         self.hooked += self._record(about._replace(is_hook=True), inputs, inputs, compute_inputs)
 
     def _forward_of(self, function: Any, original: Callable[..., Any]) -> Any:
-        has_context = function.setup_context is torch.autograd.Function.setup_context
         if function is CheckpointFunction:
-            return staticmethod(_run_checkpointed)
+            return staticmethod(_when_traced(_run_checkpointed, original))
+        has_context = function.setup_context is torch.autograd.Function.setup_context
 
         def forward(*given: Any) -> Any:
             real, arguments = (given[0], given[1:]) if has_context else (None, given)
             return self._apply(function, original, real, arguments)
 
-        return staticmethod(forward)
+        return staticmethod(_when_traced(forward, original))
 
     def _apply(self, function: Any, original: Any, real: Any, arguments: Sequence[Any]) -> Any:
         """Run a function's forward pass and, where gradients flow, its backward pass."""
@@ -260,6 +260,15 @@ def traced_grad_mode() -> bool:
     return True
 
 
+def _when_traced(own: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """The one function where this thread is tracing, else the other: all threads see patches."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        return (own if _proxy_mode() is not None else otherwise)(*given, **named)
+
+    return call
+
+
 def _proxy_mode() -> Any:
     from torch._ops import _get_dispatch_mode_pre_dispatch
 
@@ -319,7 +328,12 @@ def _traced_requirement(tensor: Tensor, requires_grad: bool = True) -> Tensor:
     return _REQUIRE(tensor, requires_grad)
 
 
+# As torch has them, for other threads while one traces.
 _REQUIRE = Tensor.requires_grad_
+_GRAD = torch.autograd.grad
+_REGISTER_HOOK: Callable[..., Any] = Tensor.register_hook
+_SETUP_INPUT: Callable[..., Any] = BackwardHook.setup_input_hook
+_SETUP_OUTPUT: Callable[..., Any] = BackwardHook.setup_output_hook
 
 
 def _own_inputs(hooks: BackwardHook, arguments: Any) -> tuple[Any, ...]:

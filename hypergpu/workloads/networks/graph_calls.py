@@ -20,6 +20,7 @@ _INSTEAD = {
     "aten.new_empty.default": "aten.new_zeros.default",
     # A tensor of one number does as a number does, where it is no size.
     "aten.item.default": "aten.detach.default",
+    "aten._local_scalar_dense.default": "aten.detach.default",
     GRAD: GRADIENT,
     REQUIRES: REQUIRES_GRAD,
     CTC: "aten.ctc_loss.Tensor",
@@ -79,8 +80,8 @@ class PendingCall:
 
     def substitute(self, others: Mapping[Value, Value]) -> None:
         """Take other values in the place of some."""
-        self.arguments = tuple(_substituted(each, others) for each in self.arguments)
-        self.named = {key: _substituted(each, others) for key, each in self.named.items()}
+        self.arguments = tuple(_substitute_in(each, others) for each in self.arguments)
+        self.named = {key: _substitute_in(each, others) for key, each in self.named.items()}
 
     def place(self) -> str:
         """Where the user's code makes it, in brackets."""
@@ -116,11 +117,11 @@ def values_of(argument: Any) -> Iterator[Value]:
             yield from values_of(each)
 
 
-def _substituted(argument: Any, others: Mapping[Value, Value]) -> Any:
+def _substitute_in(argument: Any, others: Mapping[Value, Value]) -> Any:
     if isinstance(argument, Value):
         return others.get(argument, argument)
     if isinstance(argument, list | tuple):
-        return [_substituted(each, others) for each in argument]
+        return [_substitute_in(each, others) for each in argument]
     return argument
 
 
@@ -170,13 +171,13 @@ class CallList:
             if key not in _DROPPED and each is not None
         }
         arguments = [self._argument(node, each) for each in node.args]
-        arguments = self._adapted(name, node, arguments)
+        arguments = self._adapt_arguments(name, node, arguments)
         line = traced_line(node.stack_trace)
         call = PendingCall(name, tuple(arguments), named, is_graded, line)
         self.items.append(call)
         return call.result
 
-    def _adapted(self, name: str, node: Node, arguments: list[Any]) -> list[Any]:
+    def _adapt_arguments(self, name: str, node: Node, arguments: list[Any]) -> list[Any]:
         """Arguments as programs have them."""
         self.has_masks = self.has_masks or (name == _INDEX and _has_mask(node))
         # Optimizers of nodes take no sparse gradients; dense ones are the same numbers.

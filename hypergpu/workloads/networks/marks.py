@@ -40,7 +40,7 @@ def _stand_ins(outputs: Sequence[Tensor], number: int) -> list[Tensor]:
     return [torch.empty_like(each) for each in outputs]
 
 
-def _attached(
+def _like_outputs(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
@@ -55,7 +55,7 @@ def _gradients(
     return [torch.empty_like(each) for each in inputs]
 
 
-def _required(x: Tensor) -> None:
+def _give_nothing(x: Tensor) -> None:
     """Nothing: the mark alone counts."""
 
 
@@ -68,12 +68,12 @@ def _ctc(
 _define("gradients(Tensor[] outputs, int number) -> Tensor[]", _stand_ins)
 _define(
     "rule(Tensor[] inputs, Tensor[] outputs, Tensor?[] gradients, int number) -> Tensor[]",
-    _attached,
+    _like_outputs,
 )
 _define(
     "grad(Tensor[] outputs, Tensor[] inputs, Tensor[] given, bool keeps) -> Tensor[]", _gradients
 )
-_define("requires_grad_(Tensor(a!) x) -> ()", _required)
+_define("requires_grad_(Tensor(a!) x) -> ()", _give_nothing)
 _define(
     "ctc_loss(Tensor scores, Tensor targets, Tensor lengths, Tensor target_lengths, int blank,"
     " int reduction, bool zero_infinity) -> Tensor",

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of a class or module while a block runs."""
     before = vars(owner).get(name)
     is_inherited = name not in vars(owner)

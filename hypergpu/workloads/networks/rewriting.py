@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.workloads.networks.marks import CTC, mark
-from hypergpu.workloads.networks.patching import replaced
+from hypergpu.workloads.networks.patching import replace_attribute
 
 
 def _bag(
@@ -76,14 +76,14 @@ def _renormalise(weight: Tensor, indices: Tensor, most: float, order: float) -> 
 
 
 def _new_zeros(x: Tensor, size: list[int], stride: list[int], **named: Any) -> Tensor:
-    return x.new_zeros(size, **_kept(named))
+    return x.new_zeros(size, **_memory_options(named))
 
 
 def _zeros(size: list[int], stride: list[int], **named: Any) -> Tensor:
-    return torch.zeros(size, **_kept(named))
+    return torch.zeros(size, **_memory_options(named))
 
 
-def _kept(named: Mapping[str, Any]) -> dict[str, Any]:
+def _memory_options(named: Mapping[str, Any]) -> dict[str, Any]:
     return {name: named[name] for name in ("dtype", "device") if named.get(name) is not None}
 
 
@@ -219,7 +219,7 @@ def rewriting() -> Iterator[None]:
     distribution = torch.distributions.Distribution
     checks = distribution._validate_args  # noqa: SLF001 - it has a setter alone
     distribution.set_default_validate_args(False)
-    masks = replaced(transformer, "_detect_is_causal_mask", _is_causal)
+    masks = replace_attribute(transformer, "_detect_is_causal_mask", _is_causal)
     try:
         with decompose(_Rewriting()), _Functions(), masks:
             yield

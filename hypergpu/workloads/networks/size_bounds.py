@@ -52,7 +52,7 @@ def _position_list(x: Tensor) -> list[Tensor]:
     return [torch.empty(x.numel(), dtype=torch.int64, device="meta") for _ in range(x.dim() or 1)]
 
 
-def _selected(x: Tensor, mask: Tensor) -> Tensor:
+def _selection_bound(x: Tensor, mask: Tensor) -> Tensor:
     # Only its size counts, which that of a sum has.
     return torch.empty((x + mask).numel(), dtype=x.dtype, device="meta")
 
@@ -66,7 +66,7 @@ def _distinct(
     return torch.empty(count, dtype=x.dtype, device="meta"), inverse, counts
 
 
-def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+def _index_bound(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     whole: list[Tensor | None] = []
     for index in indices:
         if index is not None and index.dtype in _MASKS:
@@ -77,7 +77,7 @@ def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return result
 
 
-def _normalised(x: Tensor, *others: Any) -> Tensor:
+def _batch_norm(x: Tensor, *others: Any) -> Tensor:
     """As aten.batch_norm, which makes NaN of one value per channel where the module refuses it."""
     is_training = bool(others[4])
     if is_training and x.numel() == x.shape[1]:
@@ -94,7 +94,7 @@ def _ctc(scores: Tensor, targets: Tensor, lengths: Tensor, *others: Any) -> Tens
     return torch.empty(lengths.shape if reduction == 0 else (), dtype=scores.dtype, device="meta")
 
 
-def _quantised(x: Tensor, *others: Any) -> Tensor:
+def _like_input(x: Tensor, *others: Any) -> Tensor:
     """Operators that torch cannot run without data."""
     return torch.empty_like(x)
 
@@ -105,16 +105,16 @@ BOUNDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "aten.argwhere.default": _positions,
         "aten.nonzero_numpy.default": _position_list,
         "aten.where.default": _position_list,
-        "aten.masked_select.default": _selected,
+        "aten.masked_select.default": _selection_bound,
         "aten._unique2.default": _distinct,
-        "aten.index.Tensor": _indexed,
-        "aten.batch_norm.default": _normalised,
+        "aten.index.Tensor": _index_bound,
+        "aten.batch_norm.default": _batch_norm,
         "aten.ctc_loss.Tensor": _ctc,
-        "aten.fake_quantize_per_tensor_affine.default": _quantised,
-        "aten.fake_quantize_per_tensor_affine.tensor_qparams": _quantised,
-        "aten.fake_quantize_per_channel_affine.default": _quantised,
-        "aten._fake_quantize_learnable_per_tensor_affine.default": _quantised,
-        "aten._fake_quantize_learnable_per_channel_affine.default": _quantised,
+        "aten.fake_quantize_per_tensor_affine.default": _like_input,
+        "aten.fake_quantize_per_tensor_affine.tensor_qparams": _like_input,
+        "aten.fake_quantize_per_channel_affine.default": _like_input,
+        "aten._fake_quantize_learnable_per_tensor_affine.default": _like_input,
+        "aten._fake_quantize_learnable_per_channel_affine.default": _like_input,
     }
 )
 """What stands for an operator where tensors hold nothing: the largest result that values give, and

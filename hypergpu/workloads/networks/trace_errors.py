@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.workloads.networks.graph_calls import PendingCall
-from hypergpu.workloads.networks.patching import replaced
+from hypergpu.workloads.networks.patching import replace_attribute
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line, raised_line, short
 
 _OF_NUMBER = re.compile(r"(Eq|Ne)\((\d+, s\d+|s\d+, \d+)\)|s\d+ [<>]=? \d+|\d+ [<>]=? s\d+")
@@ -50,7 +50,7 @@ class GuardLines:
         def note(environment: Any, prefix: str, guard: Any, **others: Any) -> None:
             self._lines.append((str(guard), called_line()))
 
-        with replaced(ShapeEnv, "_log_guard", note):
+        with replace_attribute(ShapeEnv, "_log_guard", note):
             yield
 
     def decisive(self) -> CodeLine | None:
@@ -75,7 +75,7 @@ def operator_refusal(call: PendingCall) -> ProgramError:
     return ProgramError(f"the model calls {name}, which no program may{call.place()}. Fix: {fix}")
 
 
-def explained(error: Exception, line: CodeLine | None = None) -> ProgramError:
+def explain_failure(error: Exception, line: CodeLine | None = None) -> ProgramError:
     """A failed trace's cause, the user's line and what to do.
 
     Args:

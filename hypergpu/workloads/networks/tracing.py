@@ -34,7 +34,7 @@ from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_numbering import GraphNumbering, TracedGraph, needed_version
 from hypergpu.workloads.networks.rewriting import rewriting, silent_torch
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line
-from hypergpu.workloads.networks.trace_errors import GuardLines, explained, is_about_batch
+from hypergpu.workloads.networks.trace_errors import GuardLines, explain_failure, is_about_batch
 from hypergpu.workloads.networks.traceable import (
     attribute_states,
     check_memory,
@@ -229,7 +229,7 @@ def trace(
     """
     check_model(model)
     names = _tensor_names(model)
-    with _unchanged(model), silent_torch():
+    with _preserve_model(model), silent_torch():
         made = [
             _export(model.train(mode), loss, shape, fields, names, examples)
             for mode in (True, False)
@@ -254,12 +254,12 @@ def trace(
     )
     program = replace(program, version=VERSION) if numbering.has_masks else needed_version(program)
     check_program(program)
-    stored = {name: _stored(tensor) for name, tensor in numbering.tensors.items()}
+    stored = {name: _stored_values(tensor) for name, tensor in numbering.tensors.items()}
     return TracedProgram(program, stored, numbering.lines)
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def _preserve_model(model: nn.Module) -> Iterator[None]:
     """Leave a model's modes and attributes as they were, whatever a forward pass assigns."""
     states = attribute_states(model)
     try:
@@ -281,7 +281,7 @@ def _tensor_names(model: nn.Module) -> dict[Tie, str]:
     return names
 
 
-def _stored(tensor: Tensor) -> Tensor:
+def _stored_values(tensor: Tensor) -> Tensor:
     """A tensor's values as they are sent; of complex ones, real and imaginary parts."""
     values = tensor.detach().cpu()
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
@@ -367,7 +367,8 @@ def _run_export(traced: nn.Module, examples: tuple[Tensor, ...]) -> _Export:
     except ProgramError:
         raise
     except Exception as error:  # torch.export raises anything that the model raises
-        raise explained(error, guards.decisive() if is_about_batch(error) else None) from error
+        line = guards.decisive() if is_about_batch(error) else None
+        raise explain_failure(error, line) from error
     tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
     tensors |= exported.constants
     return _Export(exported.graph_module, exported.graph_signature, tensors)

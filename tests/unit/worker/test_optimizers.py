@@ -128,6 +128,17 @@ def test_passes_are_as_few_and_as_even_as_they_can_be() -> None:
     assert pass_sizes(24, 0) == [24] == pass_sizes(24, 24) == pass_sizes(24, 99)
     assert pass_sizes(24, 10) == [8, 8, 8]
     assert pass_sizes(25, 10) == [9, 8, 8]
+
+
+def test_no_pass_is_smaller_than_a_module_can_take() -> None:
+    assert pass_sizes(9, 1, smallest=2) == [3, 2, 2, 2]
+    assert pass_sizes(9, 2, smallest=2) == [3, 2, 2, 2]
+    assert pass_sizes(9, 5, smallest=2) == [5, 4]
+    assert pass_sizes(1, 1, smallest=2) == [1]
+
+
+def test_passes_are_as_many_as_the_micro_batch_needs() -> None:
+    assert pass_sizes(25, 10) == [9, 8, 8]
     assert pass_sizes(3, 1) == [1, 1, 1]
 
 

@@ -1,18 +1,28 @@
 """Exports, loaded back."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from numpy.typing import NDArray
+from pyarrow import parquet
 from safetensors.numpy import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from hypergpu.tensors.layout import unpack
 from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD
 from hypergpu.workloads.networks.exported import ExportError, load_export
 from hypergpu.workloads.networks.task import module_initial, module_layout
+from hypergpu.workloads.networks.tracing import SavedProgram
 from hypergpu.workloads.workload import build, find
+from tests.program_folders import write_checked
 
 NAME, OPTIONS = "cifar10-resnet18", {"augment": False}
 
@@ -54,7 +64,7 @@ def test_a_folder_without_an_export_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("workload", "fix"),
-    [("program", r"model\.load_state_dict"), ("hf-causal-lm", r"python load\.py FOLDER")],
+    [("program", r"Fix: run\.save"), ("hf-causal-lm", r"python load\.py FOLDER")],
 )
 def test_a_model_that_needs_more_than_its_export_says_what(
     tmp_path: Path, workload: str, fix: str
@@ -62,3 +72,51 @@ def test_a_model_that_needs_more_than_its_export_says_what(
     write_export(tmp_path, **{WORKLOAD_FIELD: workload, OPTIONS_FIELD: "{}"})
     with pytest.raises(ExportError, match=fix):
         load_export(tmp_path)
+
+
+class FrozenFirst(nn.Module):
+    """A frozen layer, which no export of the model has, before one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 12).requires_grad_(False)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.base(x).relu())
+        return logits
+
+
+def measured_loss(
+    model: nn.Module, batch: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(batch["x"])
+    hits = (logits.argmax(1) == batch["y"]).float().mean()
+    return F.cross_entropy(logits, batch["y"]), {"accuracy": hits}
+
+
+def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    arrays = {"x": draws.normal(size=(40, 8)).astype(np.float32), "y": draws.integers(0, 3, 40)}
+    torch.manual_seed(0)
+    model = FrozenFirst()
+    saved = SavedProgram.of(write_checked(tmp_path / "job", model, measured_loss, arrays))
+    export = tmp_path / "export"
+    export.mkdir()
+    with torch.no_grad():
+        model.head.bias.add_(0.5)
+        batch = {name: torch.from_numpy(each) for name, each in arrays.items()}
+        loss, metrics = measured_loss(model.eval(), batch)
+    trained = {f"head.{name}": each.numpy() for name, each in model.head.state_dict().items()}
+    save_file(
+        trained, export / "model.safetensors", {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"}
+    )
+    saved.write(export)
+    loader = files("hypergpu.client").joinpath("load.py.txt").read_bytes()
+    (export / "load.py").write_bytes(loader)
+    table = pa.table({"x": arrays["x"].tolist(), "y": arrays["y"]})
+    parquet.write_table(table, tmp_path / "new.parquet")
+    command = [sys.executable, str(export / "load.py"), str(tmp_path / "new.parquet")]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, cwd=export)
+    expected = f"accuracy {float(metrics['accuracy']):.4f}, loss {float(loss):.4f} on 40"
+    assert expected in ended.stdout

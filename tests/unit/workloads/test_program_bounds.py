@@ -136,6 +136,7 @@ def test_results_that_are_needed_no_more_do_not_count() -> None:
         alive.add(result.view(10, 100))
         alive.drop(result.view(10, 100))
         alive.drop(result)
-    alive.add(torch.empty(1000, device="meta"))
+    needed = torch.empty(1000, device="meta")
+    alive.add(needed)
     with pytest.raises(ProgramError, match="and this machine has"):
         alive.add(torch.empty(1000, device="meta"))
