@@ -167,6 +167,7 @@ def _job_row(job: "JobView") -> tuple[str, ...]:
 @on_coordinator
 def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = False) -> None:
     """Show one job: figures, settings, nodes that cannot train it, and those of the open round."""
+    from hypergpu.cli.lacking_nodes import lacking_lines
     from hypergpu.client import ENDED
 
     detail = coordinator.job(coordinator.find_job(job))
