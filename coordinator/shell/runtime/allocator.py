@@ -170,11 +170,14 @@ class NodeAllocator:
         )
 
     def _demands(self) -> list[JobDemand]:
-        return [
+        demands = [
             self._demand(runtime)
             for runtime in self._open_runtimes()
             if runtime.job.phase in _USES_NODES and not runtime.is_recovering
         ]
+        # A job that was paused waits from when it is back.
+        self._turns = {each.job_id: self._turns[each.job_id] for each in demands}
+        return demands
 
     def _demand(self, runtime: JobRuntime) -> JobDemand:
         job, chosen = runtime.job, runtime.job.spec.nodes
