@@ -102,6 +102,7 @@ class NodeAllocator:
             demands = self._demands()
             moves = plan_allocation(demands, self._offers(), self._turn_ms)
             left_s = self._time_left_s(demands)
+            self._outlooks_ms = Milliseconds(-_OUTLOOK_MS)
             took_s = time.monotonic() - began_s
             await asyncio.gather(*(self._carry_out(move) for move in moves))
             for each in settling:
