@@ -53,8 +53,8 @@ class Settings(BaseSettings):
     """Evaluator processes at once, each for one job. 0: as many as fit into three quarters of the
     memory, one a processor at most and two at least."""
     evaluator_memory_bytes: int = Field(default=0, ge=0)
-    """Most memory of an evaluator. 0: a quarter of this machine's, at least 4 GB where that is
-    no more than three eighths."""
+    """Most memory of an evaluator. 0: three eighths of this machine's; where that is beyond 16 GiB,
+    as much, or an eighth if that is more."""
     evaluator_limit_s: int = Field(default=600, ge=1)
     """Most seconds of a first model, an evaluation or a gradient: a job over it goes on without."""
     evaluator_spares: int = Field(default=1, ge=0)

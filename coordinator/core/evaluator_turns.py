@@ -103,11 +103,12 @@ def turn_reason(
     processes: Sequence[OpenEvaluator],
     places: EvaluatorPlaces,
 ) -> str:
-    """Why a waiting job has no turn yet, for its owner; empty: it does not wait.
+    """Why a waiting job has no turn yet, for its owner; empty: it waits for no other job.
 
     It names no job of another owner.
     """
-    if all(each.job_id != job.job_id for each in waiting):
+    is_served = any(each.is_busy and each.job.job_id == job.job_id for each in processes)
+    if is_served or all(each.job_id != job.job_id for each in waiting):
         return ""
     own = [each for each in processes if each.is_busy and each.job.owner == job.owner]
     most = owner_places(places.at_work)

@@ -41,7 +41,7 @@ def job_outlooks(
 def _unfit_text(demand: JobDemand, offers: Sequence[NodeOffer], fit_count: int) -> str:
     reasons = (unfit_reason(demand, offer) for offer in offers)
     why = next((reason for reason in reasons if reason), "")
-    text = f"{fit_count} of {several(demand.nodes_min, 'node')} fit"
+    text = f"{fit_count} of {demand.nodes_min} nodes fit"
     return f"{text}; another one does not: {why}" if why else text
 
 

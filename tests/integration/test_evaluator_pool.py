@@ -63,6 +63,10 @@ class PoolKit:
     async def deed(self, job: EvaluatorJob, deed: str) -> GradientMeasured:
         """The gradient of the unruly workload, which does the deed."""
         made = await self.initialise(job, unruly_workload.NAME, deed=deed)
+        return await self.gradient(job, deed, made)
+
+    async def gradient(self, job: EvaluatorJob, deed: str, made: Initialised) -> GradientMeasured:
+        """The second half of it."""
         return await self.pool.measure_gradient(
             job,
             MeasureGradient(
@@ -141,7 +145,8 @@ async def test_a_job_that_takes_too_much_memory_is_told_the_limit(kit: PoolKit) 
 async def test_a_job_that_never_ends_delays_no_other_owner_and_ends_when_it_is_stopped(
     kit: PoolKit,
 ) -> None:
-    looping = asyncio.create_task(refusal_of(kit.deed(EVIL, "hold_lock")))
+    made = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
+    looping = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", made)))
     more = EvaluatorJob(JobId("job-00000000000f"), TokenId("eve"))
     await kit.initialise(GOOD, "digits-softmax")
     waiting = asyncio.create_task(refusal_of(kit.initialise(more, "digits-softmax")))
@@ -239,7 +244,9 @@ def test_limits_suit_the_machine() -> None:
     large = limits_here(limits, machine_bytes=64 * GIB, processors=16)
     assert (large.memory_bytes, large.places) == (16 * GIB, 3)
     usual = limits_here(limits, machine_bytes=24 * GIB, processors=2)
-    assert (usual.memory_bytes, usual.places) == (6 * GIB, 2)
+    assert (usual.memory_bytes, usual.places, usual.resting) == (9 * GIB, 2, 6)
+    huge = limits_here(limits, machine_bytes=256 * GIB, processors=64)
+    assert (huge.memory_bytes, huge.places) == (32 * GIB, 6)
     small = limits_here(limits, machine_bytes=4 * GIB, processors=2)
     assert (small.memory_bytes, small.places) == (3 * GIB // 2, 2)
     stated = limits_here(EvaluatorLimits(memory_bytes=GIB, places=1), 64 * GIB, 16)

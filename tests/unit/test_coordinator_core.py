@@ -8,7 +8,13 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.allocation import Lend, Recall, Withdraw, plan_allocation
+from coordinator.core.allocation import (
+    RECALL_LIMIT_MS,
+    Lend,
+    Recall,
+    Withdraw,
+    plan_allocation,
+)
 from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import Event
@@ -149,6 +155,16 @@ def test_a_started_job_is_not_starved_by_one_that_needs_more_to_start() -> None:
     demands = [demand("early", nodes_min=3), demand("late", "a", "b")]
     moves = plan_allocation(demands, offers("c", late="ab"))
     assert {move.job_id for move in moves} == {"late"}
+
+
+def test_a_node_that_does_not_finish_after_it_was_asked_back_is_taken() -> None:
+    late = NodeOffer(NodeId("a"), JobId("long"), WORKLOADS, leaving_ms=RECALL_LIMIT_MS)
+    demands = [demand("long"), demand("next")]
+    assert plan_allocation(demands, [late]) == ()
+    (move,) = plan_allocation(demands, [replace(late, leaving_ms=RECALL_LIMIT_MS + 1)])
+    assert isinstance(move, Withdraw)
+    assert (move.node, move.job_id) == ("a", "long")
+    assert move.reason == "it did not finish within 10 min of being asked back"
 
 
 def wanting(name: str, *members: str, requires: str, nodes_max: int = 0) -> JobDemand:

@@ -80,6 +80,10 @@ def test_a_job_that_waits_is_told_for_what_and_of_no_job_of_another_owner() -> N
     assert turn_reason(job(1), waiting, processes, TWO) == ""
 
 
+def test_a_job_whose_own_request_is_answered_waits_for_no_other() -> None:
+    assert turn_reason(job(1), [job(1)], [busy(job(1))], TWO) == ""
+
+
 def turn_counts(owners: Sequence[str], places: int, turns_count: int) -> Counter[str]:
     """Turns of each owner, where every job asks again at once and each answer takes as long."""
     jobs = [job(number, owner) for number, owner in enumerate(owners)]

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 EVALUATORS = "evaluators"
 """The folder of all evaluators' folders within the coordinator's own."""
-_MEMORY_LEAST = 1 << 30
+_MEMORY_LEAST, _MEMORY_USUAL = 1 << 30, 16 << 30
 _PLACES_LEAST = 2
 LIGHT_BYTES = 1 << 30
 """A process that takes no more may rest beside those that work: torch alone takes a third of it."""
@@ -71,12 +71,12 @@ class EvaluatorLimits(NamedTuple):
 def limits_here(limits: EvaluatorLimits, machine_bytes: int, processors: int) -> EvaluatorLimits:
     """The limits with those that are not stated (0) as they suit a machine.
 
-    A process may take a quarter of the memory, four gigabytes at least where three eighths of it
-    are that much; as many at once as fit into three quarters of it, and as there are processors.
+    A process may take three eighths of the memory, so that two fit; where there is more, 16 GiB, or
+    an eighth if that is more. As many work at once as fit into three quarters of the memory, and as
+    there are processors. Those that rest take a quarter at most.
     """
-    memory = limits.memory_bytes or max(
-        _MEMORY_LEAST, min(max(4 << 30, machine_bytes // 4), machine_bytes * 3 // 8)
-    )
+    usual = min(machine_bytes * 3 // 8, max(_MEMORY_USUAL, machine_bytes // 8))
+    memory = limits.memory_bytes or max(_MEMORY_LEAST, usual)
     fitting = min(processors, machine_bytes * 3 // 4 // memory)
     places = limits.places or max(_PLACES_LEAST, fitting)
     resting = machine_bytes // 4 // LIGHT_BYTES

@@ -103,6 +103,7 @@ class NodeAllocator:
             demands = self._demands()
             moves = plan_allocation(demands, self._offers(), self._turn_ms)
             left_s = self._time_left_s(demands)
+            self._outlooks_ms = Milliseconds(-_OUTLOOK_MS)
             took_s = time.monotonic() - began_s
             await asyncio.gather(*(self._carry_out(move) for move in moves))
             for each in settling:
@@ -171,11 +172,14 @@ class NodeAllocator:
         )
 
     def _demands(self) -> list[JobDemand]:
-        return [
+        demands = [
             self._demand(runtime)
             for runtime in self._open_runtimes()
             if runtime.job.phase in _USES_NODES and not runtime.is_recovering
         ]
+        # A job that was paused waits from when it is back.
+        self._turns = {each.job_id: self._turns[each.job_id] for each in demands}
+        return demands
 
     def _demand(self, runtime: JobRuntime) -> JobDemand:
         job, chosen = runtime.job, runtime.job.spec.nodes

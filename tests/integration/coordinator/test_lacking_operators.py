@@ -52,7 +52,8 @@ async def test_such_a_node_gets_no_work_and_is_named_with_the_reason_and_the_fix
             happened = [*client.read_events(job_id).until_newest()]
         assert [(each.id, each.reason) for each in detail.unfit] == [(node.node_id, REASON)]
         assert (view.state, view.reason) == ("idle", f"not for {job_id}: {REASON}")
-        assert (detail.job.phase, detail.job.reason) == ("waiting", "0 of 1 nodes are here")
+        why = f"0 of 1 nodes fit; another one does not: {REASON}"
+        assert (detail.job.phase, detail.job.reason) == ("waiting", why)
         # Where it was lent before the model was there, it left before that.
         kinds = [event.kind for event in happened if event.kind != "NodeJoined"]
         assert kinds[0] == "JobCreated"

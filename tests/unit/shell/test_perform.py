@@ -48,7 +48,9 @@ from coordinator.shell.evaluator.process import (
 )
 from coordinator.shell.failpoints import NAMES, arm
 from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.nodes import ControlStream
 from coordinator.shell.runtime.services import Services
+from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, Slot
@@ -442,3 +444,27 @@ def test_every_name_is_passed_somewhere_and_every_pass_has_a_name() -> None:
         for name in re.findall(r'failpoint\("([a-z._]+)"\)', path.read_text())
     }
     assert found == set(NAMES)
+
+
+class WaitingEvaluators(NoEvaluators):
+    """Every request waits for its turn."""
+
+    def waiting_reason(self, job: EvaluatorJob) -> str:
+        return "it waits for an evaluator"
+
+
+async def test_a_job_says_that_it_waits_for_an_evaluator_and_for_which_nodes(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)._replace(evaluator=WaitingEvaluators())
+    async with driving(services):
+        assert await services.driver.submit(JOB, CREATED) == ""
+        runtime = services.driver.runtimes[JOB]
+        assert services.waiting_reason(runtime) == "it waits for an evaluator"
+        first = Model(0, services.blobs.put(b"a model"))
+        made = ModelInitialised(at_ms=NOW, model=first, partition_sizes=(Samples(100),))
+        assert await services.driver.submit(JOB, made) == ""
+        assert runtime.job.phase is Phase.WAITING
+        services.nodes.connect(ControlStream(NODE, Capabilities(workloads={}), "test"))
+        why = "0 of 1 nodes fit; another one does not: it does not offer digits-softmax 1"
+        assert services.waiting_reason(runtime) == why
