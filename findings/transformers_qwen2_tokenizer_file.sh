@@ -10,7 +10,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --extra-index-url https://download.pytorch.org/whl/cpu 'transformers==5.23.0' 'torch>=2.9,<3' numpy
+"$folder/venv/bin/pip" install --quiet 'transformers==5.23.0'
 HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - "$folder" <<'PYTHON'
 import sys
 from pathlib import Path

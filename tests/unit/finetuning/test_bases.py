@@ -200,12 +200,16 @@ def test_a_writer_without_padding_fills_with_its_end_and_says_so_to_others(
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "reader").pad_token == "</s>"
 
 
+class PackingLayer(torch.nn.Linear):
+    """A layer as bitsandbytes makes it where a processor has the kernel."""
+
+    support_avx512bf16_for_cpu = True
+
+
 def test_layers_of_four_bits_compute_alike_in_evaluation_and_training() -> None:
-    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-    layers[0].support_avx512bf16_for_cpu = True  # as bitsandbytes sets it where a processor has it
+    layers = torch.nn.Sequential(PackingLayer(2, 2), torch.nn.ReLU())
     use_training_kernels(layers)
-    assert layers[0].support_avx512bf16_for_cpu is False
-    assert not hasattr(layers[1], "support_avx512bf16_for_cpu")
+    assert [getattr(each, "support_avx512bf16_for_cpu", None) for each in layers] == [False, None]
 
 
 @pytest.mark.parametrize(
