@@ -117,7 +117,16 @@ def _module(
 
 
 def _activations() -> list[Construct]:
-    functions = [F.gelu, F.silu, F.mish, F.selu, F.hardswish, F.softplus, F.rrelu, torch.sin]
+    functions: list[Any] = [
+        F.gelu,
+        F.silu,
+        F.mish,
+        F.selu,
+        F.hardswish,
+        F.softplus,
+        F.rrelu,
+        torch.sin,
+    ]
     return [_between(f"activation {each.__name__}", each) for each in functions]
 
 
