@@ -184,15 +184,17 @@ def _field(value: Any, where: str) -> NDArray[Any]:
 
 def _column(series: Any, part: str) -> NDArray[Any]:
     """A column of a DataFrame. One that pandas calls nullable has a type of numpy if none is."""
+    find_missing = getattr(series, "isna", None) or getattr(series, "is_null", None)
+    plain = getattr(getattr(series, "dtype", None), "numpy_dtype", None)
     values: NDArray[Any] = series.to_numpy()
-    plain = getattr(series.dtype, "numpy_dtype", None)
-    if plain is None and values.dtype != object:
-        return values
-    missing = np.flatnonzero(series.isna().to_numpy())
-    if len(missing):
-        raise SamplesError(
-            f"{part}, field {series.name}: sample {missing[0]} has no value. Fix: drop or fill it"
-        )
+    is_nullable = plain is not None or values.dtype == object or hasattr(series, "is_null")
+    if is_nullable and find_missing is not None:
+        missing = np.flatnonzero(np.asarray(find_missing()))
+        if len(missing):
+            raise SamplesError(
+                f"{part}, field {series.name}: sample {missing[0]} has no value."
+                " Fix: drop or fill it"
+            )
     return values if plain is None else series.to_numpy(dtype=plain)
 
 

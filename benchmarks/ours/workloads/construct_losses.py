@@ -120,7 +120,7 @@ def numpy_noise(h: Tensor) -> Tensor:
     return h * float(np.random.random())  # noqa: NPY002 - as people write it
 
 
-def mapped(h: Tensor) -> Tensor:
+def map_samples(h: Tensor) -> Tensor:
     """A function of one sample, over all."""
     return torch.vmap(torch.sin)(h)
 

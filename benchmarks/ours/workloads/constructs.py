@@ -117,7 +117,16 @@ def _module(
 
 
 def _activations() -> list[Construct]:
-    functions = [F.gelu, F.silu, F.mish, F.selu, F.hardswish, F.softplus, F.rrelu, torch.sin]
+    functions: list[Any] = [
+        F.gelu,
+        F.silu,
+        F.mish,
+        F.selu,
+        F.hardswish,
+        F.softplus,
+        F.rrelu,
+        torch.sin,
+    ]
     return [_between(f"activation {each.__name__}", each) for each in functions]
 
 
@@ -267,7 +276,7 @@ def _operators() -> list[Construct]:
         _between("Categorical.sample", losses.sampled_class),
         _between("own generator", losses.own_generator),
         _between("numpy's generator", losses.numpy_noise, refused=True),
-        _between("vmap", losses.mapped, refused=True),
+        _between("vmap", losses.map_samples, refused=True),
         _between("item", lambda h: h * h.mean().item()),
         _between("Python if", lambda h: h if h.sum() > 0 else -h, refused=True),
         _between("loop over samples", lambda h: torch.stack([*h]), refused=True),

@@ -24,9 +24,9 @@ Y = np.arange(12) % 3
 CUBES = np.arange(50 * 12, dtype=np.float32).reshape(50, 3, 4)
 
 
-def whole(data: Any) -> dict[str, np.ndarray[Any, Any]]:
+def whole(source: Any) -> dict[str, np.ndarray[Any, Any]]:
     """All samples by field."""
-    batches = [*DataSource(data, "data").batches()]
+    batches = [*DataSource(source, "data").batches()]
     return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
 
 
@@ -44,7 +44,7 @@ def loader() -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("source", "said"),
     [
         (loader(), r"a DataLoader gives batches.*Fix: give its samples: data=loader\.dataset$"),
         ([X, Y], r"these 2 arrays have unequal shapes. Fix: give a tuple of them"),
@@ -54,9 +54,11 @@ def loader() -> DataLoader[Any]:
         ([{"x": 1.0}, {"x": None}], "field x: sample 1 has no value"),
     ],
 )
-def test_data_that_are_not_samples_are_refused_by_their_own_sentence(data: Any, said: str) -> None:
+def test_data_that_are_not_samples_are_refused_by_their_own_sentence(
+    source: Any, said: str
+) -> None:
     with pytest.raises(SamplesError, match=said) as refused:
-        whole(data)
+        whole(source)
     assert str(refused.value).count("Fix: ") == 1
 
 
@@ -84,7 +86,7 @@ def test_lists_nullable_columns_and_rows_are_taken_as_they_are_meant() -> None:
     assert np.array_equal(whole({"x": low})["x"], X)
 
 
-def permuted() -> Any:
+def permuted_tensors() -> Any:
     """Tensors whose storage has another order."""
     turned = np.ascontiguousarray(CUBES.transpose(0, 2, 1)).transpose(0, 2, 1)
     return pa.FixedShapeTensorArray.from_numpy_ndarray(turned)
@@ -94,7 +96,7 @@ def permuted() -> Any:
     "column",
     [
         pa.FixedShapeTensorArray.from_numpy_ndarray(CUBES),
-        permuted(),
+        permuted_tensors(),
         pa.array(CUBES.tolist(), type=pa.list_(pa.list_(pa.float32()))),
         pa.array(CUBES.tolist(), type=pa.list_(pa.list_(pa.float32(), 4), 3)),
     ],

@@ -97,7 +97,10 @@ def measured_loss(
 
 def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) -> None:
     draws = np.random.default_rng(0)
-    arrays = {"x": draws.normal(size=(40, 8)).astype(np.float32), "y": draws.integers(0, 3, 40)}
+    arrays: dict[str, NDArray[np.generic]] = {
+        "x": draws.normal(size=(40, 8)).astype(np.float32),
+        "y": draws.integers(0, 3, 40),
+    }
     torch.manual_seed(0)
     model = FrozenFirst()
     saved = SavedProgram.of(write_checked(tmp_path / "job", model, measured_loss, arrays))
