@@ -114,6 +114,10 @@ def _batches(given: Any, part: str) -> Iterator[Batch]:
         return itertools.chain.from_iterable(file_batches(path, part) for path in given.paths)
     if isinstance(given, str | Path):
         return file_batches(Path(given).expanduser(), part)
+    return _of_object(given, part)
+
+
+def _of_object(given: Any, part: str) -> Iterator[Batch]:
     if hasattr(given, "batch_sampler") and hasattr(given, "dataset"):
         raise SamplesError(
             f"{part}: a {type(given).__name__} gives batches, and nodes make their own."
