@@ -16,6 +16,7 @@ from coordinator.core.allocation import (
     Withdraw,
     plan_allocation,
 )
+from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
     DELTAS_MOST,
@@ -24,7 +25,6 @@ from coordinator.core.job.state import (
     Phase,
     extend_chain,
     initial_of,
-    live_blobs,
 )
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Digest, JobId, NodeId
