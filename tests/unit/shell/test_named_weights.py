@@ -21,7 +21,7 @@ class CountedLayer(nn.Module):
         self.register_buffer("count", torch.tensor(7))
 
 
-def weights_of(folder: Path, dtype: torch.dtype, prefix: str = "") -> tuple[Path, CountedLayer]:
+def save_weights(folder: Path, dtype: torch.dtype, prefix: str = "") -> tuple[Path, CountedLayer]:
     torch.manual_seed(0)
     model = CountedLayer()
     path = folder / "weights.safetensors"
@@ -36,7 +36,7 @@ def weights_of(folder: Path, dtype: torch.dtype, prefix: str = "") -> tuple[Path
 @pytest.mark.parametrize("prefix", ["", "module."])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_every_type_of_floats_is_read(tmp_path: Path, dtype: torch.dtype, prefix: str) -> None:
-    path, model = weights_of(tmp_path, dtype, prefix)
+    path, model = save_weights(tmp_path, dtype, prefix)
     flat = read_named_tensors(path, module_layout(model))
     weight, bias = (each.detach().to(dtype).float() for each in model.layer.parameters())
     expected = {tuple(weight.flatten().tolist()), tuple(bias.tolist())}
@@ -46,7 +46,7 @@ def test_every_type_of_floats_is_read(tmp_path: Path, dtype: torch.dtype, prefix
 
 
 def test_a_type_that_is_no_number_of_it_is_told_with_what_converts_it(tmp_path: Path) -> None:
-    path, model = weights_of(tmp_path, torch.float32)
+    path, model = save_weights(tmp_path, torch.float32)
     save_file({**model.state_dict(), "layer.bias": torch.zeros(3, dtype=torch.int8)}, path)
     with pytest.raises(HyperGPUError, match=r"layer\.bias is I8, and the job's is float32") as told:
         read_named_tensors(path, module_layout(model))
@@ -54,7 +54,7 @@ def test_a_type_that_is_no_number_of_it_is_told_with_what_converts_it(tmp_path: 
 
 
 def test_infinite_values_of_bfloat16_are_refused(tmp_path: Path) -> None:
-    path, model = weights_of(tmp_path, torch.float32)
+    path, model = save_weights(tmp_path, torch.float32)
     values = {name: each.clone() for name, each in model.state_dict().items()}
     values["layer.bias"] = torch.full((3,), float("inf"), dtype=torch.bfloat16)
     save_file(values, path)
