@@ -136,6 +136,7 @@ class CallList:
         self.items: list[Item] = []
         self._values = values
         self._required: set[Value] = set()
+        self._line: CodeLine | None = None
         self.has_masks = False
         """Whether rows are taken by a mask, which version 2 of programs cannot check."""
 
@@ -172,7 +173,8 @@ class CallList:
         }
         arguments = [self._argument(node, each) for each in node.args]
         arguments = self._adapt_arguments(name, node, arguments)
-        line = traced_line(node.stack_trace)
+        # torch notes no place of some calls; that of the call before is the nearest there is.
+        line = self._line = traced_line(node.stack_trace) or self._line
         call = PendingCall(name, tuple(arguments), named, is_graded, line)
         self.items.append(call)
         return call.result
