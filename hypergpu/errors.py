@@ -35,7 +35,7 @@ class Reason(Enum):
     LIMIT_REACHED = 1110, "RESOURCE_EXHAUSTED", "end some of them first"
     # 2xxx: jobs
     JOB_UNKNOWN = 2001, "NOT_FOUND", "list the jobs: hypergpu job ls"
-    SPEC_INVALID = 2002, "INVALID_ARGUMENT", "correct the job file as said"
+    SPEC_INVALID = 2002, "INVALID_ARGUMENT", "change that setting: docs/jobs.md has all of them"
     JOB_PHASE = 2003, "FAILED_PRECONDITION", "see its phase: hypergpu job show"
     WORKLOAD_UNKNOWN = 2004, "INVALID_ARGUMENT", "list the workloads: hypergpu env"
     TORCH_MISSING = (
@@ -85,7 +85,11 @@ class Reason(Enum):
     NOT_READY = 5001, "UNAVAILABLE", "the coordinator is starting or stopping: try again"
     NODE_UNKNOWN = 5002, "NOT_FOUND", "list the nodes: hypergpu node ls"
     TOKEN_UNKNOWN = 5003, "NOT_FOUND", "list the tokens: hypergpu token ls"
-    REQUEST_INVALID = 5004, "INVALID_ARGUMENT", "correct the request as said"
+    REQUEST_INVALID = (
+        5004,
+        "INVALID_ARGUMENT",
+        "send what docs/feed.md and the schemas in proto/ describe",
+    )
     COORDINATOR_UNREACHABLE = (
         5005,
         "UNAVAILABLE",
@@ -104,7 +108,7 @@ class Reason(Enum):
     FOLDER_UNUSABLE = (
         5008,
         "FAILED_PRECONDITION",
-        "mend it as said, or choose another folder: --data-dir FOLDER",
+        "choose another folder: --data-dir FOLDER",
     )
     # 6xxx: the command line itself
     COORDINATOR_UNNAMED = (
@@ -205,9 +209,9 @@ class HyperGPUError(Exception):
     def __init__(self, reason: Reason, detail: str, *, fix: str = "", wait_ms: int = 0) -> None:
         self.fix = fix or reason.fix
         self.wait_ms = wait_ms
-        super().__init__(f"{reason.name} ({reason.number}): {detail}. Fix: {self.fix}")
         self.reason = reason
         self.detail = detail
+        super().__init__(f"{reason.name} ({reason.number}): {self.message}")
 
     @property
     def message(self) -> str:

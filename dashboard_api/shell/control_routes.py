@@ -160,7 +160,9 @@ def _spec(wanted: JobRequest, folder: Path | None) -> JobSpec:
             else parse_job_table(wanted.settings, KeyLines("settings"), data_path=data_path)
         )
     except JobFileError as wrong:
-        raise RequestRefusedError(400, str(wrong), "correct the settings as said") from wrong
+        raise RequestRefusedError(
+            400, str(wrong), "see docs/jobs.md for what each setting takes"
+        ) from wrong
     if spec.data.path and folder is None:
         message = "data.path names a folder of your machine, which this page cannot read"
         raise RequestRefusedError(400, message, "upload the data and leave data.path out")
@@ -192,7 +194,9 @@ async def set_parameters(call: Call) -> Response:
     try:
         after = with_parameters(before, changes)
     except JobFileError as wrong:
-        raise RequestRefusedError(400, str(wrong), "correct the settings as said") from wrong
+        raise RequestRefusedError(
+            400, str(wrong), "see docs/jobs.md for what each setting takes"
+        ) from wrong
     if not wanted.preview:
         await coordinator.set_parameters(job_id, changes)
     answer = ParametersAnswer(spec_changes(before, after), not wanted.preview)

@@ -297,7 +297,11 @@ def resume(coordinator: "Coordinator", job: JobName = None) -> None:
     after = coordinator.job(job_id).job
     if after.phase == "paused":
         detail = f"{job_id} is paused again at once: {round_from_one(after.reason)}"
-        raise HyperGPUError(Reason.JOB_PHASE, detail, fix="mend that as said, then resume it again")
+        raise HyperGPUError(
+            Reason.JOB_PHASE,
+            detail,
+            fix="change what paused it (hypergpu job set), then resume it again",
+        )
     say(f"{job_id} goes on")
 
 

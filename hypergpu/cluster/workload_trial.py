@@ -267,4 +267,8 @@ def _require(kind: str, reply: Mapping[str, Any], reason: str) -> None:
 
 def _failure(said: str) -> HyperGPUError:
     detail, _, fix = said.partition(" Fix: ")
-    return HyperGPUError(Reason.WORKER_UNUSABLE, detail.rstrip("."), fix=fix or "mend it as said")
+    return HyperGPUError(
+        Reason.WORKER_UNUSABLE,
+        detail.rstrip("."),
+        fix=fix or "change the workload where it raises this",
+    )

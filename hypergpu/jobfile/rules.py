@@ -234,14 +234,14 @@ def _option_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:
         try:
             check_value(entry, name, value)
         except OptionError as wrong:
-            yield Problem(f"options.{name}", str(wrong), "correct it as said")
+            yield Problem(f"options.{name}", str(wrong), wrong.fix)
             names.remove(name)
     if known.keys() <= set(names):
         try:
             complete_options(entry, known)
         except OptionError as wrong:
             given = [option.name for option in entry.options if option.name in known]
-            yield Problem(f"options.{given[-1]}", str(wrong), "correct one of them")
+            yield Problem(f"options.{given[-1]}", str(wrong), wrong.fix)
 
 
 def _data_problems(entry: WorkloadEntry, spec: JobSpec) -> Iterator[Problem]:

@@ -281,7 +281,7 @@ SETTABLE: Mapping[str, str] = {
     "round.quorum": "Least share of the updates that may close a round",
     "evaluation.every": "Rounds between evaluations",
     "evaluation.target": "Value of the metric at which the job ends; 0: none",
-    "evaluation.target_mode": "Whether the metric rises (max) or falls (min); empty: by its name",
+    "evaluation.target_mode": "Whether the metric rises (max) or falls (min); name: by its name",
     "evaluation.samples": "Most held-out samples of an evaluation between the first and the last",
     "aware.utilisation": "Share of their time that nodes are to compute",
     "aware.inner_steps_max": "Most steps of a node between two updates",

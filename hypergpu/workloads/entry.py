@@ -24,7 +24,15 @@ NODE_DATA_FIELD = "hypergpu.node_data"
 class OptionError(ValueError):
     """An option is unknown or has an impossible value. The text names it, what is wrong and what is
     right.
+
+    Args:
+        text: For people.
+        fix: One change that makes it right.
     """
+
+    def __init__(self, text: str, fix: str) -> None:
+        super().__init__(text)
+        self.fix = fix
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -115,7 +123,8 @@ def complete_options(entry: WorkloadEntry, given: Options) -> dict[str, Value]:
     for name in given:
         if name not in known:
             names = ", ".join(known) or "none"
-            raise OptionError(f"options.{name}: {entry.name} has no such option; it has: {names}")
+            text = f"options.{name}: {entry.name} has no such option; it has: {names}"
+            raise OptionError(text, f"leave options.{name} out")
     complete = {
         name: check_value(entry, name, given[name]) if name in given else option.default
         for name, option in known.items()
@@ -131,10 +140,14 @@ def _check_divisors(entry: WorkloadEntry, option: Option, complete: Options) -> 
         return
     said = f"options.{name} of {entry.name} is {value}"
     if value % option.multiple_of:
-        raise OptionError(f"{said}; it must be a multiple of {option.multiple_of}")
+        multiple = max(1, round(value / option.multiple_of)) * option.multiple_of
+        text = f"{said}; it must be a multiple of {option.multiple_of}"
+        raise OptionError(text, f"options.{name} = {multiple}")
     if option.divides and whole % value:
         both = f"{said} and options.{option.divides} is {whole}"
-        raise OptionError(f"{both}; {name} must divide {option.divides}")
+        divisor = next(each for each in range(min(value, whole), 0, -1) if whole % each == 0)
+        fix = f"options.{name} = {divisor}"
+        raise OptionError(f"{both}; {name} must divide {option.divides}", fix)
 
 
 def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
@@ -148,29 +161,38 @@ def check_value(entry: WorkloadEntry, name: str, value: Value) -> Value:
     where = f"options.{option.name} of {entry.name}"
     wanted = type(option.default)
     if isinstance(value, int) and abs(value) > _NUMBER_MOST:
-        raise OptionError(f"{where} is a number of more than {len(str(_NUMBER_MOST)) - 1} digits")
+        text = f"{where} is a number of more than {len(str(_NUMBER_MOST)) - 1} digits"
+        raise OptionError(text, _default_fix(name, option))
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
         raise OptionError(
             f"{where} is {value!r}, a {type(value).__name__}; it must be a {wanted.__name__},"
-            f" such as {option.default!r}"
+            f" such as {option.default!r}",
+            _default_fix(name, option),
         )
     if isinstance(value, str) and option.choices and value not in option.choices:
-        raise OptionError(f"{where} is {value[:40]!r}; it must be {' or '.join(option.choices)}")
+        text = f"{where} is {value[:40]!r}; it must be {' or '.join(option.choices)}"
+        raise OptionError(text, _default_fix(name, option))
     if isinstance(value, str | bool):
         return value
     _check_number(option, where, value)
     return value
 
 
+def _default_fix(name: str, option: Option) -> str:
+    return f"options.{name} = {msgspec.json.encode(option.default).decode()}"
+
+
 def _check_number(option: Option, where: str, value: float) -> None:
     if not math.isfinite(value):
-        raise OptionError(f"{where} is not a number")
+        raise OptionError(f"{where} is not a number", _default_fix(option.name, option))
     if option.minimum is not None and value < option.minimum:
-        raise OptionError(f"{where} is {value}; it must be at least {option.minimum:g}")
+        text = f"{where} is {value}; it must be at least {option.minimum:g}"
+        raise OptionError(text, f"options.{option.name} = {option.minimum:g}")
     if option.maximum is not None and value > option.maximum:
-        raise OptionError(f"{where} is {value}; it must be at most {option.maximum:g}")
+        text = f"{where} is {value}; it must be at most {option.maximum:g}"
+        raise OptionError(text, f"options.{option.name} = {option.maximum:g}")
 
 
 _CHANNELS = Option(

@@ -35,7 +35,7 @@ from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.tensors.layout import Flat, Layout, LayoutError
+from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import (
     BUILT_IN,
@@ -47,7 +47,6 @@ from hypergpu.workloads.entry import (
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
-    DatasetError,
     UnknownWorkloadError,
     all_finite,
     build_for_job,
@@ -86,8 +85,9 @@ class Evaluator:
             is_torch = error.module.partition(".")[0] in {"torch", "torchvision"}
             reason = Reason.TORCH_MISSING if is_torch else Reason.WORKLOAD_UNKNOWN
             return EvaluatorFailure(reason=reason.name, detail=str(error))
-        except (OptionError, DatasetError, LayoutError, ValueError) as error:
-            return EvaluatorFailure(reason=Reason.SPEC_INVALID.name, detail=str(error))
+        except ValueError as error:
+            fix = error.fix if isinstance(error, OptionError) else ""
+            return EvaluatorFailure(reason=Reason.SPEC_INVALID.name, detail=str(error), fix=fix)
         except Exception as error:  # noqa: BLE001 - a workload may raise anything, at its own cost
             return failure_of(error, request)
 
