@@ -179,7 +179,7 @@ class JobServicer:
         runtime = self._visible(caller, request.job_id)
         job = runtime.job
         answer = job_pb2.GetJobResponse(
-            job=self._summary(runtime),
+            job=self._summary(runtime, caller.own_nodes),
             spec_json=spec_json(job.next_spec or job.spec),
             participants=participants(self._services.nodes, runtime.job, caller.own_nodes),
             unfit=self._unfit_nodes(runtime, caller.own_nodes),
@@ -208,7 +208,7 @@ class JobServicer:
         unreadable = driver.unreadable.items() if own is None else ()
         resting = [translate.resting_summary(*each) for each in unreadable]
         runtimes = [
-            self._summary(runtime)
+            self._summary(runtime, own)
             for runtime in driver.runtimes.values()
             if may_see(runtime.job, own)
         ]
@@ -319,9 +319,11 @@ class JobServicer:
         runtime = self._visible(caller, request.job_id)
         return watch_job(self._services, runtime, request, caller.own_nodes)
 
-    def _summary(self, runtime: JobRuntime) -> job_pb2.JobSummary:
+    def _summary(self, runtime: JobRuntime, own: OwnNodes) -> job_pb2.JobSummary:
         summary = translate.job_summary(runtime.job, runtime.now_ms())
-        summary.reason = self._services.waiting_reason(runtime) or summary.reason
+        # What a job waits for names other jobs, of which a node's token is to know nothing.
+        if own is None and (waiting := self._services.waiting_reason(runtime)):
+            summary.reason = waiting
         return summary
 
     def _runtime(self, job_id: str) -> JobRuntime:
