@@ -170,7 +170,8 @@ def test_a_job_with_uploaded_data_is_made_on_the_page_and_seen_to_its_end(live: 
 @pytest.mark.usefixtures("job")
 def test_a_job_is_paused_and_resumed_by_clicks(live: LivePage) -> None:
     live.wait_for_more_rounds()
-    live.button("Pause").click()
+    live.button("Pause…").click()
+    live.button("Pause it").click()
     expect(live.word("paused")).to_be_visible()
     live.button("Resume").click()
     expect(live.word("training")).to_be_visible()
