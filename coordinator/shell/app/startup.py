@@ -440,7 +440,10 @@ def start_error(failure: Exception) -> HyperGPUError | None:
             is_full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno in _FULL
             return HyperGPUError(Reason.DISK_FULL, failure.detail) if is_full else failure
         case ExceptionGroup():
-            causes = [start_error(each) for each in failure.exceptions]
+            causes = [
+                each if isinstance(each, HyperGPUError) else start_error(each)
+                for each in failure.exceptions
+            ]
             return causes[0] if all(causes) else None
         case ValidationError():
             return _invalid_settings(failure)

@@ -59,7 +59,7 @@ def test_a_watch_writes_each_round_to_tensorboard_once(
     found = EventAccumulator(str(folder / "curves" / f"first-{first_job[0]['job']}"))
     found.Reload()
     assert [each.step for each in found.Scalars("round/samples")] == [*range(1, 7)]
-    assert [each.step for each in found.Scalars("evaluation/accuracy")] == [3, 6]
+    assert [each.step for each in found.Scalars("evaluation/accuracy")] == [0, 3, 6]
 
 
 def test_model_is_exported_as_the_job_names_it(

@@ -84,7 +84,8 @@ def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world
     assert ends == sorted(ends)
     assert ends[0] >= report["rounds"][0]["duration_ms"]
     assert (report["strategy"], report["target"], report["to_target"]) == ("diloco", 0.0, None)
-    (evaluation,) = report["evaluations"]
+    before, evaluation = report["evaluations"]
+    assert (before["round"], before["bytes_up"]) == (0, 0)
     assert evaluation["metric"] == report["metric"]
     assert evaluation["bytes_up"] == sum(each["bytes_up"] for each in report["rounds"])
     logs = {each.stem for each in (world.parent / "out" / "logs").iterdir()}
