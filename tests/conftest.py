@@ -22,6 +22,9 @@ TEST_TOOLS = ("_pytest", "hypothesis", "pluggy", "pytest", "pytest_asyncio", "py
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
+# Tables in a pipe would obey the width of whoever runs the tests.
+os.environ.pop("COLUMNS", None)
+
 # Started in the background, tests and their children would ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
