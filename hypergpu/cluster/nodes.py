@@ -14,7 +14,12 @@ from hypergpu.wire.credentials import parse_token, token_text
 _JOINED = "coordinator.json"
 """What a node's state folder holds from the node's join on."""
 # Five workers on two cores: more threads than one each only wait for one another.
-ONE_THREAD = {"HYPERGPU_NODE_WORKER_THREADS": "1", "OMP_NUM_THREADS": "1"}
+ONE_THREAD = {
+    "HYPERGPU_NODE_WORKER_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # They would import torch beside each other, and keep those that work from it.
+    "HYPERGPU_NODE_WORKER_SPARES": "0",
+}
 
 
 class NodePlace(msgspec.Struct, frozen=True):

@@ -120,10 +120,10 @@ class NodeFault:
         return f"{self._victim} is back: the job goes on"
 
     def _is_back(self) -> bool:
-        """Whether the node is connected. It has no work yet where it was lost before: a paused job
-        takes no nodes.
+        """Whether the node is connected and its worker has started. It has no work yet where it was
+        lost before: a paused job takes no nodes.
         """
-        return self._coordinator.find_node(self._victim).state != "away"
+        return self._coordinator.find_node(self._victim).state not in {"away", "starting"}
 
     def _kill(self) -> str:
         self._node_id = self._coordinator.find_node(self._victim).id
