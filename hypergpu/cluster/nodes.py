@@ -14,7 +14,7 @@ from hypergpu.wire.credentials import parse_token, token_text
 _JOINED = "coordinator.json"
 """What a node's state folder holds from the node's join on."""
 # Five workers on two cores: more threads than one each only wait for one another.
-ONE_THREAD = {
+SHARED_MACHINE = {
     "HYPERGPU_NODE_WORKER_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     # They would import torch beside each other, and keep those that work from it.
@@ -94,7 +94,7 @@ class LocalNodes:
         site = self._place.sites.get(name)
         how = ChildStart(
             site.command(command) if site else command,
-            {**ONE_THREAD, "HYPERGPU_NODE_NAME": name, **self._environments[name]},
+            {**SHARED_MACHINE, "HYPERGPU_NODE_NAME": name, **self._environments[name]},
             secret=token,
         )
         self._daemons[name] = child = self._children.start(name, how)

@@ -12,6 +12,8 @@ from netsim.link import CongestionControl, Link, LinkDirection, NetsimError
 from netsim.measure.probe import ProbedLink
 from netsim.tunnel.tunnel import Tunnel
 
+pytestmark = pytest.mark.needs("tunnel")
+
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 240
 OURS = f"test{os.getpid()}"
