@@ -55,6 +55,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Forecast of all that it was planned to do, where it does less to be compared with another;
     0: it does all.
     """
+    rounds: int = 1
+    """Rounds that its lease may last; of more than one, no round waits for it."""
 
     def batch(self, stated: int) -> int:
         """Samples in each of its steps, of a job that states so many."""
@@ -188,6 +190,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Nodes of the job that are paused, with the reason: they rest."""
     fits: dict[NodeId, MemoryFit] = {}
     """Candidates whose memory limits their steps."""
+    under_way: frozenset[NodeId] = frozenset()
+    """Nodes with a lease over several rounds: no candidates, and remembered until it is over."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
 
