@@ -171,9 +171,7 @@ def _measure_open(job: Job) -> tuple[Command, ...]:
     """
     round_, model = job.round, job.model
     accepted = list(round_.accepted_updates) if round_ is not None else []
-    accepted += [
-        (node, each, each.update) for node, each in job.long_leases.items() if each.update
-    ]
+    accepted += [(node, each, each.update) for node, each in job.long_leases.items() if each.update]
     if model is None or not accepted:
         return ()
     number = round_.number if round_ is not None else model.round

@@ -106,9 +106,7 @@ class WorkState(Enum):
     UNDER_WAY = "under way over several rounds"  # no round waits for it
 
 
-OPEN_WORK = frozenset(
-    {WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE, WorkState.UNDER_WAY}
-)
+OPEN_WORK = frozenset({WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE, WorkState.UNDER_WAY})
 """Where an update may still come in."""
 
 

@@ -20,9 +20,9 @@ class Band(StrEnum):
     NORMAL = "normal"
     """It gets about as much."""
     LOW = "low"
-    """It gets less: fewer inner steps, and a smaller batch where the fewest are too many."""
+    """It gets less: fewer inner steps or a smaller batch, and no round may wait for it."""
     POOR = "poor"
-    """It rests, takes part in some rounds only, or takes part although it is slow."""
+    """It rests, or takes part although it would."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -82,8 +82,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Its rounds in a row that closed without its update, whatever became of it: late, handed back
     or lost. What was damaged on the coordinator's disk does not count.
     """
-    is_alternating: bool = False
-    """It takes part in every other round."""
+    is_awaited: bool = False
+    """Whether rounds wait for it."""
     strayed_rounds: int = 0
     """Plans in a row in which it did not quite fill the round."""
     away_rounds: int = 0
@@ -141,6 +141,8 @@ class NodeResult(msgspec.Struct, frozen=True):
     plan: NodePlan
     took_ms: Milliseconds
     """From the round's opening until its update was in; 0: it never was."""
+    is_lapsed: bool = False
+    """Whether that was the end of a lease over several rounds."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True):

@@ -19,6 +19,9 @@ from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
 
+_FIRST_STEPS = 2
+"""Steps of a round before which nothing is known: a node may be 64 times slower than another."""
+
 
 def unmeasured_plan(
     request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: ModelSizes
@@ -27,6 +30,8 @@ def unmeasured_plan(
     previous = request.previous
     most = request.spec.aware.inner_steps_max
     steps = min(most, request.spec.training.inner_steps)
+    if previous is None:
+        steps = min(steps, _FIRST_STEPS)
     if previous is None:
         codec = _first_codec(request.spec, sizes)
         is_sparse = codec in SPARSE_CODECS

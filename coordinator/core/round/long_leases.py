@@ -134,4 +134,3 @@ def folded_leases(job: Job, round_: Round) -> dict[NodeId, Participant]:
         elif each.base is not None and each.base.last_round <= round_.number:
             found[node] = replace(each, work=WorkState.CUT)
     return found
-
