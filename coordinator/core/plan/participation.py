@@ -21,6 +21,10 @@ _AWAITED_FROM, _AWAITED_STILL_FROM = 0.5, 0.4
 """Share of the middle node's work that a node fits into a round: below the first no round waits for
 it, and from the second on one that was waited for still is.
 """
+_COMPUTING_FROM, _COMPUTING_STILL_FROM = 0.7, 0.6
+"""The same of the share of a round that it computes: below, it moves bytes most of the time, and
+does more where one move of bytes is for several rounds.
+"""
 _CUTS = 3
 """Rounds in a row that its update was missing from; a lease over several rounds counts for all."""
 _REST_MOST = 32
@@ -53,6 +57,8 @@ class NodeShare(NamedTuple):
     """Full batches that fit into the round, over the middle node's; negative where moving bytes
     alone takes longer.
     """
+    computing: float
+    """Share of a round for which it would compute, over the middle node's."""
     is_measured: bool
 
 
@@ -224,8 +230,11 @@ def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, work: NodeShar
         memory = replace(memory, is_awaited=False)
         return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
     least = _AWAITED_STILL_FROM if memory.is_awaited else _AWAITED_FROM
+    computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
     reason = f"{share:.2g} of the median node's work fits in"
-    if share < least:
+    if share < least or work.computing < computing:
+        if share >= least:
+            reason = "it would move bytes for most of a round"
         memory = replace(memory, is_awaited=False)
         return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
     band = work_band(work.of_middle)

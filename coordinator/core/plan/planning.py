@@ -204,7 +204,8 @@ def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
     common = inputs.common
     fitting = (common.span_us - work.moving_us) / work.known.step_us
     is_measured = bool(work.known.reading.step_us.count)
-    return NodeShare(fitting / common.middle.inner_steps, is_measured)
+    computing = (common.span_us - work.moving_us) / max(1.0, common.middle.computing_us)
+    return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
 
 
 def _with_long_work(inputs: PlanInputs, work: NodeWork, memory: NodeMemory) -> NodeWork:

@@ -19,7 +19,7 @@ from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
 
-_FIRST_STEPS = 2
+_FIRST_STEPS = 1
 """Steps of a round before which nothing is known: a node may be 64 times slower than another."""
 
 

@@ -5,7 +5,7 @@ it becomes the beginning of the member's shard, or goes back into the stream: no
 and nothing counts that no accepted update covers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -173,10 +173,14 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms)
+        node: NodeResult(participant.plan, participant.took_ms, _is_lapsed(participant))
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }
+
+
+def _is_lapsed(participant: Participant) -> bool:
+    return participant.base is not None and participant.work is WorkState.CUT
 
 
 class JobStep(NamedTuple):
@@ -197,6 +201,15 @@ def replace_participants(round_: Round, participants: Mapping[NodeId, Participan
     return replace(
         round_, participants=replace_items(round_.participants, participants), counts=counts
     )
+
+
+def without_participants(round_: Round, nodes: Collection[NodeId]) -> Round:
+    """The round without these participants."""
+    counts = dict(round_.counts)
+    for node in nodes:
+        counts[round_.participants[node].work] -= 1
+    kept = {node: each for node, each in round_.participants.items() if node not in nodes}
+    return replace(round_, participants=kept, counts=counts)
 
 
 def deadline(job: Job) -> tuple[SetDeadline, ...]:
@@ -222,7 +235,7 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
     participant, member = job.participant(node), job.members[node]
     if participant is None:
         raise AssertionError(f"{node} has no work in {job.job_id}")
-    base = participant.base or _round_base(job)
+    base = participant.base or round_base(job)
     # Nodes draw it, unless it is of given weights.
     initial = initial_of(base.model) if job.weights is None else None
     work = Assignment(
@@ -244,7 +257,7 @@ def assignment(job: Job, node: NodeId) -> AssignShard:
     return AssignShard(node, work, deadline_at_ms)
 
 
-def _round_base(job: Job) -> LeaseBase:
+def round_base(job: Job) -> LeaseBase:
     """What leases of the open round are given out with."""
     round_ = job.open_round
     return LeaseBase(

@@ -48,6 +48,8 @@ from coordinator.core.round.assignment import (
     due_prefetch,
     plan_request,
     replace_participants,
+    round_base,
+    without_participants,
 )
 from coordinator.core.round.available import (
     available_count,
@@ -58,7 +60,9 @@ from coordinator.core.round.available import (
 )
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.long_leases import (
+    ROUNDS_MOST,
     folded_leases,
+    is_base_free,
     lease_base,
     reserved_samples,
     void_all,
@@ -419,13 +423,17 @@ def _weights(job: Job, round_: Round) -> Weights:
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:
-    """Cut whose updates are not in, put their shards back, and aggregate the rest."""
+    """Let those go on whose updates are not in, or cut them and put their shards back, and
+    aggregate the rest.
+    """
     passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
     reason = f"round {round_.number} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
+    kept = kept_leases(job)
     cut: dict[NodeId, Participant] = {
         node: replace(participant, work=_work_at_close(participant.work))
         for node, participant in round_.pending.items()
+        if node not in kept
     }
     streams = list(job.streams)
     left = [
@@ -436,7 +444,8 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
     slow = slow_nodes(round_, job.at_ms)
-    closed = replace_participants(replace(round_, orphans=(), slow=slow), cut)
+    closed = without_participants(replace(round_, orphans=(), slow=slow), kept.keys())
+    closed = replace_participants(closed, cut)
     folded = folded_leases(job, round_)
     lapsed = {node for node, each in folded.items() if each.work is WorkState.CUT}
     for node in lapsed:
@@ -450,13 +459,28 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
         members=standings_after(job),
         patience_ms=remaining_patience_ms(job),
         streams=tuple(streams),
-        long_leases={n: each for n, each in job.long_leases.items() if n not in folded},
+        long_leases={n: each for n, each in job.long_leases.items() if n not in folded} | kept,
     )
     cancelled = (
-        *cancellations(round_, reason),
+        *(each for each in cancellations(round_, reason) if each.node not in kept),
         *(_lapse(node, folded[node]) for node in lapsed),
     )
     return JobStep(job, (*cancelled, aggregate(job, closed, job.newest_model)))
+
+
+def kept_leases(job: Job) -> dict[NodeId, Participant]:
+    """Participants of the open round whose updates are not in as it closes, and whose leases go on
+    over further rounds: of a planned job all but pairs, whose updates are compared.
+    """
+    round_ = job.open_round
+    if round_.spec.strategy != "aware" or not is_base_free(job):
+        return {}
+    base = replace(round_base(job), last_round=round_.number + ROUNDS_MOST - 1)
+    return {
+        node: replace(participant, work=WorkState.UNDER_WAY, base=base)
+        for node, participant in round_.pending.items()
+        if round_.partner(node) is None
+    }
 
 
 def _lapse(node: NodeId, participant: Participant) -> CancelShard:
