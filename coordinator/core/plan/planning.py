@@ -66,7 +66,13 @@ from coordinator.core.plan.participation import (
     is_excluded,
     participations,
 )
-from coordinator.core.plan.speeds import NodeSpeed, PlannedUpload, node_speeds, upload_delays
+from coordinator.core.plan.speeds import (
+    NodeSpeed,
+    PlannedUpload,
+    node_speeds,
+    stated_connections,
+    upload_delays,
+)
 from coordinator.core.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -80,6 +86,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_OF_STATED = 0.75
+"""A round is made to take this much of a deadline that the job states."""
 
 
 class CommonPlan(NamedTuple):
@@ -164,6 +172,7 @@ def _candidates_plan(
         readings,
         size_bytes=sizes.update_bytes[FINEST],
         held={node: memory.connections for node, memory in memories.items()},
+        stated=stated_connections(request.spec),
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)
@@ -205,13 +214,15 @@ def _common_plan(
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
     held_us = max(comfortable_us, step_us * (previous.inner_steps if previous is not None else 0))
     family = round_family(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
-    down = delta_codec(
-        family,
-        known,
-        sizes=sizes,
-        allowed_us=(1 - utilisation) * comfortable_us,
-        held=previous.down if previous is not None else "",
-    )
+    down = request.spec.codec.down
+    if not request.spec.aware.takes_as_stated("codec.down"):
+        down = delta_codec(
+            family,
+            known,
+            sizes=sizes,
+            allowed_us=(1 - utilisation) * comfortable_us,
+            held=previous.down if previous is not None else "",
+        )
     moving_us, computing_us, dense = {}, {}, sizes.update_bytes[FINEST]
     for node, mine in known.items():
         codec = codec_for_span(
@@ -238,6 +249,8 @@ def _common_plan(
         steps_us = [mine.step_us for mine in known.values()]
         span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
     span_us = steady_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
+    if stated_ms := request.spec.round.deadline_ms:
+        span_us = min(span_us, _OF_STATED * stated_ms * 1000)
     return CommonPlan(family, down, middle_, span_us)
 
 
@@ -403,11 +416,14 @@ def _deadline(
     found: Mapping[NodeId, Participation],
     span_us: float,
 ) -> Milliseconds:
-    """When the round closes: it leaves twice the span to nodes that were never seen at work.
+    """When the round closes: as the job states, or so that it leaves twice the span to nodes that
+    were never seen at work.
 
     Nobody waits for those on trial, unless there is no quorum without them.
     """
     spec, stated = inputs.request.spec, inputs.stated_batch
+    if spec.round.deadline_ms:
+        return Milliseconds(spec.round.deadline_ms)
     quorum = max(1, ceil(spec.round.quorum * len(plans) - 1e-9))
     awaited = {node for node in plans if found[node].is_awaited}
     awaited = awaited if len(awaited) >= quorum else set(plans)
