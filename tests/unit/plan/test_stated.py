@@ -1,5 +1,4 @@
-"""What a job's file states of codecs, connections and deadline its plans keep; the rest is theirs.
-"""
+"""Codecs, connections and deadline that a job states: its plans keep them, and plan the rest."""
 
 import pytest
 from msgspec.structs import replace
