@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
 from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job_table
 from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
 from hypergpu.jobfile.toml import KeyLines
@@ -54,6 +55,7 @@ class JobArguments(TypedDict, total=False):
     learning_rate: float
     seed: int
     strategy: str
+    """``aware`` by default: see docs/jobs.md."""
     target: float
     """Metric at which the job is finished."""
     target_mode: str
@@ -126,6 +128,7 @@ def train(
             program = write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
+    tell_note(spec)
     run = Run(coordinator, job_id, StateNames.of(model))
     run.sinks, run.program = sinks, program
     return run
@@ -156,9 +159,16 @@ async def train_async(
             program = await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
+    tell_note(spec)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
     run.sinks, run.program = tuple(sinks), program
     return run
+
+
+def tell_note(spec: JobSpec) -> None:
+    """Tell what a job's settings come to, in one line where there is something to tell."""
+    if told := submit_note(spec):
+        note(told)
 
 
 def connect_until_exit() -> Coordinator:

@@ -40,10 +40,12 @@ class CodecFamily(msgspec.Struct, frozen=True):
 
 
 def allowed_codecs(spec: JobSpec, sizes: ModelSizes) -> tuple[str, ...]:
-    """From int4 to the sparsest that the job's user allows.
+    """From int4 to the sparsest that the job's user allows, or the one that the job states.
 
     Nothing is finer than int4: int8 takes twice the bytes and trains no better.
     """
+    if spec.aware.takes_as_stated("codec.up"):
+        return (spec.codec.up,)
     first, last = CODECS.index(FINEST), CODECS.index(spec.aware.sparsest)
     return tuple(codec for codec in CODECS[first : last + 1] if codec in sizes.update_bytes)
 

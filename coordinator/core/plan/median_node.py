@@ -287,9 +287,10 @@ def resting_reason(why: str) -> str:
     return f"{Band.POOR}: {why}"
 
 
-def unmeasured_reason(inner_steps: int, codec: str) -> str:
+def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
     """Reason of a plan that is made before any node was measured."""
-    until = "closes after twice what its quorum takes"
+    until = "closes after "
+    until += seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
     return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 
 

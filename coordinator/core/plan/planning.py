@@ -68,7 +68,13 @@ from coordinator.core.plan.participation import (
     is_excluded,
     participations,
 )
-from coordinator.core.plan.speeds import NodeSpeed, PlannedUpload, node_speeds, upload_delays
+from coordinator.core.plan.speeds import (
+    NodeSpeed,
+    PlannedUpload,
+    node_speeds,
+    stated_connections,
+    upload_delays,
+)
 from coordinator.core.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -82,6 +88,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_OF_STATED = 0.75
+"""A round is made to take this much of a deadline that the job states."""
 
 
 class CommonPlan(NamedTuple):
@@ -172,6 +180,7 @@ def _candidates_plan(
         readings,
         size_bytes=sizes.update_bytes[FINEST],
         held={node: memory.connections for node, memory in memories.items()},
+        stated=stated_connections(request.spec),
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)
@@ -257,14 +266,16 @@ def _common_plan(
     family = round_family(
         request.spec, previous, known, weights, sizes=sizes, computing_us=comfortable_us
     )
-    down = delta_codec(
-        family,
-        known,
-        weights,
-        sizes=sizes,
-        allowed_us=(1 - utilisation) * comfortable_us,
-        held=previous.down if previous is not None else "",
-    )
+    down = request.spec.codec.down
+    if not request.spec.aware.takes_as_stated("codec.down"):
+        down = delta_codec(
+            family,
+            known,
+            weights,
+            sizes=sizes,
+            allowed_us=(1 - utilisation) * comfortable_us,
+            held=previous.down if previous is not None else "",
+        )
     moving_us, computing_us = {}, {}
     for node, mine in known.items():
         codec = codec_for_span(
@@ -291,6 +302,8 @@ def _common_plan(
         steps_us = [mine.step_us for mine in known.values()]
         span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
     span_us = steady_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
+    if stated_ms := request.spec.round.deadline_ms:
+        span_us = min(span_us, _OF_STATED * stated_ms * 1000)
     return CommonPlan(family, down, middle_, step_us, weights, span_us)
 
 
@@ -507,8 +520,12 @@ def _deadline(
     working: Mapping[NodeId, NodeWork],
     span_us: float,
 ) -> Milliseconds:
-    """When the round closes: it leaves twice the span to nodes that were never seen at work."""
+    """When the round closes: as the job states, or so that it leaves twice the span to nodes that
+    were never seen at work.
+    """
     spec, stated = inputs.request.spec, inputs.stated_batch
+    if spec.round.deadline_ms:
+        return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
     quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
     arrivals = tuple(
