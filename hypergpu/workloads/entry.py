@@ -334,7 +334,7 @@ _NULL = (
 _PROGRAM = (
     WorkloadEntry(
         name="program",
-        version=3,  # of the container, so that nodes of an older one are named
+        version=4,  # of the container, so that nodes of an older one are named
         oldest_version=2,
         dataset="program",
         metric="loss",

@@ -121,7 +121,7 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
     """
     text = next(iter(str(error).splitlines()), "")
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY_SIGNS):
-        found = memory_error(work_name(request), int(os.environ.get(MEMORY_BYTES, "0")))
+        found = memory_error(work_name(request), memory_limit())
         return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
     traceback.print_exception(error)
     said = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
@@ -130,6 +130,11 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
         return EvaluatorFailure(reason=Reason.NOT_READY.name, detail=said, fix=fix)
     detail = f"{work_name(request)} failed in the code of {request.workload}: {said}"
     return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
+
+
+def memory_limit() -> int:
+    """Most bytes that this process may take; 0: any."""
+    return int(os.environ.get(MEMORY_BYTES, "0"))
 
 
 def _cut_text(text: str) -> str:
@@ -275,7 +280,7 @@ def _open_workload(entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         return NumpyEvaluator(workload, data_dir, held_out)
     from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 
-    return TorchEvaluator(workload, data_dir, held_out)
+    return TorchEvaluator(workload, data_dir, held_out, memory_limit())
 
 
 def _write_synced(path: Path, vectors: list[memoryview]) -> None:

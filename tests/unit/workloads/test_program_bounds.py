@@ -93,7 +93,7 @@ BYTES = {"dtype": {"dtype": "int8"}}
                 *(call("aten.ones.default", [1 << 35]) for _ in range(64)),
                 call("aten.cat.default", [value(FIRST + n) for n in range(64)]),
             ],
-            r"the results until here take [\d,]+ GiB, and this machine has",
+            r"the results until here take [\d,.]+ GiB, and this machine has",
         ),
     ],
 )
