@@ -25,7 +25,7 @@ from hypergpu.training.run import Run
 from hypergpu.workloads.metrics import direction, target_mode
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Loss, Module, SavedProgram
+    from hypergpu.workloads.networks.tracing import Loss, Module
     from hypergpu.workloads.networks.whole_set_tracing import EvaluateAllFunction
 
 
@@ -138,11 +138,11 @@ def train(
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         with progress_note(_CHECKING):
             samples, evaluate_all = JobSamples.of(settings, spec), settings.get("evaluate_all")
-            program = write_job(Path(folder), model, loss, samples, spec, evaluate_all)
+            write_job(Path(folder), model, loss, samples, spec, evaluate_all)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
     run = Run(coordinator, job_id, StateNames.of(model))
-    run.sinks, run.program = sinks, program
+    run.sinks = sinks
     return run
 
 
@@ -169,13 +169,13 @@ async def train_async(
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
             evaluate_all = settings.get("evaluate_all")
-            program = await asyncio.to_thread(
+            await asyncio.to_thread(
                 write_job, Path(folder), model, loss, samples, spec, evaluate_all
             )
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
-    run.sinks, run.program = tuple(sinks), program
+    run.sinks = tuple(sinks)
     return run
 
 
@@ -230,8 +230,8 @@ def write_job(
     samples: JobSamples,
     spec: JobSpec,
     evaluate_all: "EvaluateAllFunction | None" = None,
-) -> "SavedProgram":
-    """Write a job's data folder: program, weights and samples. Gives what an export needs of it.
+) -> None:
+    """Write a job's data folder: program, weights and samples.
 
     The program is compared with the model on a batch of the data.
 
@@ -241,7 +241,7 @@ def write_job(
     """
     # Imported here: it needs torch, which takes seconds.
     from hypergpu.workloads.networks.checked_program import UserCode, write_checked_program
-    from hypergpu.workloads.networks.tracing import BatchShape, SavedProgram
+    from hypergpu.workloads.networks.tracing import BatchShape
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
@@ -255,7 +255,6 @@ def write_job(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
         )
-    return SavedProgram.of(traced)
 
 
 def check_target(spec: JobSpec, metric: str) -> None:

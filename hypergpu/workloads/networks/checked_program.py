@@ -124,5 +124,5 @@ def _load_program(folder: Path, label: str, traced: TracedProgram) -> ProgramWor
         cause = refused.__cause__
         call = cause.call if isinstance(cause, ProgramError) else None
         line = traced.lines.get(call or ("", 0)) or traced.line_of(call[0] if call else "train")
-        raise ProgramError(f"nodes would refuse this model ({line}): {cause}") from refused
+        raise ProgramError(f"this model would be refused ({line}): {cause}") from refused
     return workload

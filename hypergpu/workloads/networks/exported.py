@@ -122,8 +122,8 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
         )
     elif isinstance(workload, JobWorkload):
         raise ExportError(
-            "this model came by hypergpu.train, and its program is not beside it. Fix: run.save"
-            " where hypergpu.train was called, which writes both"
+            "this model came by hypergpu.train, and its program is not beside it. Fix: hypergpu"
+            " job export JOB, which writes both; where it does not, the coordinator is older"
         )
     if entry.kind == "null":
         raise ExportError(f"workload {name} trains nothing: there is no model to load")

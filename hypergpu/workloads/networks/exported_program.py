@@ -39,7 +39,9 @@ class ExportedProgram:
     def __init__(self, folder: Path, model_path: Path) -> None:
         try:
             self._program = read_program(folder)
-            tensors = {**load_file(folder / TENSORS_PATH), **load_file(model_path)}
+            tensors = load_file(model_path)
+            if any(each.name not in tensors for each in self._program.tensors):
+                tensors = {**load_file(folder / TENSORS_PATH), **tensors}
             typed = {each.name: each for each in self._program.tensors}
             self._tensors = {
                 name: tensors[name].to(getattr(torch, each.dtype)) for name, each in typed.items()
@@ -50,7 +52,7 @@ class ExportedProgram:
             raise DatasetError(f"the program in {folder} cannot run: {refused}") from refused
         except KeyError as missing:
             raise DatasetError(
-                f"{folder} has no tensor {missing}. Fix: save the run into an empty folder"
+                f"{folder} has no tensor {missing}. Fix: export the job into an empty folder"
             ) from missing
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = 1

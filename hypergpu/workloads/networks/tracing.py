@@ -5,7 +5,7 @@ as a container.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -226,23 +226,6 @@ class TracedProgram(NamedTuple):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(program_bytes(self.program))
         save_file(self.tensors, folder / TENSORS_PATH)
-
-
-class SavedProgram(NamedTuple):
-    """A program without the tensors that training changes: those are in the trained model."""
-
-    program: Program
-    constants: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, traced: TracedProgram) -> Self:
-        """That of a traced model."""
-        names = [each.name for each in traced.program.tensors if each.role == CONSTANT]
-        return cls(traced.program, {name: traced.tensors[name] for name in names})
-
-    def write(self, folder: Path) -> None:
-        """Write it beside a trained model."""
-        TracedProgram(self.program, self.constants).write(folder)
 
 
 def trace(
