@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hypergpu.process import is_out_of_memory
 from hypergpu.programs.container import DTYPES, ProgramError
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.units import several
@@ -203,6 +204,11 @@ class ModuleUnderTest:
             f"{name} {str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
             for name, each in zip(self._shape.names, self.fields, strict=True)
         )
+        if is_out_of_memory(error):
+            return ProgramError(
+                f"the model or loss takes more memory than there is{place}, on a batch of {batch}."
+                " Fix: a smaller batch_size"
+            )
         told = short(str(error)) or "no reason told"
         if "more than 1 value per channel" in told:
             return ProgramError(

@@ -217,8 +217,9 @@ class ProgramWorkload:
             torch.empty((size, *each.shape), dtype=getattr(torch, each.dtype), device=META)
             for each in self._fields
         ]
+        alive = AliveBytes() if most is None else AliveBytes(most, "this process")
         try:
-            outputs = self._graphs[is_training].try_run([*tensors, *fields], AliveBytes(most))
+            outputs = self._graphs[is_training].try_run([*tensors, *fields], alive)
         except ProgramError as refused:
             raise type(refused)(f"{refused}, with a batch of {size}", refused.call) from refused
         count = 1 if is_training else 1 + len(self._program.metrics)
