@@ -86,6 +86,8 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from a stored sample to the input of the model, for the card of an export."""
     split: str = ""
     """Rule by which samples are held out, for the card of an export."""
+    exported_files: tuple[str, ...] = ()
+    """Files of a job's data, by their paths in it, that an export carries beside the model."""
     can_checkpoint: bool = False
     """Whether its modules have ``checkpoint_activations``, by which they compute activations again
     in the backward pass rather than keep them.
@@ -334,7 +336,7 @@ _NULL = (
 _PROGRAM = (
     WorkloadEntry(
         name="program",
-        version=3,  # of the container, so that nodes of an older one are named
+        version=4,  # of the container, so that nodes of an older one are named
         oldest_version=2,
         dataset="program",
         metric="loss",
@@ -344,6 +346,7 @@ _PROGRAM = (
         split="the samples given as held_out, else a tenth of each class, drawn",
         takes_data="required",
         takes_node_data=True,
+        exported_files=("program/program.json", "program/tensors.safetensors"),
         options=(
             Option(
                 "label",

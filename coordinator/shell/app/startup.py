@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
 from coordinator.core.job.state import ENDED
+from coordinator.core.round.evaluation_steps import needs_evaluator
 from coordinator.shell.app.listeners import (
     HealthServicer,
     Listeners,
@@ -306,6 +307,7 @@ class CoordinatorApp:
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
                 release_members(self._services, runtime)
+            if runtime is not None and not needs_evaluator(job):
                 self._services.evaluator.end_job(job_id)
         if decision.moves_nodes:
             self._services.allocator.review()

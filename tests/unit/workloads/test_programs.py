@@ -436,6 +436,7 @@ def test_the_workload_needs_its_jobs_folder(folder: Path) -> None:
     entry = find("program")
     assert entry in BUILT_IN
     assert entry.version == VERSION
+    assert entry.exported_files == (PROGRAM_PATH, TENSORS_PATH)
     assert isinstance(build_for_job(entry, {}, str(folder)), ProgramWorkload)
     with pytest.raises(DatasetError, match="there are none"):
         build_for_job(entry, {}, "")
