@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
 from hypergpu.workloads.networks.image_decoding import ImageForm
@@ -48,6 +47,8 @@ def rows(samples: ArraySamples) -> set[bytes]:
 
 
 def test_they_are_the_digits_that_scikit_learn_ships() -> None:
+    from sklearn.datasets import load_digits
+
     train, test = as_sets()
     pixels, labels = load_digits(return_X_y=True)
     ours = np.concatenate([train.inputs, test.inputs]) * 16
