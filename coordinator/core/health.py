@@ -40,6 +40,7 @@ _CONNECTED, _VALUE, _GAP = 0x80, 0x7F, 0x7F
 """A minute's byte: hundredths of the health, and whether the node was connected; or a gap, in which
 no coordinator looked.
 """
+_NOT_CONNECTED = bytes(range(_CONNECTED))
 
 
 class HealthLevel(StrEnum):
@@ -153,6 +154,8 @@ class HealthRecord(msgspec.Struct, frozen=True):
     """One byte a minute, the newest last; at most `HISTORY_MINUTES`."""
     minute: int = 0
     """Unix minute of the newest byte."""
+    seen_minute: int = 0
+    """Unix minute in which the node was there last; 0: never yet."""
 
 
 class FleetMedians(NamedTuple):
@@ -222,7 +225,7 @@ def uptime_part(minutes: bytes) -> float:
     Minutes in which no coordinator looked are left out. A node begins with an hour at `NEWCOMER`.
     """
     looks = len(minutes) - minutes.count(_GAP)
-    connected = sum(1 for minute in minutes if minute & _CONNECTED)
+    connected = len(minutes.translate(None, delete=_NOT_CONNECTED))
     return (connected + NEWCOMER * PRIOR_MINUTES) / (looks + PRIOR_MINUTES)
 
 
@@ -316,16 +319,22 @@ work back in order: a slow node alone never falls to a limit.
 """
 
 
-def arrival_sample(participant: Participant, *, has_progress: bool) -> float | None:
+def arrival_sample(
+    participant: Participant, *, has_progress: bool, is_interrupted: bool = False
+) -> float | None:
     """What a closed round says of a participant's reliability, in [0, 1]; None: nothing.
 
     Args:
         participant: As the round was closed.
         has_progress: Whether it said that it had taken steps under this lease.
+        is_interrupted: Whether the job was paused or the coordinator started again meanwhile: then
+            a missing update says nothing.
     """
     match participant.work:
         case WorkState.RECEIVED:
             return 1.0
+        case _ if is_interrupted:
+            return None
         case WorkState.HANDED_BACK:
             return AT_WORK
         case WorkState.LATE | WorkState.PASSED_OVER | WorkState.CUT:
