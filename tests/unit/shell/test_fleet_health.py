@@ -1,4 +1,4 @@
-"""Health as the coordinator keeps it: fed by rounds and readings, stored by node, in every table."""
+"""Health as the coordinator keeps it: fed by rounds and readings, stored by node."""
 
 from pathlib import Path
 
