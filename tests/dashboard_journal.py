@@ -7,6 +7,8 @@ from typing import Any
 from dashboard_api.core.lanes import PHASES
 from hypergpu.client.values import (
     EstimateView,
+    HealthHistoryView,
+    HealthView,
     JobEvent,
     JobView,
     NodeLevelsView,
@@ -145,6 +147,9 @@ def summary(job_id: str = JOB, phase: str = "training", **values: Any) -> JobVie
     return JobView(id=job_id, phase=phase, **given)
 
 
+HEALTH = HealthView(0.83, "high", 0.75, 0.9, 0.85, 0.95, "speed 0.75 lowers it most", 0)
+
+
 def levels(node: int = 1, *, state: str = "pending", **given: Any) -> NodeLevelsView:
     """Levels of a node that takes part in round 0; ``given`` changes them or the participant's."""
     work = {"slot": node, "steps_done": 0, "steps_total": 20, "loss": 0.5, "phase": ""}
@@ -152,7 +157,7 @@ def levels(node: int = 1, *, state: str = "pending", **given: Any) -> NodeLevels
     participant = ParticipantView(node_id(node), state=state, reason="", name="", **work)  # type: ignore[arg-type]
     line = dict.fromkeys(("round_trip_us", "round_trip_spread_us", "loss", "step_us"))
     rates = dict.fromkeys(("up_bits_per_s", "down_bits_per_s"))
-    values: dict[str, Any] = {"job": JOB, "health": "normal", "health_reason": "", "round": 0}
+    values: dict[str, Any] = {"job": JOB, "health": HEALTH, "plan_reason": "", "round": 0}
     values |= {"state": "working", "reason": "", "participant": participant, **line, **rates}
     return NodeLevelsView(id=node_id(node), **(values | given))
 
@@ -195,8 +200,9 @@ def nodes_seen(seed: int, nodes: int = 3, state: str = "working") -> list[NodeVi
             updates_accepted=rng.randrange(9),
             updates_rejected=0,
             reading=reading,
-            health="normal",
-            health_reason="normal: H=20",
+            health=HEALTH,
+            health_history=HealthHistoryView(1, (0.8, 0.83)),
+            plan_reason="normal: H=20",
             name=f"machine-{number}",
         )
         for number in range(nodes)

@@ -5,8 +5,9 @@ Each job first gets the number of nodes that it needs to start, in the order of
 jobs of one, up to what each job takes at most. A job that cannot start yet gets none; while it is
 the first of those that wait, no other one begins on nodes that it could use, and those that train
 go on. A job gets only nodes that offer its workload and meet its requirements, and of those the
-ones that fewest others can use. A node is moved once it has finished what it holds, or after
-`RECALL_LIMIT_MS`. A node that is paused is withdrawn from its job and lent to none.
+ones that fewest others can use, of equals the healthiest. A node that its health excludes goes only
+to a job that lacks its least nodes without it. A node is moved once it has finished what it holds,
+or after `RECALL_LIMIT_MS`. A node that is paused is withdrawn from its job and lent to none.
 """
 
 from collections import Counter
@@ -167,7 +168,11 @@ class _Deal:
         left = {job_id: iter(self._able[job_id]) for job_id in self._taking}
         while self._taking:
             demand = min(self._taking.values(), key=turn)
-            free = (each.node for each in left[demand.job_id] if self._is_free(each, ()))
+            free = (
+                each.node
+                for each in left[demand.job_id]
+                if self._is_free(each, ()) and not each.health_exclusion
+            )
             node = None if self.is_full(demand) else next(free, None)
             if node is None:
                 del self._taking[demand.job_id]
@@ -189,11 +194,14 @@ class _Deal:
 
 def _preference(
     demand: JobDemand, active: Set[JobId], users: Mapping[NodeId, int], offer: NodeOffer
-) -> tuple[int, int]:
-    """Nodes that few jobs can use first; of those the job's own, then free ones."""
-    if offer.node in demand.members:
-        return users[offer.node], 0
-    return users[offer.node], 1 if offer.job_id not in active else 2
+) -> tuple[bool, int, int, float]:
+    """Nodes that few jobs can use first; of those the job's own, then free ones; of equals the
+    healthiest. Who is excluded by its health comes last of all.
+    """
+    is_own = offer.node in demand.members
+    place = 0 if is_own else 1 if offer.job_id not in active else 2
+    # Of a job's own nothing moves to and fro by health.
+    return bool(offer.health_exclusion), users[offer.node], place, 0.0 if is_own else -offer.health
 
 
 def _lend(demands: Sequence[JobDemand], offers: Sequence[NodeOffer], deal: _Deal) -> Iterator[Lend]:
@@ -222,6 +230,8 @@ def _recall(
                 yield Recall(offer.node, demand.job_id, reason)
             elif offer.node not in demand.excluded and (reason := unfit_reason(demand, offer)):
                 yield Recall(offer.node, demand.job_id, reason)
+            elif place is None and offer.health_exclusion:
+                yield Recall(offer.node, demand.job_id, offer.health_exclusion)
             elif place is None and deal.is_full(demand):
                 reason = f"{demand.job_id} takes {several(demand.nodes_max, 'node')} at most"
                 yield Recall(offer.node, demand.job_id, reason)

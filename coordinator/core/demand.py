@@ -67,6 +67,10 @@ class NodeOffer(msgspec.Struct, frozen=True):
     """Version of its torch."""
     lacking_operators: frozenset[str] = frozenset()
     """Operators of programs that this has not."""
+    health: float = 0.75
+    """By which nodes are asked, in [0, 1]: see `coordinator.core.health`."""
+    health_exclusion: str = ""
+    """Why only a job that lacks its least nodes gets it; empty: any may."""
     leaving_ms: Milliseconds = Milliseconds(0)
     """How long ago its job was asked for it back, and still has it; 0: it was not."""
 

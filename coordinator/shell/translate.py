@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import msgspec
 
+from coordinator.core.health import Exclusion, HealthHistory, HealthParts, health_reason
 from coordinator.core.job.commands import CancelShard
 from coordinator.core.job.events import AggregateReady
 from coordinator.core.job.state import Job, ModelScore, Participant, WorkState
@@ -378,6 +379,35 @@ def reading_message(reading: NodeReading, now_ms: Milliseconds) -> job_pb2.Readi
         loss=_loss(reading, now_ms),
         congestion_control=reading.congestion_control,
     )
+
+
+def health_message(
+    parts: HealthParts, excluded: Exclusion | None, digits: int = 4
+) -> job_pb2.Health:
+    """A node's health as the public sees it.
+
+    Args:
+        parts: Each in [0, 1].
+        excluded: None: it is not.
+        digits: Decimal places of the numbers.
+    """
+    rounded = {name: round(part, digits) for name, part in parts._asdict().items()}
+    return job_pb2.Health(
+        value=round(parts.value, digits),
+        level=parts.level,
+        reason=health_reason(parts, excluded),
+        excluded_until_s=0 if excluded is None else excluded.until_s,
+        **rounded,
+    )
+
+
+def health_history_message(history: HealthHistory) -> job_pb2.HealthHistory:
+    """The health of up to a day, a byte a point."""
+    points = bytes(_NO_LOOK if point is None else round(100 * point) for point in history.points)
+    return job_pb2.HealthHistory(step_minutes=history.step_minutes, points=points)
+
+
+_NO_LOOK = 255
 
 
 def _estimate(estimate: Estimate, now_ms: Milliseconds) -> job_pb2.Estimate:

@@ -13,12 +13,19 @@ from dashboard_api.core.changes import Change, Draft, JsonObject
 from dashboard_api.core.journal_fold import JobFold, JobMemory, node_names
 from dashboard_api.core.lanes import continued_segments, is_paused, live_phase
 from dashboard_api.core.state import ConnectionGap, EventLine, NodeState, PaymentsState, empty_state
-from hypergpu.client.values import JobEvent, JobView, NodeLevelsView, NodeView, ParticipantView
+from hypergpu.client.values import (
+    HealthView,
+    JobEvent,
+    JobView,
+    NodeLevelsView,
+    NodeView,
+    ParticipantView,
+)
 from hypergpu.terminal.output import round_from_one
 
 SEEN_STEP_MS = 15_000
 """A node's time of last contact moves in steps of this: it would else change all the time."""
-READING_DIGITS = 3
+READING_DIGITS, HEALTH_DIGITS = 3, 2
 _AWAY = "away"
 _ABSENCES_KEPT = 20
 _LIVE_STATES = frozenset({"pending"})
@@ -187,14 +194,25 @@ def _summary(job: JobView) -> JsonObject:
 
 
 def _level_values(levels: NodeLevelsView) -> JsonObject:
-    names = ("state", "reason", "job", "health", "health_reason", "loss", *_SPEEDS)
-    values = {name: getattr(levels, name) for name in names}
-    values |= {name: round_from_one(values[name]) for name in ("reason", "health_reason")}
+    names = ("state", "reason", "job", "plan_reason", "loss", *_SPEEDS)
+    values = {name: getattr(levels, name) for name in names} | _health_values(levels.health)
+    values |= {name: round_from_one(values[name]) for name in ("reason", "plan_reason")}
     values |= {"rtt_us": levels.round_trip_us, "rtt_spread_us": levels.round_trip_spread_us}
     # States of other kinds hide whether the node is paused, too.
     if levels.state in _STATES_OF_PAUSE:
         values["pause_reason"] = levels.reason if levels.state == "paused" else ""
     return values
+
+
+def _health_values(health: HealthView) -> JsonObject:
+    """A node's health, its numbers to two digits: further ones are noise."""
+    parts = ("speed", "reliability", "quality", "uptime")
+    return {
+        "health": health.level or None,
+        "health_value": round(health.value, HEALTH_DIGITS),
+        "health_reason": health.reason,
+        "health_parts": {name: round(getattr(health, name), HEALTH_DIGITS) for name in parts},
+    }
 
 
 def _take_work(fold: JobFold, levels: NodeLevelsView, at_ms: int) -> None:
@@ -243,9 +261,10 @@ def _take_participant(
 def _node_values(node: NodeView, now_ms: int) -> JsonObject:
     names = (
         *("name", "state", "reason", "device", "device_name", "memory_bytes", "worker", "job"),
-        *("software", "health", "health_reason", "pause_reason", "updates_accepted"),
+        *("software", "plan_reason", "pause_reason", "updates_accepted"),
     )
     values: JsonObject = {name: getattr(node, name) for name in names}
+    values |= _health_values(node.health)
     reading = node.reading
     rtt, loss = reading.round_trip_us, reading.loss
     values |= {

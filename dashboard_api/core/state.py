@@ -224,6 +224,15 @@ class ConnectionGap(msgspec.Struct, forbid_unknown_fields=True):
     """None: it lasts."""
 
 
+class HealthPartsState(msgspec.Struct, forbid_unknown_fields=True):
+    """Parts of a node's health, each in [0, 1]."""
+
+    speed: float
+    reliability: float
+    quality: float
+    uptime: float
+
+
 class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     """A node. Readings are null until they are measured."""
 
@@ -240,7 +249,14 @@ class NodeState(msgspec.Struct, forbid_unknown_fields=True):
     seen_at_ms: int | None = None
     software: str = ""
     health: str | None = None
+    """Its level: high, normal, low or poor."""
+    health_value: float | None = None
+    """In [0, 1]."""
     health_reason: str = ""
+    """What lowers it most, or why the node is excluded."""
+    health_parts: HealthPartsState | None = None
+    plan_reason: str = ""
+    """What the newest plan that named it says of its part."""
     pause_reason: str = ""
     updates_accepted: int = 0
     updates_rejected: int = 0

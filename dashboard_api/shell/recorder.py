@@ -25,7 +25,7 @@ ROUND_SERIES = (
 )
 NODE_SERIES = (
     *("rtt_us", "rtt_spread_us", "loss", "up_bits_per_s", "down_bits_per_s", "step_us"),
-    *("updates_accepted", "updates_rejected", "inner_steps"),
+    *("updates_accepted", "updates_rejected", "inner_steps", "health_value"),
 )
 EVALUATION_SERIES = {"metric": "metric", "held_out_loss": "loss"}
 METRIC_PREFIX = "metric/"

@@ -25,7 +25,7 @@ from hypergpu.units import several
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, NodeView
-    from hypergpu.client.values import EstimateView
+    from hypergpu.client.values import EstimateView, HealthHistoryView, HealthView
     from hypergpu.terminal.output import Table
 
 app = group("See the nodes, pause them, let them go, shut them out.")
@@ -52,7 +52,7 @@ def nodes_table(nodes: "Sequence[NodeView]") -> "Table":
         Column("node"),
         Column("id"),
         Column("state"),
-        Column("health", is_optional=True),
+        Column("health"),
         Column("job", is_optional=True),
         *optional_numbers(
             "step", "rtt", "loss", "up Mbit/s", "down Mbit/s", "seen", "accepted", "rejected"
@@ -70,7 +70,7 @@ def _node_row(node: "NodeView") -> tuple[str, ...]:
         name_or_id(node.name, node.id),
         short_id(node.id),
         node.state,
-        node.health or "-",
+        f"{node.health.value:.2f} {node.health.level}",
         short_id(node.job) if node.job else "-",
         _mean(seen.step_us, milliseconds),
         _mean(seen.round_trip_us, milliseconds),
@@ -99,7 +99,7 @@ def _mean(estimate: "EstimateView | None", text: Callable[[float], str]) -> str:
 @app.command()
 @on_coordinator
 def show(coordinator: "Coordinator", node: _Node, *, as_json: AsJson = False) -> None:
-    """Show one node: its health with the plan's reason, and everything measured of it."""
+    """Show one node: its health with parts, the plan's reason, and everything measured of it."""
     from hypergpu.client.values import NodeDetail
 
     found = coordinator.find_node(node)
@@ -123,7 +123,10 @@ def _node_lines(node: "NodeView") -> list[str]:
     return [
         f"{node.name}  {node.id}".lstrip(),
         f"  state       {node.state}: {round_from_one(node.reason) or '-'}",
-        f"  health      {round_from_one(node.health_reason) or 'in no planned round yet'}",
+        f"  health      {node.health.value:.2f} {node.health.level}: {node.health.reason}",
+        f"  parts       {_parts_text(node.health)}",
+        f"  last day    {health_line(node.health_history) or 'its first minute is not over'}",
+        f"  plan        {round_from_one(node.plan_reason) or 'in no planned round yet'}",
         f"  device      {node.device} {node.device_name}".rstrip() + f", {size(node.memory_bytes)}",
         f"  worker      {node.worker or '-'}, {node.software or '-'}",
         f"  machine     {machine_text(node)}",
@@ -137,6 +140,30 @@ def _node_lines(node: "NodeView") -> list[str]:
         f"  congestion  {node.reading.congestion_control or '-'}",
         f"  least RTT   {milliseconds(least_us) if least_us else '-'}",
     ]
+
+
+def _parts_text(health: "HealthView") -> str:
+    parts = ("speed", "reliability", "quality", "uptime")
+    return ", ".join(f"{name} {getattr(health, name):.2f}" for name in parts)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_LINE_POINTS = 48
+
+
+def health_line(history: "HealthHistoryView") -> str:
+    """A history as bars, the newest last, of at most 48 spans; a gap where nobody looked."""
+    points = history.points
+    span = max(1, -(-len(points) // _LINE_POINTS))
+    spans = [points[max(0, end - span) : end] for end in range(len(points), 0, -span)]
+    return "".join(map(_bar, reversed(spans)))
+
+
+def _bar(points: "Sequence[float | None]") -> str:
+    known = [point for point in points if point is not None]
+    if not known:
+        return " "
+    return _BARS[min(len(_BARS) - 1, int(len(_BARS) * sum(known) / len(known)))]
 
 
 def machine_text(node: "NodeView") -> str:

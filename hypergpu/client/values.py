@@ -90,6 +90,32 @@ class ReadingView(msgspec.Struct, frozen=True):
     """Congestion control of the node's sockets."""
 
 
+class HealthView(msgspec.Struct, frozen=True):
+    """A node's health and its parts, each in [0, 1]."""
+
+    value: float
+    """0.4 speed + 0.3 reliability + 0.2 quality + 0.1 uptime."""
+    level: str
+    """``high`` from 0.8, ``normal`` from 0.5, ``low`` from 0.3, else ``poor``."""
+    speed: float
+    reliability: float
+    quality: float
+    uptime: float
+    reason: str
+    """What lowers it most, or why the node is excluded and for how long."""
+    excluded_until_s: int
+    """Unix time; 0: it is not excluded."""
+
+
+class HealthHistoryView(msgspec.Struct, frozen=True):
+    """The health of up to a day."""
+
+    step_minutes: int
+    """Minutes from one point to the next."""
+    points: tuple[float | None, ...]
+    """The newest last, at most 240; null: no coordinator looked."""
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node as the operator sees it."""
 
@@ -107,9 +133,10 @@ class NodeView(msgspec.Struct, frozen=True):
     updates_accepted: int
     updates_rejected: int
     reading: ReadingView
-    health: str | None
-    """Band in the newest planned round: high, normal, low or poor; null: no plan named the node."""
-    health_reason: str
+    health: HealthView
+    health_history: HealthHistoryView
+    plan_reason: str
+    """What the newest plan that named it says of its part; empty: none did."""
     name: str = ""
     """What its owner calls the machine."""
     pause_reason: str = ""
@@ -133,8 +160,9 @@ class NodeLevelsView(msgspec.Struct, frozen=True):
     state: str
     reason: str
     job: str | None
-    health: str | None
-    health_reason: str
+    health: HealthView
+    """Its numbers to two digits."""
+    plan_reason: str
     round_trip_us: int | None
     round_trip_spread_us: int | None
     loss: float | None
@@ -297,7 +325,8 @@ def node_view(node: job_pb2.NodeSummary) -> NodeView:
         data_names=tuple(able.data_names),
         job=node.job_id or None,
         reading=reading_view(node.reading),
-        health=node.health or None,
+        health=view_of(HealthView, node.health),
+        health_history=health_history_view(node.health_history),
     )
 
 
@@ -316,7 +345,7 @@ def node_levels_view(levels: job_pb2.NodeLevels) -> NodeLevelsView:
         levels,
         id=levels.node_id,
         job=levels.job_id or None,
-        health=levels.health or None,
+        health=view_of(HealthView, levels.health),
         round=levels.round if takes_part else None,
         participant=participant_view(levels.participant) if takes_part else None,
         **{name: known.get(name) for name in _LINE},
@@ -338,6 +367,15 @@ def token_view(token: job_pb2.TokenSummary) -> TokenView:
 def job_event(event: job_pb2.JobEvent) -> JobEvent:
     """An event from the wire."""
     return view_of(JobEvent, event, body=event_body(event))
+
+
+def health_history_view(history: job_pb2.HealthHistory) -> HealthHistoryView:
+    """A health's history from the wire."""
+    points = tuple(None if point == _NO_LOOK else point / 100 for point in history.points)
+    return HealthHistoryView(history.step_minutes, points)
+
+
+_NO_LOOK = 255
 
 
 def reading_view(reading: job_pb2.Reading) -> ReadingView:

@@ -791,9 +791,10 @@ class NodeSummary(google.protobuf.message.Message):
     UPDATES_REJECTED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     READING_FIELD_NUMBER: builtins.int
-    HEALTH_FIELD_NUMBER: builtins.int
-    HEALTH_REASON_FIELD_NUMBER: builtins.int
+    PLAN_REASON_FIELD_NUMBER: builtins.int
     PAUSE_REASON_FIELD_NUMBER: builtins.int
+    HEALTH_FIELD_NUMBER: builtins.int
+    HEALTH_HISTORY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
     job_id: builtins.str
@@ -803,16 +804,18 @@ class NodeSummary(google.protobuf.message.Message):
     updates_rejected: builtins.int
     reason: builtins.str
     """Why it is idle or away, for people."""
-    health: builtins.str
-    """Band in the newest planned round: high, normal, low or poor. Empty: it was in no plan."""
-    health_reason: builtins.str
-    """The plan's reason, which begins with the band."""
+    plan_reason: builtins.str
+    """What the newest plan that named it says of its part; empty: it was in no plan."""
     pause_reason: builtins.str
     """By whom it is paused, also while it is away; empty: it is not."""
     @property
     def capabilities(self) -> hypergpu.v1.node_pb2.Capabilities: ...
     @property
     def reading(self) -> global___Reading: ...
+    @property
+    def health(self) -> global___Health: ...
+    @property
+    def health_history(self) -> global___HealthHistory: ...
     def __init__(
         self,
         *,
@@ -826,14 +829,79 @@ class NodeSummary(google.protobuf.message.Message):
         updates_rejected: builtins.int = ...,
         reason: builtins.str = ...,
         reading: global___Reading | None = ...,
-        health: builtins.str = ...,
-        health_reason: builtins.str = ...,
+        plan_reason: builtins.str = ...,
         pause_reason: builtins.str = ...,
+        health: global___Health | None = ...,
+        health_history: global___HealthHistory | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "reading", b"reading"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "pause_reason", b"pause_reason", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_history", b"health_history", "reading", b"reading"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "health", b"health", "health_history", b"health_history", "job_id", b"job_id", "last_seen_ms_ago", b"last_seen_ms_ago", "node_id", b"node_id", "pause_reason", b"pause_reason", "plan_reason", b"plan_reason", "reading", b"reading", "reason", b"reason", "software", b"software", "state", b"state", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___NodeSummary = NodeSummary
+
+@typing.final
+class Health(google.protobuf.message.Message):
+    """Health of a node with its parts, each in [0, 1]."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: builtins.int
+    LEVEL_FIELD_NUMBER: builtins.int
+    SPEED_FIELD_NUMBER: builtins.int
+    RELIABILITY_FIELD_NUMBER: builtins.int
+    QUALITY_FIELD_NUMBER: builtins.int
+    UPTIME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    EXCLUDED_UNTIL_S_FIELD_NUMBER: builtins.int
+    value: builtins.float
+    """0.4 speed + 0.3 reliability + 0.2 quality + 0.1 uptime."""
+    level: builtins.str
+    """high from 0.8, normal from 0.5, low from 0.3, else poor."""
+    speed: builtins.float
+    reliability: builtins.float
+    quality: builtins.float
+    uptime: builtins.float
+    reason: builtins.str
+    """What lowers it most, or why the node is excluded and for how long. For people."""
+    excluded_until_s: builtins.int
+    """Unix time until which it is excluded; 0: it is not."""
+    def __init__(
+        self,
+        *,
+        value: builtins.float = ...,
+        level: builtins.str = ...,
+        speed: builtins.float = ...,
+        reliability: builtins.float = ...,
+        quality: builtins.float = ...,
+        uptime: builtins.float = ...,
+        reason: builtins.str = ...,
+        excluded_until_s: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["excluded_until_s", b"excluded_until_s", "level", b"level", "quality", b"quality", "reason", b"reason", "reliability", b"reliability", "speed", b"speed", "uptime", b"uptime", "value", b"value"]) -> None: ...
+
+global___Health = Health
+
+@typing.final
+class HealthHistory(google.protobuf.message.Message):
+    """Health of up to a day."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_MINUTES_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    step_minutes: builtins.int
+    """Minutes from one point to the next, at least 1."""
+    points: builtins.bytes
+    """Hundredths, a byte each, the newest last, at most 240; 255: no coordinator looked."""
+    def __init__(
+        self,
+        *,
+        step_minutes: builtins.int = ...,
+        points: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["points", b"points", "step_minutes", b"step_minutes"]) -> None: ...
+
+global___HealthHistory = HealthHistory
 
 @typing.final
 class Reading(google.protobuf.message.Message):
@@ -942,8 +1010,8 @@ class NodeLevels(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     JOB_ID_FIELD_NUMBER: builtins.int
+    PLAN_REASON_FIELD_NUMBER: builtins.int
     HEALTH_FIELD_NUMBER: builtins.int
-    HEALTH_REASON_FIELD_NUMBER: builtins.int
     ROUND_TRIP_US_FIELD_NUMBER: builtins.int
     ROUND_TRIP_SPREAD_US_FIELD_NUMBER: builtins.int
     LOSS_FIELD_NUMBER: builtins.int
@@ -954,11 +1022,10 @@ class NodeLevels(google.protobuf.message.Message):
     PARTICIPANT_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
-    """These five as in NodeSummary, texts cut to 300 characters."""
+    """These four as in NodeSummary, texts cut to 300 characters."""
     reason: builtins.str
     job_id: builtins.str
-    health: builtins.str
-    health_reason: builtins.str
+    plan_reason: builtins.str
     round_trip_us: builtins.int
     """Means of the reading, to three digits. They and the steps are told every half second for up to 50 nodes, more
     seldom for more: for 1,000 every ten seconds.
@@ -971,6 +1038,10 @@ class NodeLevels(google.protobuf.message.Message):
     round: builtins.int
     """Of its job's open round, where it takes part in it. Without reason and name."""
     @property
+    def health(self) -> global___Health:
+        """Its numbers to two digits. Without the history."""
+
+    @property
     def participant(self) -> global___ParticipantSummary: ...
     def __init__(
         self,
@@ -979,8 +1050,8 @@ class NodeLevels(google.protobuf.message.Message):
         state: builtins.str = ...,
         reason: builtins.str = ...,
         job_id: builtins.str = ...,
-        health: builtins.str = ...,
-        health_reason: builtins.str = ...,
+        plan_reason: builtins.str = ...,
+        health: global___Health | None = ...,
         round_trip_us: builtins.int | None = ...,
         round_trip_spread_us: builtins.int | None = ...,
         loss: builtins.float | None = ...,
@@ -990,8 +1061,8 @@ class NodeLevels(google.protobuf.message.Message):
         round: builtins.int = ...,
         participant: global___ParticipantSummary | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "loss", b"loss", "participant", b"participant", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "health", b"health", "health_reason", b"health_reason", "job_id", b"job_id", "loss", b"loss", "node_id", b"node_id", "participant", b"participant", "reason", b"reason", "round", b"round", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "state", b"state", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "health", b"health", "loss", b"loss", "participant", b"participant", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_down_bits_per_s", b"_down_bits_per_s", "_loss", b"_loss", "_round_trip_spread_us", b"_round_trip_spread_us", "_round_trip_us", b"_round_trip_us", "_step_us", b"_step_us", "_up_bits_per_s", b"_up_bits_per_s", "down_bits_per_s", b"down_bits_per_s", "health", b"health", "job_id", b"job_id", "loss", b"loss", "node_id", b"node_id", "participant", b"participant", "plan_reason", b"plan_reason", "reason", b"reason", "round", b"round", "round_trip_spread_us", b"round_trip_spread_us", "round_trip_us", b"round_trip_us", "state", b"state", "step_us", b"step_us", "up_bits_per_s", b"up_bits_per_s"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_down_bits_per_s", b"_down_bits_per_s"]) -> typing.Literal["down_bits_per_s"] | None: ...
     @typing.overload

@@ -409,7 +409,8 @@ async def test_everything_measured_of_a_node_is_listed(coordinator: CoordinatorP
     assert reading.loss
     assert 0 < reading.loss.mean < 0.2
     assert reading.congestion_control == "cubic"
-    assert summary.health is None, "no plan has named it"
+    assert summary.plan_reason == "", "no plan has named it"
+    assert summary.health.level == "normal", "it idles, and has a health all the same"
     await node.close()
 
 

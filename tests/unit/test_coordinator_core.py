@@ -296,6 +296,37 @@ def test_nodes_that_a_job_gives_no_work_go_to_one_that_can_use_them() -> None:
 MODEL_BYTES = Bytes(1000)
 
 
+def test_of_equal_nodes_the_healthiest_is_asked_first() -> None:
+    one = demand("one")
+    one = replace(one, nodes_max=1)
+    offered = [replace(offer, health=0.9 if offer.node == "c" else 0.4) for offer in offers("abc")]
+    assert loans([one], offered) == {"c": "one"}
+
+
+def test_a_job_keeps_its_own_node_though_another_is_healthier() -> None:
+    own = replace(demand("one", "a"), nodes_max=1)
+    offered = [replace(offer, health=0.1 + (offer.node == "b")) for offer in offers("b", one="a")]
+    assert plan_allocation([own], offered) == ()
+
+
+def test_an_excluded_node_goes_only_to_a_job_that_lacks_its_least_nodes() -> None:
+    offered = [
+        replace(offer, health_exclusion="its quality fell" if offer.node == "a" else "")
+        for offer in offers("ab")
+    ]
+    assert loans([demand("one")], offered) == {"b": "one"}
+    assert loans([demand("one", nodes_min=2)], offered) == {"a": "one", "b": "one"}
+
+
+def test_a_member_that_is_excluded_is_asked_back_with_the_reason() -> None:
+    offered = [
+        replace(offer, health_exclusion="its quality fell" if offer.node == "a" else "")
+        for offer in offers("", one="ab")
+    ]
+    recalled = plan_allocation([demand("one", "a", "b")], offered)
+    assert [(each.node, each.reason) for each in recalled] == [("a", "its quality fell")]
+
+
 def digest_named(kind: str, number: int) -> Digest:
     return Digest(f"{kind}{number:0{64 - len(kind)}}")
 

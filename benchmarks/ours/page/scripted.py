@@ -114,8 +114,16 @@ class JobScript:
             last_seen_ms_ago=self._rng.randrange(5_000),
             software="hypergpu",
             updates_accepted=self.round,
-            health="normal",
-            health_reason="normal: H=20",
+            health=job_pb2.Health(
+                value=0.83,
+                level="high",
+                speed=0.75,
+                reliability=0.9,
+                quality=0.85,
+                uptime=0.95,
+                reason="speed 0.75 lowers it most",
+            ),
+            plan_reason="normal: H=20",
         )
         found.capabilities.device = "cuda"
         found.capabilities.device_name = "GPU"
@@ -216,7 +224,7 @@ def _levels(script: JobScript, part: job_pb2.ParticipantSummary) -> job_pb2.Node
         state=node.state,
         job_id=JOB,
         health=node.health,
-        health_reason=node.health_reason,
+        plan_reason=node.plan_reason,
         round_trip_us=int(node.reading.round_trip_us.mean),
         step_us=int(node.reading.step_us.mean),
         round=script.round,

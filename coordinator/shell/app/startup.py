@@ -53,6 +53,7 @@ from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
+from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes, Readings
 from coordinator.shell.runtime.services import (
     DATASETS,
@@ -64,8 +65,10 @@ from coordinator.shell.runtime.services import (
     Services,
     UpdateOffers,
     copy_leftovers,
+    keep_health,
     keep_node_counts,
     keep_others_known,
+    store_health,
     store_node_counts,
 )
 from coordinator.shell.servicers.calls import NodeGate
@@ -182,6 +185,7 @@ class CoordinatorApp:
                 begin(self._services.allocator.watch(Milliseconds(self._settings.lost_after_ms))),
                 begin(self._collector.run()),
                 begin(keep_node_counts(self._services)),
+                begin(keep_health(self._services)),
                 begin(keep_others_known(self._services)),
                 begin(copy_leftovers(self._services)),
                 begin(self._services.bulk.run()),
@@ -303,6 +307,8 @@ class CoordinatorApp:
             payments.wake()
         if self._outbox is not None:
             self._outbox.wake(decision.jobs)
+        for _, round_ in decision.folded:
+            self._services.health.record_round(round_, self._services.nodes.progress)
         for job_id, job in decision.jobs.items():
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
@@ -339,6 +345,7 @@ class CoordinatorApp:
             runtime.close()
         self._services.echo.close()
         await store_node_counts(self._services)
+        await store_health(self._services)
         await self._services.evaluator.stop()
         await self._services.heavy.close()
         if self._outbox is not None:
@@ -383,7 +390,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     clear_seats(settings.data_dir)
     limits = evaluator_limits(settings)
     evaluator = EvaluatorPool(SeatMaker(settings.data_dir, limits))
-    readings = Readings()
+    readings, health = Readings(), FleetHealth(journal.health())
 
     def count_bytes(moved: BytesServed | BytesReceived) -> None:
         if isinstance(moved, BytesReceived):
@@ -405,7 +412,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         ),
         driver=driver,
         nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal, Milliseconds(settings.job_turn_ms)),
+        allocator=NodeAllocator(driver, nodes, journal, Milliseconds(settings.job_turn_ms), health),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
@@ -415,6 +422,7 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         bulk=open_store(place, blobs, uploads, count_bytes, turn.kept),
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=turn.others,
+        health=health,
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )
 

@@ -1,15 +1,16 @@
 """Nodes, nonces and tokens in the journal's database. Calls block until durable."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 from sqlalchemy import Select, bindparam, delete, insert, select, update
 from sqlalchemy.sql import Executable
 
+from coordinator.core.health import HealthRecord
 from coordinator.shell.journal.database import Database
 from coordinator.shell.journal.records import NodeRecord, TokenRecord, UpdateCount
-from coordinator.shell.journal.schema import JOINS, NODES, NONCES, PAUSES, TOKENS
+from coordinator.shell.journal.schema import HEALTH, JOINS, NODES, NONCES, PAUSES, TOKENS
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.wire.credentials import Role
 
@@ -20,6 +21,8 @@ _ADD_COUNTS = _UPDATE_NODE.values(
     updates_accepted=NODES.c.updates_accepted + bindparam("accepted"),
     updates_rejected=NODES.c.updates_rejected + bindparam("rejected"),
 )
+
+_DELETE_HEALTH = delete(HEALTH).where(HEALTH.c.node == bindparam("of_node"))
 
 
 class Registry:
@@ -90,6 +93,35 @@ class Registry:
         """Nodes that are paused, with the reason."""
         return {NodeId(row["node"]): row["reason"] for row in self._rows(select(PAUSES))}
 
+    def store_health(
+        self, records: Mapping[NodeId, HealthRecord], removed: Collection[NodeId] = ()
+    ) -> None:
+        """Keep these records of nodes' health in place of those before, all or nothing.
+
+        Args:
+            records: By node.
+            removed: Nodes whose records are not kept any more.
+        """
+        if not records and not removed:
+            return
+        rows = [
+            {"node": node, "record_json": msgspec.json.encode(record)}
+            for node, record in records.items()
+        ]
+        with self._database.writer() as connection:
+            stale = [{"of_node": node} for node in (*records, *removed)]
+            connection.execute(_DELETE_HEALTH, stale)
+            if rows:
+                connection.execute(insert(HEALTH), rows)
+
+    def health(self) -> dict[NodeId, HealthRecord]:
+        """Records of nodes' health. One that another version wrote is left out."""
+        return {
+            NodeId(row["node"]): record
+            for row in self._rows(select(HEALTH))
+            if (record := _health_record(row["record_json"])) is not None
+        }
+
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Every node, by first contact."""
         rows = self._rows(select(NODES).order_by(NODES.c.first_seen_ms, NODES.c.node))
@@ -159,6 +191,13 @@ class Registry:
 
 def _join_query(token_id: TokenId, node: NodeId) -> Select[tuple[str]]:
     return select(JOINS.c.node).where(JOINS.c.token_id == token_id, JOINS.c.node == node)
+
+
+def _health_record(stored: bytes) -> HealthRecord | None:
+    try:
+        return msgspec.json.decode(stored, type=HealthRecord)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _token(row: dict[str, Any]) -> TokenRecord:

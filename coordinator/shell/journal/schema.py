@@ -98,6 +98,14 @@ PAUSES = Table(
     Column("reason", String, nullable=False),
 )
 
+# Health of nodes, a bounded record each: `coordinator.core.health`.
+HEALTH = Table(
+    "health",
+    METADATA,
+    Column("node", String, primary_key=True),
+    Column("record_json", LargeBinary, nullable=False),
+)
+
 TOKENS = Table(
     "tokens",
     METADATA,

@@ -25,6 +25,7 @@ from coordinator.core.outlook import job_outlooks
 from coordinator.core.round.available import nodes_needed
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.workload_versions import catalogue_version, later_versions
 from hypergpu.ids import JobId, NodeId
@@ -66,8 +67,10 @@ class NodeAllocator:
         nodes: ConnectedNodes,
         journal: Journal,
         turn_ms: Milliseconds = TURN_MS,
+        health: FleetHealth | None = None,
     ) -> None:
         self._driver = driver
+        self._health = health or FleetHealth()
         self._nodes = nodes
         self._journal = journal
         self._turn_ms = turn_ms
@@ -249,10 +252,16 @@ class NodeAllocator:
             replace(
                 _offer(session, places.get(node), self._nodes.pause_reason(node)),
                 leaving_ms=Milliseconds(now_ms - since_ms.get(node, now_ms)),
+                health=self._health.rank(node),
+                health_exclusion=self._exclusion_reason(node),
             )
             for node, session in self._nodes.streams.items()
             if not self._nodes.drain_reason(node)
         ]
+
+    def _exclusion_reason(self, node: NodeId) -> str:
+        excluded = self._health.exclusion(node)
+        return "" if excluded is None else excluded.reason
 
     def fitting_nodes(self, spec: JobSpec) -> int:
         """How many nodes that take work now could work for a new job."""
@@ -279,6 +288,8 @@ class NodeAllocator:
 
     def idle_reason(self, node: NodeId) -> str:
         """Why no job has a connected node."""
+        if excluded := self._exclusion_reason(node):
+            return excluded
         runtimes = list(self._open_runtimes())
         for runtime in runtimes:
             job, reason = runtime.job, _unmet_reason(runtime, self._nodes.streams[node])

@@ -389,6 +389,10 @@ class Readings:
         """Whether the node was here since this process began."""
         return node in self._nodes
 
+    def known(self) -> dict[NodeId, NodeReading]:
+        """Readings by node, of every one that is remembered."""
+        return {node: known.reading for node, known in self._nodes.items()}
+
     def all(self) -> Iterable[NodeReading]:
         """Readings of every node that is remembered."""
         return [known.reading for known in self._nodes.values()]

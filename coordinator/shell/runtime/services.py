@@ -33,6 +33,7 @@ from coordinator.shell.journal.registry import NONCE_MAX
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.fleet_health import MINUTE_S, FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
 from hypergpu.engine.engine import Engine
 from hypergpu.errors import HyperGPUError, Reason
@@ -263,6 +264,8 @@ class Services(NamedTuple):
     job_terms: NewJobTerms
     others: OtherCoordinators
     """Coordinators that may take over from this one."""
+    health: FleetHealth
+    """Health of every node, which outlives restarts."""
     sketch_secret: bytes
     """32 bytes that the signs of all sketches follow from; nobody else may know them."""
 
@@ -440,3 +443,27 @@ async def store_node_counts(services: Services) -> None:
         return
     for node, stored in counts.items():
         nodes.count(node, accepted=-stored.accepted, rejected=-stored.rejected)
+
+
+async def keep_health(services: Services) -> None:
+    """Look at every node's health once a minute and store it, for ever.
+
+    The first look is a minute after the start: nodes need that long to dial in again.
+    """
+    while True:
+        await asyncio.sleep(MINUTE_S)
+        health, readings, streams = services.health, services.readings, services.nodes.streams
+        if health.look(streams, readings.known()):
+            services.allocator.review()
+        await store_health(services)
+
+
+async def store_health(services: Services) -> None:
+    """Store what changed of nodes' health, the longest unstored first."""
+    records, removed = services.health.unstored(), tuple(services.health.forgotten)
+    try:
+        await services.driver.in_writer(services.journal.store_health, records, removed)
+    except HyperGPUError as refused:
+        log.warning("health is not stored yet", reason=str(refused))
+        return
+    services.health.mark_stored(records, removed)

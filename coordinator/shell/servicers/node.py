@@ -20,6 +20,7 @@ from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime, upload_owner
+from coordinator.shell.runtime.fleet_health import rate_key
 from coordinator.shell.runtime.nodes import FinishedUpdate
 from coordinator.shell.runtime.services import OfferedUpdate, Services
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
@@ -257,6 +258,10 @@ class _Commit:
             took_ms=participant.took_ms,
         )
         self._services.readings.record_accepted(received.node, work)
+        if update.compute_ms > 0:
+            samples_per_s = 1000 * update.samples / update.compute_ms
+            key = rate_key(self._runtime.job)
+            self._services.health.record_rate(received.node, key, samples_per_s)
 
 
 def _reject_other_size(runtime: JobRuntime, size_bytes: int, codec: str) -> None:

@@ -22,7 +22,12 @@ from coordinator.shell.servicers.telemetry import (
     NewestLevels,
     node_state,
 )
-from coordinator.shell.translate import Capabilities, reading_message
+from coordinator.shell.translate import (
+    Capabilities,
+    health_history_message,
+    health_message,
+    reading_message,
+)
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.streams import monotonic_ms, unix_s
@@ -84,18 +89,23 @@ class OperatorServicer:
                 await asyncio.sleep(LOOK_MS / 1000)
 
     def _add_reading(self, summary: job_pb2.NodeSummary) -> None:
-        """Add the measurements of a node that was here since this process began, and its health."""
+        """Add a node's health, the measurements of one that was here since this process began, and
+        what plans said of it.
+        """
         node, readings = NodeId(summary.node_id), self._services.readings
+        health = self._services.health.health(node)
+        summary.health.CopyFrom(health_message(health.parts, health.exclusion))
+        summary.health_history.CopyFrom(health_history_message(health.history))
         if readings.knows(node):
             summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
         runtime = self._services.allocator.runtime_of(node)
         if runtime is not None:
-            if (found := node_band(runtime.job, node)) is not None:
-                summary.health, summary.health_reason = found
+            if (part := node_band(runtime.job, node)) is not None:
+                summary.plan_reason = part[1]
             return
         jobs = (each.job for each in reversed(self._services.driver.runtimes.values()))
         if (last := newest_band(jobs, node)) is not None:
-            summary.health, summary.health_reason = last
+            summary.plan_reason = last[1]
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         connected, node = self._services.nodes, record.node

@@ -13,7 +13,7 @@ from coordinator.core.round.assignment import node_band
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.nodes import KnownNodes, lacks_data
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.translate import participant_summary
+from coordinator.shell.translate import health_message, participant_summary
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
@@ -26,7 +26,7 @@ FEW_NODES, TURNS_OF_SEVERAL = 12, 4
 people see no more of it than every two seconds.
 """
 _REASON_LENGTH_MAX = 300
-_DIGITS = 3
+_DIGITS, _HEALTH_DIGITS = 3, 2
 
 
 def node_state(services: Services, node: NodeId, *, is_revoked: bool) -> tuple[str, str]:
@@ -136,6 +136,9 @@ class NewestLevels:
         services = self._services
         state, reason = node_state(services, node, is_revoked=is_revoked)
         found = job_pb2.NodeLevels(node_id=node, state=state, reason=reason[:_REASON_LENGTH_MAX])
+        health = services.health
+        parts, excluded = health.parts(node), health.exclusion(node)
+        found.health.CopyFrom(health_message(parts, excluded, _HEALTH_DIGITS))
         reading = services.readings.reading(node)
         _set_mean(found, "round_trip_us", reading.round_trip_us)
         if reading.round_trip_us.count:
@@ -151,8 +154,8 @@ class NewestLevels:
     def _add_work(self, found: job_pb2.NodeLevels, node: NodeId, runtime: JobRuntime) -> None:
         job = runtime.job
         found.job_id = job.job_id
-        if (health := node_band(job, node)) is not None:
-            found.health, found.health_reason = health[0], health[1][:_REASON_LENGTH_MAX]
+        if (part := node_band(job, node)) is not None:
+            found.plan_reason = part[1][:_REASON_LENGTH_MAX]
         participant = job.participant(node)
         if participant is None:
             return

@@ -256,8 +256,17 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 loss=job_pb2.Estimate(mean=0.0125, spread=0.005, samples=80, age_ms=9_000),
                 congestion_control="cubic",
             ),
-            health="normal",
-            health_reason="normal: H=20, int4, uplink 6 Mbit/s",
+            health=job_pb2.Health(
+                value=0.83,
+                level="high",
+                speed=0.75,
+                reliability=0.9,
+                quality=0.85,
+                uptime=0.95,
+                reason="speed 0.75 lowers it most",
+            ),
+            health_history=job_pb2.HealthHistory(step_minutes=1, points=bytes([0, 50, 255, 83])),
+            plan_reason="normal: H=20, int4, uplink 6 Mbit/s",
         )
         return job_pb2.ListNodesResponse(nodes=[node])
 

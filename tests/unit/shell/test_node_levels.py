@@ -102,3 +102,23 @@ def test_states_are_told_at_once_and_readings_of_many_nodes_by_turns(tmp_path: P
     assert [each.state for each in told[0] if each.node_id == nodes[7]] == ["revoked"]
     assert max(map(len, told)) <= 120 // 4 + 1
     assert {each.node_id for piece in told for each in piece} == set(nodes)
+
+
+def test_an_idle_node_is_told_with_its_health(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    watched = WatchedNodes(services, NODE)
+    connect_node(services)
+    watched.look()
+    (levels,) = watched.read()
+    assert (levels.health.value, levels.health.level, levels.health.reliability) == (
+        0.75,
+        "normal",
+        0.75,
+    )
+    for _ in range(8):
+        services.health.record_rate(NODE, "mlp/1", 1.0)
+        services.health.record_rate(NodeId("0x" + "b2" * 20), "mlp/1", 64.0)
+    watched.look()
+    (levels,) = watched.read()
+    assert levels.health.speed == 0.38
+    assert levels.health.reason == "speed 0.38 lowers it most"

@@ -29,6 +29,7 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
 from coordinator.shell.runtime.services import (
     Commits,
@@ -75,6 +76,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
     uploads = UploadStore(folder, blobs, space)
     key, settings = IdentityKey.generate(), Settings(data_dir=folder)
     driver, nodes = Driver(journal), ConnectedNodes(journal.pauses())
+    health = FleetHealth(journal.health())
     payments = RecordingPayments(PaymentsHost(settings, key, journal, driver, nodes))
     return Services(
         settings=settings,
@@ -84,7 +86,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         evaluator=NoEvaluators(COMMAND, folder),
         driver=driver,
         nodes=nodes,
-        allocator=NodeAllocator(driver, nodes, journal),
+        allocator=NodeAllocator(driver, nodes, journal, health=health),
         pins=Pins(),
         offers=UpdateOffers(),
         commits=Commits(),
@@ -94,6 +96,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=OtherCoordinators(),
+        health=health,
         sketch_secret=bytes(32),
     )
 

@@ -12,8 +12,6 @@ export interface Column {
   text: (node: Node, decimals: number) => string;
 }
 
-const BANDS = ["poor", "low", "normal", "high"];
-
 function number(id: string, name: string, title: string, key: (node: Node) => Key, text: (node: Node, decimals: number) => string): Column {
   return { id, name, title, is_number: true, key, text };
 }
@@ -21,7 +19,7 @@ function number(id: string, name: string, title: string, key: (node: Node) => Ke
 export const COLUMNS: Column[] = [
   { id: "name", name: "Node", title: "The owner's name for the machine", is_number: false, key: (node) => node.name, text: (node) => node.name || shortId(node.id) },
   { id: "state", name: "State", title: "What the node does now", is_number: false, key: (node) => node.state, text: (node) => node.state },
-  { id: "health", name: "Health", title: "How far plans let it take part, by forecasts and presence", is_number: false, key: (node) => (node.health ? BANDS.indexOf(node.health) : null), text: (node) => node.health ?? "–" },
+  { id: "health", name: "Health", title: "0.4 speed + 0.3 reliability + 0.2 quality + 0.1 uptime, with its word", is_number: false, key: (node) => node.health_value ?? null, text: healthText },
   number("forecast", "Forecast error", "How far forecasts of its rounds were off, on average", (node) => node.forecast_error, (node) => percent(node.forecast_error, 0)),
   number("steps", "Steps", "H: inner steps between updates, in the newest plan", (node) => node.inner_steps, (node) => whole(node.inner_steps)),
   { id: "codec", name: "Codec", title: "Compression of its updates in the newest plan", is_number: false, key: (node) => node.codec, text: (node) => node.codec ?? "–" },
@@ -38,6 +36,18 @@ export const COLUMNS: Column[] = [
 /** Text of each column, by its id. */
 export function cellsOf(node: Node, decimals: number): Record<string, string> {
   return Object.fromEntries(COLUMNS.map((column) => [column.id, column.text(node, decimals)]));
+}
+
+/** The health as people read it: the number with its word. */
+export function healthText(node: Node): string {
+  const value = node.health_value;
+  return [value === null || value === undefined ? "" : value.toFixed(2), node.health ?? ""].filter(Boolean).join(" ") || "–";
+}
+
+/** The four parts of the health; empty where they are not known. */
+export function partsText(node: Node): string {
+  const parts = Object.entries(node.health_parts ?? {});
+  return parts.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ");
 }
 
 export function machineText(node: Node): string {

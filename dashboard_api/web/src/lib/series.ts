@@ -8,7 +8,7 @@ export interface Series {
   series: Record<string, { min: (number | null)[]; max: (number | null)[]; mean: (number | null)[] }>;
 }
 
-export type NodeKey = "rtt_us" | "loss" | "up_bits_per_s" | "down_bits_per_s" | "step_us";
+export type NodeKey = "rtt_us" | "loss" | "up_bits_per_s" | "down_bits_per_s" | "step_us" | "health_value";
 
 export function fetchedHistory(id: string, names: readonly NodeKey[], points: number): Promise<Series> {
   return get<Series>(`nodes/${encodeURIComponent(id)}/history?names=${names.join(",")}&points=${points}`);
@@ -24,7 +24,7 @@ export function recordedHistory(all: readonly Moment[], id: string, names: reado
     last = node;
     answer.x.push(at_ms);
     for (const name of names) {
-      const value = node[name];
+      const value = node[name] ?? null;
       for (const kind of ["min", "max", "mean"] as const) answer.series[name]?.[kind].push(value);
     }
   }

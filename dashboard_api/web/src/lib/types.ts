@@ -2,7 +2,7 @@
 // otherwise; amounts of money are decimal strings in the smallest units of the ledger's token.
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
-export type Band = "high" | "normal" | "low" | "poor";
+export type HealthLevel = "high" | "normal" | "low" | "poor";
 export type SegmentPhase = "download" | "train" | "encode" | "upload" | "wait" | "pause" | "rest";
 export type LaneResult = "pending" | "accepted" | "rejected" | "handed_back" | "lost" | "resting";
 
@@ -14,7 +14,6 @@ export interface Segment {
 
 export interface Lane {
   slot: number;
-  band: Band;
   reason: string;
   inner_steps: number;
   batch: number;
@@ -160,6 +159,14 @@ export interface Rejection {
   reason: string;
 }
 
+/** Each in [0, 1]. */
+export interface HealthParts {
+  speed: number;
+  reliability: number;
+  quality: number;
+  uptime: number;
+}
+
 export interface Node {
   id: string;
   name: string;
@@ -173,8 +180,12 @@ export interface Node {
   job: string | null;
   seen_at_ms: number;
   software: string;
-  health: Band | null;
-  health_reason: string;
+  health: HealthLevel | null;
+  /** Recordings from before there were numbers lack these four. */
+  health_value?: number | null;
+  health_reason?: string;
+  health_parts?: HealthParts | null;
+  plan_reason?: string;
   pause_reason?: string;
   updates_accepted: number;
   updates_rejected: number;

@@ -26,6 +26,8 @@ from hypergpu.client.history import (
 )
 from hypergpu.client.values import (
     EstimateView,
+    HealthHistoryView,
+    HealthView,
     JobDetail,
     JobEvent,
     JobView,
@@ -161,13 +163,15 @@ TABLED_NODE = NodeView(
         EstimateView(41_000, 900, 60, 100),
         "bbr",
     ),
-    health="normal",
-    health_reason="normal: H=20, int4",
+    health=HealthView(0.83, "high", 0.75, 0.9, 0.85, 0.95, "speed 0.75 lowers it most", 0),
+    health_history=HealthHistoryView(1, (0.8, None, 0.83)),
+    plan_reason="normal: H=20, int4",
     name="attic",
 )
+LOW_HEALTH = replace(TABLED_NODE.health, value=0.41, level="low")
 NODES = [
     TABLED_NODE,
-    replace(TABLED_NODE, id="0x" + "cd" * 20, name="garden-shed", reason=LOSES, health="low"),
+    replace(TABLED_NODE, id="0x" + "cd" * 20, name="garden-shed", reason=LOSES, health=LOW_HEALTH),
     replace(
         TABLED_NODE,
         id="0x" + "ef" * 20,
@@ -175,7 +179,6 @@ NODES = [
         state="lost",
         reason="not heard of for 15 s",
         job=None,
-        health=None,
         reading=UNMEASURED,
     ),
 ]

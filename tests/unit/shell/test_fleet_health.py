@@ -1,0 +1,178 @@
+"""Health as the coordinator keeps it: fed by rounds and readings, stored by node."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.core.health import NEWCOMER, HealthRecord, after_round
+from coordinator.core.job.events import AggregateReady
+from coordinator.core.job.state import Round, TrustMemory, Weighing
+from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.shell.runtime.allocator import NodeAllocator
+from coordinator.shell.runtime.driver import SubmittedEvent, decide
+from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth
+from coordinator.shell.runtime.services import store_health
+from hypergpu.ids import NodeId
+from tests.unit.shell.whole_shell import (
+    JOB,
+    NODE,
+    NOW,
+    begin_job,
+    driving,
+    model,
+    receive_update,
+    services_in,
+)
+
+OTHER = NodeId("0x" + "b2" * 20)
+
+
+class Clock:
+    """Unix seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_790_000_000
+
+    def __call__(self) -> int:
+        return self.now_s
+
+
+def bad_record(clock: Clock) -> HealthRecord:
+    """The record of a node that its reliability excludes."""
+    record = HealthRecord()
+    for _ in range(40):
+        record = after_round(record, 0.0, None, clock())
+    return record
+
+
+async def folded_round(folder: Path, weighing: Weighing | None) -> Round:
+    """A round with one update, as the driver tells it after the fold."""
+    services = services_in(folder)
+    async with driving(services):
+        await begin_job(services)
+        await receive_update(services, 0)
+        runtimes = services.driver.runtimes
+        event = AggregateReady(at_ms=NOW, round=0, model=model(1), weighing=weighing)
+        verdict = services.driver.submit(JOB, event)
+        decision = decide(runtimes, [SubmittedEvent(JOB, event, verdict)])
+        await verdict
+    ((job_id, round_),) = decision.folded
+    assert job_id == JOB
+    return round_
+
+
+async def test_a_folded_round_tells_reliability_and_quality_of_its_nodes(tmp_path: Path) -> None:
+    useless = Weighing(clips={}, votes={NODE: 0}, reasons={}, memory=TrustMemory(), useless=(NODE,))
+    health = FleetHealth()
+    health.record_round(await folded_round(tmp_path, useless), {})
+    parts = health.parts(NODE)
+    assert parts.reliability > NEWCOMER > parts.quality
+
+
+async def test_a_round_without_evidence_leaves_the_quality_as_it_was(tmp_path: Path) -> None:
+    blind = Weighing(clips={}, votes={}, reasons={}, memory=TrustMemory(), no_evidence="none")
+    health = FleetHealth()
+    health.record_round(await folded_round(tmp_path, blind), {})
+    assert health.parts(NODE).quality == NEWCOMER
+
+
+def test_an_idle_node_has_a_health_with_a_history_and_a_reason() -> None:
+    clock = Clock()
+    health = FleetHealth(clock=clock)
+    for _ in range(10):
+        clock.now_s += 60
+        health.look([NODE], {})
+    shown = health.health(NODE)
+    assert shown.history.step_minutes == 1
+    assert len(shown.history.points) == 10
+    assert shown.parts.uptime > NEWCOMER
+    assert shown.parts.level == "normal"
+    assert shown.reason
+
+
+def test_a_line_far_below_the_fleets_lowers_the_speed_and_excludes_nobody() -> None:
+    def reading(bits_per_s: float) -> NodeReading:
+        goodput = Estimate(mean=bits_per_s, count=3)
+        return NodeReading(up_bits_per_s=goodput, down_bits_per_s=goodput)
+
+    slow, third = reading(1e5), NodeId("0x" + "c3" * 20)
+    health = FleetHealth()
+    health.look([NODE, OTHER, third], {NODE: slow, OTHER: reading(1e8), third: reading(1e8)})
+    assert health.parts(NODE).speed == 0.0
+    assert health.exclusion(NODE) is None
+    assert health.rank(NODE) < health.rank(OTHER)
+
+
+def test_speeds_of_different_workloads_are_not_compared() -> None:
+    health = FleetHealth()
+    health.record_rate(NODE, "gpt/1", 1.0)
+    health.record_rate(OTHER, "mlp/1", 10_000.0)
+    speeds = [health.parts(node).speed for node in (NODE, OTHER)]
+    assert speeds == pytest.approx([NEWCOMER, NEWCOMER])
+
+
+def test_the_end_of_an_exclusion_is_told_by_the_look_that_finds_it() -> None:
+    clock = Clock()
+    health = FleetHealth({NODE: bad_record(clock)}, clock)
+    excluded = health.exclusion(NODE)
+    assert excluded is not None
+    assert health.look([NODE], {}), "it was not known before"
+    assert not health.look([NODE], {})
+    clock.now_s = excluded.until_s
+    assert health.look([NODE], {})
+    assert health.exclusion(NODE) is None
+
+
+async def test_health_outlives_a_restart(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    services.health.record_rate(NODE, "mlp/1", 100.0)
+    services.health.look([NODE], {})
+    async with driving(services):
+        await store_health(services)
+    before = services.health.records[NODE]
+    assert services.health.unstored() == {}
+    assert services.journal.health() == {NODE: before}
+
+
+def test_few_records_are_written_at_a_time_the_longest_unstored_first() -> None:
+    clock = Clock()
+    health = FleetHealth(clock=clock)
+    health.look([NODE, OTHER], {})
+    first = health.unstored(most=1)
+    health.mark_stored(first)
+    clock.now_s += 60
+    health.look([NODE, OTHER], {})
+    assert health.unstored(most=1).keys() == {NODE, OTHER} - first.keys()
+
+
+async def test_a_node_that_was_away_for_a_month_is_forgotten(tmp_path: Path) -> None:
+    clock, services = Clock(), services_in(tmp_path)
+    services = services._replace(health=FleetHealth(clock=clock))
+    services.health.look([NODE], {})
+    async with driving(services):
+        await store_health(services)
+        clock.now_s += (FORGOTTEN_DAYS * 24 * 60 + 1) * 60
+        services.health.look([], {})
+        await store_health(services)
+    assert services.health.records == {}
+    assert services.journal.health() == {}
+
+
+async def test_an_excluded_node_says_why_it_is_idle(tmp_path: Path) -> None:
+    services = services_in(tmp_path)
+    clock = Clock()
+    health = FleetHealth({NODE: bad_record(clock)}, clock)
+    allocator = NodeAllocator(services.driver, services.nodes, services.journal, health=health)
+    assert "its reliability fell below 0.2" in allocator.idle_reason(NODE)
+
+
+@pytest.mark.parametrize("stored", [b"{}", b"[1]", b'{"minutes": 7}'])
+def test_a_record_of_another_version_begins_anew(tmp_path: Path, stored: bytes) -> None:
+    from sqlalchemy import insert
+
+    from coordinator.shell.journal.schema import HEALTH
+
+    journal = services_in(tmp_path).journal
+    with journal.database.writer() as connection:
+        connection.execute(insert(HEALTH), {"node": NODE, "record_json": stored})
+    assert journal.health().get(NODE, HealthRecord()) == HealthRecord()
