@@ -100,7 +100,7 @@ memories = st.builds(
     inner_steps=st.integers(0, 600),
     connections=st.sampled_from([0, 1, 4, 8, 16]),
     cut_rounds=st.integers(0, 4),
-    is_alternating=st.booleans(),
+    is_awaited=st.booleans(),
     batch_size=st.integers(0, 64),
 )
 

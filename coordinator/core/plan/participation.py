@@ -1,4 +1,4 @@
-"""Who takes part, and for whom a round waits: for those who do at least half of the middle node's
+"""Who takes part, and for whom a round waits: for those who do at least a quarter of the middle node's
 work in it. Everybody else works under a lease that no round waits for, however slow it is; only
 whose updates do not come at all rests for a while. Who could not begin at once rests, too.
 
@@ -17,7 +17,7 @@ from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
 
-_AWAITED_FROM, _AWAITED_STILL_FROM = 0.5, 0.4
+_AWAITED_FROM, _AWAITED_STILL_FROM = 0.25, 0.2
 """Share of the middle node's work that a node fits into a round: below the first no round waits for
 it, and from the second on one that was waited for still is.
 """

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.capacity import capacities, weighted_median
 from coordinator.core.plan.codecs import (
@@ -202,11 +203,30 @@ def _candidates_plan(
         {node: _share_of_middle(inputs, work) for node, work in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
+    round_us = _round_us(inputs, works, found)
     works = {
-        node: work if found[node].is_awaited else _with_long_work(inputs, work, memories[node])
+        node: work
+        if found[node].is_awaited
+        else _with_long_work(inputs, work, memories[node], round_us)
         for node, work in works.items()
     }
     return _assemble_plan(inputs, works, found)
+
+
+def _round_us(
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
+) -> float:
+    """When the last of those whom the round waits for is forecast to be in."""
+    awaited = {
+        node: work
+        for node, work in works.items()
+        if found[node].is_awaited and found[node].is_taking_part
+    }
+    span_us = _stretched_us(inputs, awaited)
+    return 1000.0 * max(
+        _finish(inputs, work, _inner_steps(work, span_us, found[node].memory)).mean_ms
+        for node, work in awaited.items()
+    )
 
 
 def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
@@ -217,18 +237,19 @@ def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
     return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
 
 
-def _with_long_work(inputs: PlanInputs, work: NodeWork, memory: NodeMemory) -> NodeWork:
+def _with_long_work(
+    inputs: PlanInputs, work: NodeWork, memory: NodeMemory, round_us: float
+) -> NodeWork:
     """The work of a node that no round waits for: one step where nothing is known of its speed."""
     stated, known = inputs.stated_batch, work.known
     moving_us = work.moving_us + work.hidden_us
     if not known.reading.step_us.count:
         long = LongWork(1, Batch(stated), ROUNDS_MOST, 1)
     else:
-        forecast = known.finish(
-            inputs.common.span_us / known.step_us, inputs.sizes.update_bytes[work.codec], Bytes(0)
-        )
+        up_bytes = inputs.sizes.update_bytes[work.codec]
+        forecast = known.finish(round_us / known.step_us, up_bytes, Bytes(0))
         spread_us = 1000.0 * forecast.deviation_ms
-        times = WorkTimes(known.step_us, moving_us, spread_us, inputs.common.span_us)
+        times = WorkTimes(known.step_us, moving_us, spread_us, round_us)
         long = long_work(times, inputs.limits, stated, cut_rounds=memory.cut_rounds)
     return work._replace(
         moving_us=moving_us,
@@ -467,6 +488,15 @@ def _stretched_us(inputs: PlanInputs, working: Mapping[NodeId, NodeWork]) -> flo
     return max(common.span_us, steady_span_us(span_us, previous.stretched_ms))
 
 
+def _finish(inputs: PlanInputs, work: NodeWork, given: int) -> FinishForecast:
+    """When a node is done with so many steps, less what it took ahead."""
+    sizes = inputs.sizes.update_bytes
+    steps = given * work.batch.size / inputs.stated_batch
+    if given >= work.prefetched:
+        steps = max(0.0, steps - work.hidden_us / work.known.step_us)
+    return work.known.finish(steps, sizes[work.codec], sizes[inputs.common.down])
+
+
 def _node_plans(
     inputs: PlanInputs,
     working: Mapping[NodeId, NodeWork],
@@ -477,14 +507,10 @@ def _node_plans(
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
     stated, sizes, spec = inputs.stated_batch, inputs.sizes, inputs.request.spec
-    down_bytes = sizes.update_bytes[inputs.common.down]
     finishes, uploads = {}, {}
     for node, work in working.items():
         size = sizes.update_bytes[work.codec]
-        steps = given[node] * work.batch.size / stated
-        if given[node] >= work.prefetched:
-            steps = max(0.0, steps - work.hidden_us / work.known.step_us)
-        forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
+        forecast = finishes[node] = _finish(inputs, work, given[node])
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         if work.long is None:
             uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
