@@ -89,6 +89,13 @@ def test_a_program_without_it_keeps_the_version_that_older_nodes_train(tmp_path:
     traced = write_checked(tmp_path, nn.Linear(64, 10), plain_loss, digits_parts()[1])
     assert traced.program.version == 2
     assert b"evaluate_all" not in program_bytes(traced.program)
+    for version in (2, 3):
+        older = msgspec.structs.replace(traced.program, version=version)
+        (tmp_path / PROGRAM_PATH).write_bytes(program_bytes(older))
+        evaluator = TorchEvaluator(ProgramWorkload(tmp_path), "")
+        sums = evaluator.evaluate(evaluator.initial(0))
+        assert [*sums.metrics] == ["accuracy"]
+        assert evaluator.version == version
 
 
 def test_older_versions_have_none(folder: Path) -> None:
