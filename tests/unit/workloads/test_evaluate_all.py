@@ -195,7 +195,7 @@ HERE = r"\(.*test_evaluate_all.py:\d+: "
         (scores_loss, gives_a_tensor, "gives a Tensor, and no metrics by name"),
         (scores_loss, decides_by_values, f"decides by a tensor's values {HERE}.*torch.where$"),
         (scores_loss, takes_a_wrong_output, f"itself fails {HERE}.*KeyError.* scores float32"),
-        (scores_loss, leaves_torch, f"evaluate_all|leaves torch for numpy {HERE}"),
+        (scores_loss, leaves_torch, f"leaves torch for numpy {HERE}"),
         (scores_loss, fixes_the_size, f"fixes the number of samples {HERE}"),
         (scores_loss, counts_unbounded, f"{HERE}.*Fix: torch.bincount.x, minlength=classes"),
         (scores_loss, takes_strides, f"evaluate_all calls aten.as_strided.default.*{HERE}"),
