@@ -150,7 +150,8 @@ def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
         )
     is_test = np.array(held_out_places([None] * len(places)))[run_index]
     return Dataset(
-        Blocks(corpus, starts[~is_test], block_length), Blocks(corpus, starts[is_test], block_length)
+        Blocks(corpus, starts[~is_test], block_length),
+        Blocks(corpus, starts[is_test], block_length),
     )
 
 
