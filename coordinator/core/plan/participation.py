@@ -236,9 +236,9 @@ _LEAST_SPREAD = 0.04
 """No finish is known better than to a twenty-fifth."""
 _LEAST_SPREAD_MS = 40
 """A busy machine's scheduler is worth that much."""
-LEAST_MS = 4 * _LEAST_SPREAD_MS
+LEAST_MS = 1_000
 """No round closes without somebody sooner, however little there is to do: what is as good as
-immediate is hardly ever later than this.
+immediate is hardly ever later than this, on a busy machine too.
 """
 _GRACE = 0.25
 _MOMENTS = 64

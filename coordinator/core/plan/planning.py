@@ -58,6 +58,7 @@ from coordinator.core.plan.node_work import (
     strayed_rounds,
 )
 from coordinator.core.plan.participation import (
+    LEAST_MS,
     Participation,
     UpdateArrival,
     absentees,
@@ -86,6 +87,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_LEAST_SPAN_US = 250_000
+"""Nobody is too slow for a round of so little: opening and closing it take as long."""
 _OF_STATED = 0.75
 """A round is made to take this much of a deadline that the job states."""
 
@@ -188,7 +191,7 @@ def _candidates_plan(
     found = participations(
         request,
         memories,
-        {node: work.least_us / common.span_us for node, work in works.items()},
+        {n: work.least_us / max(_LEAST_SPAN_US, common.span_us) for n, work in works.items()},
         {n: (common.span_us - w.moving_us) / w.known.step_us / steps for n, w in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
@@ -439,7 +442,7 @@ def _deadline(
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
         latest.append(deadline(arrivals, quorum))
-    return max(latest)
+    return max(LEAST_MS, *latest)
 
 
 def _memory(
