@@ -61,9 +61,7 @@ def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = 
     training = TrainingSettings(
         rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, nodes=nodes, seed=1
     )
-    stated = JobSpec(
-        workload="digits-softmax", training=training, evaluation=Evaluation(every=10)
-    )
+    stated = JobSpec(workload="digits-softmax", training=training, evaluation=Evaluation(every=10))
     return with_strategy(stated, strategy)
 
 

@@ -60,6 +60,7 @@ from coordinator.core.plan.node_work import (
     strayed_rounds,
 )
 from coordinator.core.plan.participation import (
+    LEAST_MS,
     NodeShare,
     Participation,
     UpdateArrival,
@@ -89,6 +90,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_LEAST_SPAN_US = 250_000
+"""Nobody is too slow for a round of so little: opening and closing it take as long."""
 _OF_STATED = 0.75
 """A round is made to take this much of a deadline that the job states."""
 
@@ -231,9 +234,10 @@ def _round_us(
 
 def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
     common = inputs.common
-    fitting = (common.span_us - work.moving_us) / work.known.step_us
+    span_us = max(_LEAST_SPAN_US, common.span_us)
+    fitting = (span_us - work.moving_us) / work.known.step_us
     is_measured = bool(work.known.reading.step_us.count)
-    computing = (common.span_us - work.moving_us) / max(1.0, common.middle.computing_us)
+    computing = (span_us - work.moving_us) / max(1.0, common.middle.computing_us)
     return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
 
 
@@ -279,7 +283,7 @@ def _common_plan(
     utilisation = request.spec.aware.utilisation
     dense_bytes = sizes.update_bytes[FINEST]
     dense_us = {node: mine.moving_us(dense_bytes, dense_bytes) for node, mine in known.items()}
-    weights = capacities(known, dense_us, request.spec.training.inner_steps)
+    weights = capacities(known, dense_us, memories, request.spec.training.inner_steps)
     step_us = weighted_median({node: mine.step_us for node, mine in known.items()}, weights)
     most = most_inner_steps(request, known, step_us)
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
@@ -566,7 +570,7 @@ def _deadline(
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
         latest.append(deadline(arrivals, quorum))
-    return max(latest)
+    return max(LEAST_MS, *latest)
 
 
 def _memory(

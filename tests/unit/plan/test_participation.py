@@ -159,9 +159,7 @@ def test_a_node_whose_updates_were_missing_three_times_in_a_row_is_excluded() ->
 def test_a_lease_over_several_rounds_that_ends_without_its_update_excludes_at_once() -> None:
     excluded = _part(share(0.1), took_ms=0, is_lapsed=True)
     assert not excluded.is_taking_part
-    assert excluded.reason == (
-        "excluded: no update in time, 3 in a row; tries again in round 12"
-    )
+    assert excluded.reason == ("excluded: no update in time, 3 in a row; tries again in round 12")
 
 
 def test_nobody_rests_whom_the_quorum_needs() -> None:
