@@ -37,7 +37,7 @@ FORGOTTEN_DAYS = 30
 STORED_A_MINUTE = 500
 """Records that are written at a time; the one that was written longest ago goes first."""
 FEW_NODES = 500
-"""Of a larger fleet the medians are made anew each minute only."""
+"""The medians of a larger fleet are made anew each minute only."""
 
 _NEW = HealthRecord()
 
@@ -56,7 +56,7 @@ class NodeHealth(NamedTuple):
 
 
 def rate_key(job: Job) -> str:
-    """Whose speeds are compared with each other: nodes that train one workload and layout."""
+    """Key of the nodes whose speeds are compared: those that train one workload and layout."""
     return f"{job.spec.workload}/{job.layout[:16]}"
 
 
@@ -169,7 +169,7 @@ class FleetHealth:
         """Every node's."""
         return self._records
 
-    def unstored(self, most: int = STORED_A_MINUTE) -> dict[NodeId, HealthRecord]:
+    def records_to_store(self, most: int = STORED_A_MINUTE) -> dict[NodeId, HealthRecord]:
         """Records that changed since they were stored, at most so many, the oldest first."""
         changed = [
             node

@@ -130,7 +130,7 @@ async def test_health_outlives_a_restart(tmp_path: Path) -> None:
     async with driving(services):
         await store_health(services)
     before = services.health.records[NODE]
-    assert services.health.unstored() == {}
+    assert services.health.records_to_store() == {}
     assert services.journal.health() == {NODE: before}
 
 
@@ -138,11 +138,11 @@ def test_few_records_are_written_at_a_time_the_longest_unstored_first() -> None:
     clock = Clock()
     health = FleetHealth(clock=clock)
     health.look([NODE, OTHER], {})
-    first = health.unstored(most=1)
+    first = health.records_to_store(most=1)
     health.mark_stored(first)
     clock.now_s += 60
     health.look([NODE, OTHER], {})
-    assert health.unstored(most=1).keys() == {NODE, OTHER} - first.keys()
+    assert health.records_to_store(most=1).keys() == {NODE, OTHER} - first.keys()
 
 
 async def test_a_node_that_was_away_for_a_month_is_forgotten(tmp_path: Path) -> None:
