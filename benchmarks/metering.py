@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.ours.cluster import BenchmarkError, Running, running
 from benchmarks.ours.metering.faults import (
@@ -68,7 +67,9 @@ def median_of(readings: Sequence[float]) -> IntervalEstimate:
     count = len(readings)
     if count < LEAST:
         raise ValueError(f"{count} readings have no interval, {LEAST} at least do")
-    found = stats.quantile_test(readings, p=0.5).confidence_interval()
+    from scipy.stats import quantile_test
+
+    found = quantile_test(readings, p=0.5).confidence_interval()
     return IntervalEstimate(float(np.median(readings)), float(found.low), float(found.high))
 
 

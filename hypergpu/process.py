@@ -19,6 +19,15 @@ import structlog
 
 from hypergpu.errors import HyperGPUError, Reason
 
+_MEMORY_SIGNS = ("out of memory", "allocate memory", "bad_alloc", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was lacking, by its type or in a library's own words."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _MEMORY_SIGNS)
+
+
 LOG_BYTES_MAX = 2_000_000
 LOG_FILES_BEFORE = 4
 """Older files that a rotated log keeps, as long as the newest one."""

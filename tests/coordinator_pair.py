@@ -11,16 +11,18 @@ from hypergpu.client import Coordinator
 from hypergpu.client.connection import ConnectionTarget
 from hypergpu.cluster.cluster import CALL_TIMEOUT_S
 from hypergpu.cluster.s3_server import BUCKET, S3Server
-from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
+from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings, Trust
 from hypergpu.wire.credentials import Token, parse_token
 from tests.processes import Cluster, CoordinatorProcess, Happening, accepted_updates
 
 ROUNDS, NODES = 8, 2
 SPEC = JobSpec(
     workload="digits-softmax",
+    strategy="diloco",
     training=TrainingSettings(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     # Who is late by a fault takes part all the same: else the model would be another one.
     round=RoundRule(quorum=1.0),
+    trust=Trust(duplicates="none"),
 )
 _TOLD = frozenset(
     {"RoundMeasured", "JobEnded", "AggregateReady", "ModelLost", "CoordinatorChanged", "NodeLost"}

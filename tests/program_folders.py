@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from hypergpu.programs.samples import SampleWriter
-from hypergpu.workloads.networks.checked_program import write_checked_program
+from hypergpu.workloads.networks.checked_program import UserCode, write_checked_program
 from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -23,9 +23,15 @@ def write_samples(folder: Path, arrays: Arrays) -> None:
 
 
 def write_checked(
-    folder: Path, model: nn.Module, loss: Any, arrays: Arrays, batch_size: int = 9
+    folder: Path,
+    model: nn.Module,
+    loss: Any,
+    arrays: Arrays,
+    batch_size: int = 9,
+    evaluate_all: Any = None,
 ) -> TracedProgram:
     """A job's folder with a program that was compared with its model."""
     write_samples(folder, arrays)
     shape = BatchShape(tuple(arrays), is_tuple=False)
-    return write_checked_program(folder, model, loss, shape, batch_size=batch_size)
+    code = UserCode(model, loss, evaluate_all)
+    return write_checked_program(folder, code, shape, batch_size=batch_size)

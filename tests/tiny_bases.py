@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerFast,
-)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -26,7 +20,7 @@ TEXT = [
 ]
 
 
-def trained_tokenizer(size: int = 384) -> PreTrainedTokenizerFast:
+def trained_tokenizer(size: int = 384) -> "transformers.PreTrainedTokenizerFast":
     """Byte-level BPE of counting, with the marks of a chat."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -39,16 +33,16 @@ def trained_tokenizer(size: int = 384) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|eos|>", chat_template=CHAT_TEMPLATE
     )
 
 
-def tiny_config(kind: str, vocabulary: int) -> PreTrainedConfig:
+def tiny_config(kind: str, vocabulary: int) -> "transformers.PreTrainedConfig":
     """Two layers of 32 numbers: a ``llama``, or a ``gpt2``, whose layers are transposed."""
     marks: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 4, "pad_token_id": None}
     if kind == "llama":
-        return LlamaConfig(
+        return transformers.LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=32,
             intermediate_size=64,
@@ -59,14 +53,14 @@ def tiny_config(kind: str, vocabulary: int) -> PreTrainedConfig:
             **marks,
         )
     sizes: dict[str, Any] = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    return GPT2Config(vocab_size=vocabulary, resid_pdrop=0.0, **sizes, **marks)
+    return transformers.GPT2Config(vocab_size=vocabulary, resid_pdrop=0.0, **sizes, **marks)
 
 
 def save_base(folder: Path, kind: str = "llama") -> Path:
     """Save a causal language model with its tokenizer below ``folder``."""
     tokenizer = trained_tokenizer()
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer)))
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config(kind, len(tokenizer)))
     model.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     return folder / "base"

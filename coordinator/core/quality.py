@@ -42,27 +42,45 @@ from hypergpu.units import BasisPoints, Milliseconds, Samples
 
 def offered_contribution(job: Job, node: NodeId, update: AcceptedUpdate) -> Contribution:
     """Contribution that a participant of the open round signs for an update that it offers."""
-    if job.round is None or job.model is None:
+    participant = job.participant(node)
+    if participant is None or job.model is None:
         raise AssertionError("a contribution belongs to an open round")
-    return contribution(job.terms, job.round, job.model.blob.digest, node, update)
+    origin = _origin(participant, job.round, job.model.blob.digest)
+    return contribution(job.terms, origin, node, participant, update)
+
+
+class _Origin(NamedTuple):
+    """What a contribution's work was given out with."""
+
+    round: int
+    epoch: int
+    model: Digest
+
+
+def _origin(participant: Participant, round_: Round | None, base: Digest) -> _Origin:
+    """Origin of a participant's work, in a round that started from the model ``base``."""
+    if (own := participant.base) is not None:
+        return _Origin(own.round, own.epoch, own.model.blob.digest)
+    if round_ is None:
+        raise AssertionError("a contribution belongs to an open round")
+    return _Origin(round_.number, round_.epoch, base)
 
 
 def contribution(
-    terms: Terms, round_: Round, base: Digest, node: NodeId, update: AcceptedUpdate
+    terms: Terms, origin: _Origin, node: NodeId, participant: Participant, update: AcceptedUpdate
 ) -> Contribution:
-    """Contribution of a participant of a round that started from the model ``base``.
+    """Contribution of a participant.
 
     Samples and inner steps are those that the coordinator assigned, whatever the node states.
     """
-    participant = round_.participants[node]
     shard = participant.shard
     return Contribution(
         job=terms.job,
-        epoch=round_.epoch,
-        round=round_.number,
+        epoch=origin.epoch,
+        round=origin.round,
         node=node,
         shard=shard_digest(shard.partition, ((run.start, run.count) for run in shard.ranges)),
-        model=base,
+        model=origin.model,
         update=update.blob.digest,
         samples=Samples(sum(run.count for run in shard.ranges)),
         inner_steps=participant.inner_steps,
@@ -142,40 +160,56 @@ def _measure_folded(job: Job) -> tuple[Command, ...]:
     round_, base = job.closed, job.previous
     if round_ is None or base is None:
         raise AssertionError("a folded round has made a model")
-    return (_record(job, round_, base.blob.digest, round_.weighing),)
+    accepted = round_.accepted_updates
+    counted = _Counted(round_.number, round_, base.blob.digest, accepted)
+    return (_record(job, counted, round_.weighing),)
 
 
 def _measure_open(job: Job) -> tuple[Command, ...]:
-    """Measure what an ended job accepted in the round that it never folds."""
+    """Measure what an ended job accepted and never folds: of the round that was open, and of leases
+    over several rounds.
+    """
     round_, model = job.round, job.model
-    if round_ is None or model is None or not round_.accepted_updates:
+    accepted = list(round_.accepted_updates) if round_ is not None else []
+    accepted += [(node, each, each.update) for node, each in job.long_leases.items() if each.update]
+    if model is None or not accepted:
         return ()
-    return (_record(job, round_, model.blob.digest, None),)
+    number = round_.number if round_ is not None else model.round
+    counted = _Counted(number, round_, model.blob.digest, accepted)
+    return (_record(job, counted, None),)
 
 
-def _record(job: Job, round_: Round, base: Digest, weighing: Weighing | None) -> WriteRecord:
-    accepted = round_.accepted_updates
-    votes, reasons = _votes(job, round_, weighing)
+class _Counted(NamedTuple):
+    """Updates whose quality is recorded together."""
+
+    round: int
+    opened: Round | None
+    """None: the job ended between two rounds."""
+    base: Digest
+    updates: list[tuple[NodeId, Participant, AcceptedUpdate]]
+
+
+def _record(job: Job, counted: _Counted, weighing: Weighing | None) -> WriteRecord:
+    votes, reasons = _votes(job, [node for node, _, _ in counted.updates], weighing)
     measured = tuple(
-        _measured_update(job.terms, round_, base, found)
+        _measured_update(job.terms, counted, found)
         for found in (
             _CountedUpdate(node, part, update, votes.get(node, WHOLE), reasons.get(node, ""))
-            for node, part, update in accepted
+            for node, part, update in counted.updates
         )
     )
-    return WriteRecord(RoundMeasured(at_ms=job.at_ms, round=round_.number, updates=measured))
+    return WriteRecord(RoundMeasured(at_ms=job.at_ms, round=counted.round, updates=measured))
 
 
 def _votes(
-    job: Job, round_: Round, weighing: Weighing | None
+    job: Job, nodes: list[NodeId], weighing: Weighing | None
 ) -> tuple[Mapping[NodeId, int], Mapping[NodeId, str]]:
     """What the fold found, and where nothing was folded, what is known of each node."""
     if weighing is not None and weighing.no_evidence:
-        nodes = [node for node, _, _ in round_.accepted_updates]
         return weighing.votes, {node: weighing.reasons.get(node, NO_EVIDENCE) for node in nodes}
     if weighing is not None:
         return weighing.votes, weighing.reasons
-    votes = known_votes(job.trust, [node for node, _, _ in round_.accepted_updates])
+    votes = known_votes(job.trust, nodes)
     return votes, {node: "its earlier updates" for node, vote in votes.items() if vote < WHOLE}
 
 
@@ -187,14 +221,15 @@ class _CountedUpdate(NamedTuple):
     why: str
 
 
-def _measured_update(
-    terms: Terms, round_: Round, base: Digest, found: _CountedUpdate
-) -> MeasuredUpdate:
+def _measured_update(terms: Terms, counted: _Counted, found: _CountedUpdate) -> MeasuredUpdate:
     participant = found.participant
-    allowed_ms = Milliseconds(max(0, round_.deadline_at_ms - participant.assigned_at_ms))
+    is_awaited = participant.base is None and counted.opened is not None
+    deadline_at_ms = counted.opened.deadline_at_ms if counted.opened and is_awaited else 0
+    allowed_ms = Milliseconds(max(0, deadline_at_ms - participant.assigned_at_ms))
     quality = quality_of(found.vote, found.why, participant.took_ms, allowed_ms)
+    origin = _origin(participant, counted.opened, counted.base)
     return MeasuredUpdate(
-        contribution=contribution(terms, round_, base, found.node, found.update),
+        contribution=contribution(terms, origin, found.node, participant, found.update),
         signature=found.update.signature,
         quality_bps=quality.bps,
         evaluator=RULE,

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, Response
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from hypergpu.client import AsyncCoordinator
+from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.jobfile.toml import JobFileError, KeyLines
@@ -38,6 +39,8 @@ class JobMade(msgspec.Struct):
 
     job: str
     spec: dict[str, Any]
+    note: str
+    """How its rounds, samples and escrow are counted, in one line; empty: as the settings say."""
 
 
 class ParametersRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,10 +140,10 @@ async def create_job(call: Call) -> Response:
     spec = _spec(wanted, folder)
     tree: dict[str, Any] = msgspec.to_builtins(spec)
     if wanted.preview:
-        return json_response(JobMade("", tree))
+        return json_response(JobMade("", tree, submit_note(spec)))
     coordinator = await call.services.coordinator(call.who)
     job_id = await coordinator.submit(spec, beside=folder, request_id=wanted.request_id[:64])
-    return json_response(JobMade(job_id, tree), 201)
+    return json_response(JobMade(job_id, tree, submit_note(spec)), 201)
 
 
 async def _data_folder(call: Call, upload_id: str) -> Path | None:

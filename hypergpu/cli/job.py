@@ -75,6 +75,7 @@ def submit(
     from hypergpu.client import connect
     from hypergpu.client.values import Submitted
     from hypergpu.jobfile.continuation import initial_weights, is_job_id, with_init
+    from hypergpu.jobfile.notes import submit_note
     from hypergpu.jobfile.reading import check_data_folder, read_job_file
     from hypergpu.terminal.commands import usage_error
     from hypergpu.terminal.output import progress_bars
@@ -94,6 +95,8 @@ def submit(
         if as_json:
             say_json_line(Submitted(job_id))
         else:
+            if told := submit_note(spec):
+                note(told)
             say(job_id)
         if following.watch:
             _follow(coordinator, job_id, sinks, as_json=as_json)

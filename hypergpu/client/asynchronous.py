@@ -325,21 +325,31 @@ class AsyncCoordinator:
         *,
         which: str = "latest",
         may_overwrite: bool = False,
+        is_weights_alone: bool = False,
         report: Report = ignore,
     ) -> ExportedModel:
         """Write a job's model as safetensors, its card and a program that loads it; an interrupted
-        export goes on.
+        export goes on. A model of `hypergpu.train` gets its operators in ``program/``, by which it
+        runs without the module's code.
 
         Args:
             job_id: The job.
             folder: Created when missing.
             which: ``latest`` or ``best``.
             may_overwrite: Whether files that no export of this job wrote may be replaced.
+            is_weights_alone: Whether ``program/`` is left out.
             report: Called with the step, the bytes that are done and the bytes there are.
         """
         spec = msgspec.convert((await self.job(job_id)).spec, JobSpec)
         order = ExportOrder(
-            job_id, folder, which, may_overwrite, spec.workload, spec.options, spec.data.name
+            job_id,
+            folder,
+            which,
+            may_overwrite,
+            spec.workload,
+            spec.options,
+            spec.data.name,
+            is_weights_alone,
         )
         return await fetch_model(self._calls, order, report)
 

@@ -3,10 +3,11 @@
 import asyncio
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,11 +17,13 @@ from yarl import URL
 
 from hypergpu.client.connection import RESTARTING, TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
 from hypergpu.client.values import ModelHeader, blob_ref, model_header
-from hypergpu.crypto import digest_of, digest_of_file
+from hypergpu.crypto import digest_from_wire, digest_of, digest_of_file
 from hypergpu.dataset import checked_paths
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
+from hypergpu.programs.checks import read_program
+from hypergpu.programs.container import CONSTANT, TENSORS_PATH, ProgramError
 from hypergpu.streams import PIECE_BYTES, SHARED, StallTimeout, fill_durably, write_durably
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.units import Bytes, Milliseconds
@@ -28,6 +31,7 @@ from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
 from hypergpu.wire.credentials import TLS_NAME
 from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
+from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 _PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5
@@ -234,15 +238,29 @@ class ExportOrder(msgspec.Struct, frozen=True):
     options: Mapping[str, object]
     node_data: str = ""
     """Data set that stayed on its nodes; empty: none."""
+    is_weights_alone: bool = False
+    """Whether nothing else is wanted that would run the model."""
 
     @property
     def part(self) -> Path:
         """The flat bytes fetched so far."""
         return self.folder / f".{self.job_id}-{self.which}.part"
 
+
+class WantedBlob(NamedTuple):
+    """A blob on its way to a file."""
+
+    name: str
+    """For messages."""
+    digest: Digest
+    size_bytes: int
+    ticket: tensor_pb2.Ticket
+    part: Path
+    """What is fetched so far."""
+
     @property
     def part_digest(self) -> Path:
-        """Names the model that the part belongs to."""
+        """Names the blob that the part belongs to."""
         return self.part.with_suffix(".digest")
 
 
@@ -312,28 +330,87 @@ async def _fetch(
     answer = await calls.call(calls.jobs.ResolveModel, request)
     fetched.is_doubted = False
     header = model_header(answer)
-    _begin_part(order, header.digest)
-    part = DigestingPartFile(order.part, Bytes(header.size_bytes))
+    if not order.is_weights_alone:
+        await _fetch_files(calls, order, answer.files, fetched, report)
+    name = f"model of {order.job_id}"
+    model = WantedBlob(name, header.digest, header.size_bytes, answer.ticket, order.part)
+    await _fetch_blob(calls, model, fetched, report)
+    return header
+
+
+async def _fetch_files(
+    calls: CoordinatorCalls,
+    order: ExportOrder,
+    offered: Iterable[job_pb2.ModelFile],
+    fetched: FetchedBytes,
+    report: Report,
+) -> None:
+    """Fetch what runs the model. Only files that the workload as installed here names are taken."""
+    by_path = {each.path: each for each in offered}
+    for path in _exported_files(order.workload):
+        if path not in by_path or not await asyncio.to_thread(_is_needed, order.folder, path):
+            continue
+        file, target = by_path[path], order.folder / path
+        digest = digest_from_wire(file.blob.digest.value)
+        if target.is_file() and await asyncio.to_thread(digest_of_file, target) == digest:
+            continue
+        if target.exists() and not (order.may_overwrite or (order.folder / MODEL_NAME).exists()):
+            raise HyperGPUError(Reason.FILE_PRESENT, f"{target} is there already")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        blob = WantedBlob(path, digest, file.blob.size_bytes, file.ticket, part)
+        await _fetch_blob(calls, blob, fetched, report)
+        part.chmod(SHARED)
+        part.replace(target)
+
+
+def _exported_files(workload: str) -> tuple[str, ...]:
+    try:
+        return find(workload).exported_files
+    except UnknownWorkloadError:
+        return ()
+
+
+def _is_needed(folder: Path, path: str) -> bool:
+    """Whether a model needs the file: a program's tensors only where the model has not all."""
+    if path != TENSORS_PATH:
+        return True
+    try:
+        program = read_program(folder)
+    except ProgramError:
+        return True  # A later version has written it, and may know more roles.
+    return any(each.role == CONSTANT for each in program.tensors)
+
+
+async def _fetch_blob(
+    calls: CoordinatorCalls, blob: WantedBlob, fetched: FetchedBytes, report: Report
+) -> None:
+    """Fetch what is missing of a blob into its part, which then holds it whole.
+
+    Raises:
+        HyperGPUError: DIGEST_MISMATCH, it arrived damaged; or what broke the transfer.
+    """
+    _begin_part(blob)
+    part = DigestingPartFile(blob.part, Bytes(blob.size_bytes))
     try:
         missing = part.missing()
-        done = header.size_bytes - _size(missing)
+        done = blob.size_bytes - _size(missing)
         for start, end in missing:
-            ranged = next(each for each in answer.ticket.ranges if each.start <= start < each.end)
+            ranged = next(each for each in blob.ticket.ranges if each.start <= start < each.end)
             with _explain_broken(calls, ranged), _doubting(fetched):
                 async for size_bytes in _fetch_range(calls, ranged, part, Span(start, end)):
                     fetched.count += size_bytes
                     done += size_bytes
-                    report(f"model of {order.job_id}", done, header.size_bytes)
+                    report(blob.name, done, blob.size_bytes)
         digest = await asyncio.to_thread(part.finish)
     finally:
         part.close()
-    if digest != header.digest:
-        order.part.unlink()
+    if digest != blob.digest:
+        blob.part.unlink()
         fetched.is_doubted = True
-        detail = f"the model arrived as {digest[:16]}..., not {header.digest[:16]}..."
+        detail = f"the {blob.name} arrived as {digest[:16]}..., not {blob.digest[:16]}..."
         raise HyperGPUError(Reason.DIGEST_MISMATCH, detail)
-    order.part_digest.unlink(missing_ok=True)
-    return header
+    blob.part_digest.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -359,15 +436,15 @@ async def _fetch_range(
             yield len(piece)
 
 
-def _begin_part(order: ExportOrder, digest: Digest) -> None:
-    """Keep a part that belongs to this model; start over with any other."""
+def _begin_part(blob: WantedBlob) -> None:
+    """Keep a part that belongs to this blob; start over with any other."""
     try:
-        is_same = order.part_digest.read_text("ascii") == digest
+        is_same = blob.part_digest.read_text("ascii") == blob.digest
     except (OSError, ValueError):
         is_same = False
     if not is_same:
-        order.part.unlink(missing_ok=True)
-        order.part_digest.write_text(digest, "ascii")
+        blob.part.unlink(missing_ok=True)
+        blob.part_digest.write_text(blob.digest, "ascii")
 
 
 def _require_replaceable(model: Path, card: Path, job_id: str) -> None:

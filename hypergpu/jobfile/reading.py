@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.rules import FIXED, PLANNED, checked_spec, spec_problems, unused_aware
+from hypergpu.jobfile.rules import FIXED, checked_spec, spec_problems, unused_aware
 from hypergpu.jobfile.spec import (
     ALIASES,
     CHOICES,
+    DEFAULT_STRATEGY,
     DURATIONS,
     KEYS,
+    PLANNED,
     SETTABLE,
     SPARSE_CODECS,
     JobSpec,
@@ -101,13 +103,15 @@ def parse_job_table(tree: Mapping[str, object], lines: KeyLines, *, data_path: s
     Raises:
         JobFileError: It describes no job; all problems at once.
     """
-    strategy = str(tree.get("strategy", "diloco"))
-    with_defaults = copy.deepcopy({"workload": "", **tree})
+    strategy = str(tree.get("strategy", DEFAULT_STRATEGY))
+    with_defaults = copy.deepcopy({"workload": "", "strategy": strategy, **tree})
     for key, value in FIXED.get(strategy, {}).items():
         table, _, name = key.partition(".")
         rows = with_defaults.setdefault(table, {})
         if isinstance(rows, dict) and not _durations_of(key) & rows.keys():
             rows.setdefault(name, value)
+    if strategy == "aware":
+        _set_plan_defaults(with_defaults)
     if data_path and isinstance(stated := with_defaults.setdefault("data", {}), dict):
         stated["path"] = data_path
     spec, problems = read_spec(with_defaults, lines)
@@ -155,6 +159,19 @@ def read_spec(tree: Mapping[str, Any], lines: KeyLines) -> tuple[JobSpec, list[P
     return spec or JobSpec(""), problems + others
 
 
+def _set_plan_defaults(tree: dict[str, Any]) -> None:
+    """Add to a job's table which keys its plans take as stated. Rounds that overlap are dense."""
+    rows = tree.setdefault("aware", {})
+    if not isinstance(rows, dict):
+        return
+    stated = [
+        key for key in PLANNED if key.partition(".")[2] in _table_of(tree, key.partition(".")[0])
+    ]
+    rows.setdefault("stated_keys", stated)
+    if _table_of(tree, "round").get("overlap") == "eager":
+        rows.setdefault("sparsest", "int4")
+
+
 def _durations_of(key: str) -> set[str]:
     """Names in the same table that set a millisecond key too."""
     return {name.partition(".")[2] for name, target in DURATIONS.items() if target == key}
@@ -196,20 +213,8 @@ def _unused_problems(tree: Mapping[str, Any], strategy: str) -> Iterator[Problem
         for name in _table_of(tree, "outer"):
             what = f"the sparse codec {up} takes plain outer steps: {name} does nothing"
             yield Problem(f"outer.{name}", what, f"remove {name}, or use a dense codec")
-    if strategy == "aware":
-        yield from _planned_problems(tree)
-        return
-    if "aware" in tree:
+    if strategy != "aware" and "aware" in tree:
         yield unused_aware(strategy)
-
-
-def _planned_problems(tree: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in PLANNED:
-        table, _, name = key.partition(".")
-        if name in _table_of(tree, table):
-            what = f'{name} does nothing with strategy "aware", which plans it for each node'
-            hint = "; the lightest codec allowed is sparsest in [aware]" if table == "codec" else ""
-            yield Problem(key, what, f"remove {name}{hint}")
 
 
 _value: msgspec.json.Decoder[Scalar] = msgspec.json.Decoder(Scalar)

@@ -6,7 +6,8 @@ What each strategy fixes: a file may leave these settings out or repeat them, no
 - ``sync``: every inner step is synchronised; everything travels whole and nobody is left behind.
 - ``fedavg``: H inner steps, then a plain mean; everything travels whole and nobody is left behind.
 - ``diloco``: H inner steps, compressed pseudo-gradients, Nesterov's outer step; all settings free.
-- ``aware``: like ``diloco``, with H, codec and deadline planned for every node and round.
+- ``aware``: like ``diloco``, with H, codec and deadline planned for every node and round. A codec,
+  connections or a deadline that the file states are kept, and the plan decides the rest.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from hypergpu.jobfile.spec import (
     LIMITS,
     MOMENTUM_MOST_OVERLAPPED,
     NAME_LENGTH_MOST,
+    PLANNED,
     SPARSE_CODECS,
     Aware,
     Inner,
@@ -57,22 +59,25 @@ FIXED: Mapping[str, Mapping[str, Scalar]] = {
     "sync": {"training.inner_steps": 1, **_PLAIN},
     "fedavg": _PLAIN,
     "diloco": {},
-    "aware": {"round.deadline_ms": 0},
+    "aware": {},
 }
-
-PLANNED = ("codec.up", "codec.down", "round.connections")
-"""Keys that ``aware`` ignores: each node's plan decides them."""
 
 
 def with_strategy(spec: JobSpec, strategy: str) -> JobSpec:
-    """Return the same job under another strategy, with the settings that the strategy fixes."""
+    """Return the same job under another strategy, with the settings that the strategy fixes. What
+    was stated for fixed steps is no setting of a plan.
+    """
+    if spec.strategy == strategy:
+        return spec
     sections = {table: getattr(spec, table) for table in ("training", "outer", "codec", "round")}
     for key, value in FIXED[strategy].items():
         table, _, name = key.partition(".")
         sections[table] = replace(sections[table], **{name: value})
     aware = spec.aware if strategy == "aware" else Aware()
-    if strategy == "aware" and spec.round.overlap != "none":
-        aware = replace(aware, sparsest="int4")
+    if strategy == "aware":
+        sections["round"] = replace(sections["round"], deadline_ms=0)
+        if spec.round.overlap != "none":
+            aware = replace(aware, sparsest="int4")
     return replace(spec, strategy=strategy, aware=aware, **sections)
 
 
@@ -82,17 +87,14 @@ def strategy_problems(spec: JobSpec) -> Iterator[Problem]:
         table, _, name = key.partition(".")
         given = getattr(getattr(spec, table), name)
         if given != value:
-            yield Problem(key, *_contradiction(spec.strategy, value, given))
+            what = f'strategy "{spec.strategy}" has {value} here, not {given}'
+            yield Problem(key, what, 'remove it, or choose strategy = "diloco"')
     if spec.strategy != "aware" and spec.aware != Aware():
         yield unused_aware(spec.strategy)
-
-
-def _contradiction(strategy: str, value: Scalar, given: Scalar) -> tuple[str, str]:
-    if strategy == "aware":
-        what = f'strategy "aware" plans the deadline of each round; {given} ms contradicts it'
-        return what, 'remove it, or choose strategy = "diloco"'
-    what = f'strategy "{strategy}" has {value} here, not {given}'
-    return what, 'remove it, or choose strategy = "diloco"'
+    for key in spec.aware.stated_keys:
+        if key not in PLANNED:
+            what = f'"{short_text(key)}" is no key that a plan decides'
+            yield Problem("aware.stated_keys", what, "remove stated_keys, and state the keys")
 
 
 def unused_aware(strategy: str) -> Problem:
@@ -108,9 +110,11 @@ def overlap_problems(spec: JobSpec) -> Iterator[Problem]:
     if spec.round.overlap != "eager" or "round.overlap" in FIXED.get(spec.strategy, {}):
         return
     without = 'or remove overlap = "eager"'
-    is_planned = spec.strategy == "aware"
-    codecs = {"aware.sparsest": spec.aware.sparsest} if is_planned else {}
-    codecs |= {} if is_planned else {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
+    codecs = {"codec.up": spec.codec.up, "codec.down": spec.codec.down}
+    if spec.strategy == "aware":
+        codecs = {key: codecs[key] for key in codecs if spec.aware.takes_as_stated(key)}
+        if "codec.up" not in codecs:
+            codecs["aware.sparsest"] = spec.aware.sparsest
     for key, codec in codecs.items():
         if codec in SPARSE_CODECS:
             what = f'rounds that overlap are dense, and this is "{codec}"'
@@ -176,7 +180,7 @@ def pay_problems(spec: JobSpec) -> Iterator[Problem]:
             f"the whole job may cost {spec.escrow}, and the ledger holds an escrow of at most"
             f" {AMOUNT_MOST}"
         )
-        most = AMOUNT_MOST * 100 // spec.most_samples
+        most = AMOUNT_MOST * 100 // spec.stated_samples
         fix = f"set unit_price to at most {most}; or fewer rounds; or name an escrow in [pay]"
         yield Problem("pay.unit_price", what, fix)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
+from hypergpu.statements import AMOUNT_MOST
 from hypergpu.units import Samples
 from hypergpu.workloads.metrics import BY_NAME, TARGET_MODES
 
@@ -19,6 +20,12 @@ SPARSE_CODECS = ("topk256", "topk64", "topk16")
 
 STRATEGIES = ("sync", "fedavg", "diloco", "aware")
 """How a job trades communication for progress. `hypergpu.jobfile` knows what each of them fixes."""
+
+DEFAULT_STRATEGY = "aware"
+"""Of a job file, a job of Python or the page's form that names none."""
+
+PLANNED = ("codec.up", "codec.down", "round.connections")
+"""Keys that the plans of ``aware`` decide for each node, unless the job's file states them."""
 
 
 class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,6 +196,14 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds that the work is divided into at least, however slow the network."""
     sparsest: str = "topk64"
     """The lightest codec that a plan may choose."""
+    stated_keys: tuple[str, ...] = ()
+    """Keys of `PLANNED` that plans take as the job states them. A job file's reader lists here
+    those that the file writes.
+    """
+
+    def takes_as_stated(self, key: str) -> bool:
+        """Whether plans take this key of `PLANNED` as the job states it."""
+        return key in self.stated_keys
 
 
 class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,7 +247,9 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workload: str
     name: str = ""
     strategy: str = "diloco"
-    """One of `STRATEGIES`."""
+    """One of `STRATEGIES`. A spec that names none was written before there was another default than
+    this; a job file that names none is of `DEFAULT_STRATEGY`.
+    """
     options: dict[str, str | int | float | bool] = {}
     """The workload's own settings, validated by the workload."""
     training: TrainingSettings = TrainingSettings()
@@ -262,8 +279,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def escrow(self) -> int:
-        """Amount set aside for the job, in the token's smallest units."""
-        return self.pay.escrow or self.pay.most_for(self.most_samples)
+        """Amount set aside for the job, in the token's smallest units. Where the ledger can hold
+        what the stated samples cost, but not what the last planned round may add, all it can hold.
+        """
+        stated, most = self.pay.most_for(self.stated_samples), self.pay.most_for(self.most_samples)
+        return self.pay.escrow or max(stated, min(most, AMOUNT_MOST))
 
 
 SETTABLE: Mapping[str, str] = {

@@ -10,18 +10,21 @@ import msgspec
 
 from hypergpu.programs.container import (
     ARGUMENT_DTYPES,
+    CONSTANT,
     DTYPES,
     FIELDS_MOST,
     ITEMS_MOST,
     MEMORY_FORMATS,
     NO_GRADIENT,
     OLDEST_VERSION,
+    OUTPUTS_MOST,
     PROGRAM_PATH,
     ROLES,
     SIZE_MOST,
     VERSION,
     Argument,
     BackwardRule,
+    EvaluateAll,
     Graph,
     OperatorCall,
     Program,
@@ -101,7 +104,7 @@ def check_program(program: Program) -> None:
         )
     if not 1 <= program.evaluation_batch <= _BATCH_MOST:
         raise ProgramError(f"evaluation_batch must be 1 to {_BATCH_MOST:,}")
-    _check_metrics(program.metrics)
+    _check_metrics(program.metric_names)
     if len(program.tensors) > _TENSORS_MOST or not 0 < len(program.fields) <= FIELDS_MOST:
         raise ProgramError(f"at most {_TENSORS_MOST:,} tensors and 1 to {FIELDS_MOST} fields")
     _check_names([each.name for each in program.tensors], "tensor")
@@ -112,7 +115,10 @@ def check_program(program: Program) -> None:
         _check_shape(f"field {field.name}", field.shape, field.dtype)
     _check_rules(program.rules)
     _check_graph("train", program.train, program, outputs=1)
-    _check_graph("evaluate", program.evaluate, program, outputs=1 + len(program.metrics))
+    outputs = 1 + len(program.metrics) + len(program.output_names)
+    _check_graph("evaluate", program.evaluate, program, outputs=outputs)
+    if program.evaluate_all is not None:
+        _check_evaluate_all(program.evaluate_all, program)
 
 
 def _check_metrics(names: Sequence[str]) -> None:
@@ -165,6 +171,21 @@ def _check_rules(rules: Sequence[BackwardRule]) -> None:
         count = rule.inputs_count + len(rule.graph.calls)
         if any(not NO_GRADIENT <= each < count for each in rule.graph.outputs):
             raise ProgramError(f"{name}: its outputs must be values of its own")
+
+
+def _check_evaluate_all(whole: EvaluateAll, program: Program) -> None:
+    if program.version < VERSION:
+        raise ProgramError(f"evaluate_all: a program of version {program.version} has none")
+    if not {*whole.constants} <= {each.name for each in program.tensors if each.role == CONSTANT}:
+        raise ProgramError("evaluate_all: its constants must be constants of the program")
+    if not 1 <= len(whole.outputs) <= OUTPUTS_MOST or not whole.metrics:
+        raise ProgramError(f"evaluate_all: 1 to {OUTPUTS_MOST} outputs, and at least one metric")
+    _check_names(whole.outputs, "output")
+    _check_calls("evaluate_all", whole.graph.calls, whole.inputs_count, ())
+    count = whole.inputs_count + len(whole.graph.calls)
+    outputs = whole.graph.outputs
+    if len(outputs) != len(whole.metrics) or any(not 0 <= each < count for each in outputs):
+        raise ProgramError("evaluate_all: its outputs must be values of its own, one a metric")
 
 
 def _check_graph(name: str, graph: Graph, program: Program, *, outputs: int) -> None:

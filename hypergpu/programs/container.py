@@ -1,5 +1,5 @@
 """A program's container: two graphs of operator calls over named tensors and the fields of a batch,
-and the backward graphs of a user's own gradients.
+the backward graphs of a user's own gradients, and a graph of metrics over all held-out samples.
 
 It comes from strangers. There is no code in it, and no text that anything evaluates. What it may
 hold is said in `hypergpu.programs.checks`, which sees all of it before torch does.
@@ -12,7 +12,9 @@ import msgspec
 
 from hypergpu.tensors.layout import TensorKind
 
-VERSION = 3
+VERSION = 4
+RULES_VERSION = 3
+"""The first that holds gradients of the user's own, and most operators."""
 OLDEST_VERSION = 2
 """Programs of this version and later run here as they did where they were made."""
 PROGRAM_PATH = "program/program.json"
@@ -22,6 +24,12 @@ SIZE_MOST = 64 << 20
 FIELDS_MOST = 64
 ITEMS_MOST = 4096
 """Elements of a list of arguments, and parts of one result."""
+OUTPUTS_MOST = 16
+"""Outputs of a batch that metrics over all held-out samples are computed from."""
+OUTPUTS_BYTES_MOST = 256 << 20
+"""Bytes of these outputs, of all held-out samples together."""
+EVALUATE_ALL_BYTES_MOST = 2 << 30
+"""Bytes of the results that computing these metrics holds at any moment."""
 
 DTYPES = frozenset(
     {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"}
@@ -67,6 +75,10 @@ class ProgramBoundError(ProgramError):
     """A program would take more than it may: memory, results, or numbers beyond a limit."""
 
 
+class ProgramMemoryError(ProgramBoundError):
+    """A program's results would take more memory than they may."""
+
+
 class ProgramTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that a program computes with. Its first values are beside the container."""
 
@@ -101,7 +113,9 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     calls: tuple[OperatorCall, ...]
     outputs: tuple[int, ...]
-    """Numbers of the mean loss and, for evaluation, of each metric's mean over the batch."""
+    """Numbers of the mean loss and, for evaluation, of each metric's mean over the batch and of
+    each output of the batch. Of `EvaluateAll`: numbers of the metrics.
+    """
 
 
 class BackwardRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,6 +136,25 @@ class BackwardRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gradients + self.captured
 
 
+class EvaluateAll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics over all held-out samples. The graph's inputs are the outputs that the program gives
+    of a batch, each of all batches, one after the other, along the first dimension; then constants.
+    """
+
+    outputs: tuple[str, ...]
+    """Names of the outputs."""
+    metrics: tuple[str, ...]
+    """Names of the graph's outputs, each a single number."""
+    graph: Graph
+    constants: tuple[str, ...] = ()
+    """Names of tensors of the program that are constants."""
+
+    @property
+    def inputs_count(self) -> int:
+        """Number of values before the first result."""
+        return len(self.outputs) + len(self.constants)
+
+
 class Program(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
@@ -136,11 +169,13 @@ class Program(
     train: Graph
     evaluate: Graph
     metrics: tuple[str, ...] = ()
-    """Names of the metrics, the one that a target is about first; none: the loss is."""
+    """Names of the metrics that are means over samples."""
     evaluation_batch: int = 256
     """Held-out samples that are evaluated at once, in 1 to 65,536."""
     rules: tuple[BackwardRule, ...] = ()
     """Since version 3."""
+    evaluate_all: EvaluateAll | None = None
+    """Since version 4. Nodes run it never."""
 
     @property
     def inputs_count(self) -> int:
@@ -148,13 +183,24 @@ class Program(
         return len(self.tensors) + len(self.fields)
 
     @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of all metrics, the one that a target is about first; none: the loss is."""
+        whole = self.evaluate_all.metrics if self.evaluate_all is not None else ()
+        return (*whole, *self.metrics)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs of a batch that evaluation gives besides loss and metrics."""
+        return self.evaluate_all.outputs if self.evaluate_all is not None else ()
+
+    @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All of them."""
+        """All that nodes may run."""
         return (self.train, self.evaluate, *(rule.graph for rule in self.rules))
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Operators that are called, each once, in order."""
+        """Operators that nodes call, each once, in order."""
         return tuple(sorted({call.operator for graph in self.graphs for call in graph.calls}))
 
 

@@ -26,7 +26,7 @@ from hypergpu.terminal.watch import (
 )
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Module, SavedProgram, State
+    from hypergpu.workloads.networks.tracing import Module, State
 
 _NEWEST_WAIT_S = 1.0
 
@@ -62,8 +62,6 @@ class AsyncRun:
         self, coordinator: AsyncCoordinator, job_id: str, names: StateNames | None = None
     ) -> None:
         self.id = job_id
-        self.program: SavedProgram | None = None
-        """What `save` writes beside the model; None: the run was found again, or has none."""
         self.sinks: tuple[Sink | str, ...] = ()
         """Where `watch` and `result` write each round's figures, besides what they are given."""
         self._coordinator = coordinator
@@ -155,7 +153,9 @@ class AsyncRun:
         from hypergpu.workloads.networks.program import as_before, exported_state
 
         with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder:
-            await self.save(folder, which)
+            await self._coordinator.export(
+                self.id, Path(folder), which=which, is_weights_alone=True
+            )
             trained = await asyncio.to_thread(exported_state, Path(folder))
         if self._names is None:
             return trained
@@ -168,10 +168,7 @@ class AsyncRun:
         """Write the model, its card and a program that loads it into a folder. Of a run of
         `hypergpu.train` it evaluates data without the module's code.
         """
-        exported = await self._coordinator.export(self.id, Path(folder), which=which)
-        if self.program is not None:
-            await asyncio.to_thread(self.program.write, Path(folder))
-        return exported
+        return await self._coordinator.export(self.id, Path(folder), which=which)
 
     async def pause(self) -> None:
         """Let the open round finish and open no other."""

@@ -14,7 +14,7 @@ from hypergpu.jobfile.spec import JobSpec, Scalar
 from hypergpu.sinks.sink import named_sinks
 from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
-from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec
+from hypergpu.training.train import TrainArguments, connect_until_exit, job_spec, tell_note
 from hypergpu.workloads.entry import OptionError, missing_modules
 from hypergpu.workloads.finetuning.row_files import (
     BASE_FOLDER,
@@ -104,6 +104,7 @@ def finetune(base: str | Path, **settings: Unpack[FinetuneArguments]) -> Adapter
         write_parts(Path(job), spec.workload, train, settings.get("held_out"))
         check_job(Path(job), spec)
         job_id = coordinator.submit(spec, beside=Path(job), report=report)
+    tell_note(spec)
     run = AdapterRun(coordinator, job_id, folder)
     run.sinks = sinks
     return run

@@ -12,7 +12,7 @@ from hypergpu.terminal.watch import follow, open_view
 from hypergpu.training.async_run import AsyncRun, StateNames
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import SavedProgram, State
+    from hypergpu.workloads.networks.tracing import State
 
 
 class Run:
@@ -49,15 +49,6 @@ class Run:
     @sinks.setter
     def sinks(self, sinks: Sequence[Sink | str]) -> None:
         self._asynchronous.sinks = tuple(sinks)
-
-    @property
-    def program(self) -> "SavedProgram | None":
-        """What `save` writes beside the model."""
-        return self._asynchronous.program
-
-    @program.setter
-    def program(self, program: "SavedProgram | None") -> None:
-        self._asynchronous.program = program
 
     def detail(self) -> JobDetail:
         """The job at the moment."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack
 
 from hypergpu.client import AsyncCoordinator, Coordinator, connect, connect_async
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job_table
 from hypergpu.jobfile.spec import JobSpec, Scalar, TrainingSettings
 from hypergpu.jobfile.toml import KeyLines
@@ -25,7 +26,8 @@ from hypergpu.training.run import Run
 from hypergpu.workloads.metrics import direction, target_mode
 
 if TYPE_CHECKING:
-    from hypergpu.workloads.networks.tracing import Loss, Module, SavedProgram
+    from hypergpu.workloads.networks.tracing import Loss, Module
+    from hypergpu.workloads.networks.whole_set_tracing import EvaluateAllFunction
 
 
 class JobArguments(TypedDict, total=False):
@@ -54,6 +56,7 @@ class JobArguments(TypedDict, total=False):
     learning_rate: float
     seed: int
     strategy: str
+    """``aware`` by default: see docs/jobs.md."""
     target: float
     """Metric at which the job is finished."""
     target_mode: str
@@ -64,21 +67,33 @@ class JobArguments(TypedDict, total=False):
     """Where the run's `watch` and `result` write each round, such as ``["tensorboard:runs"]``."""
 
 
-class TrainArguments(JobArguments, total=False):
+class ProgramArguments(JobArguments, total=False):
+    """What `train` and `train_async` take besides the connection."""
+
+    evaluate_all: "EvaluateAllFunction"
+    """``evaluate_all(outputs)`` gives metrics of all held-out samples together, such as F1, as a
+    dictionary of tensors with one number each; the first is the one that a target is about. Its
+    outputs are those of the loss, which returns ``(loss, metrics, outputs)`` in evaluation: a
+    dictionary of tensors whose first dimension is the samples, 256 MiB of all held-out samples
+    together at most.
+    """
+
+
+class TrainArguments(ProgramArguments, total=False):
     """What `train` takes besides model and loss."""
 
     coordinator: Coordinator
     """An open connection; else the one that environment, settings file or `hypergpu up` name."""
 
 
-class AsyncTrainArguments(JobArguments, total=False):
+class AsyncTrainArguments(ProgramArguments, total=False):
     """What `train_async` takes besides model and loss."""
 
     coordinator: AsyncCoordinator
     """As of `train`, from `hypergpu.client.connect_async`."""
 
 
-_OWN = {"coordinator", "data", "held_out", "settings", "sinks", "steps"}
+_OWN = {"coordinator", "data", "evaluate_all", "held_out", "settings", "sinks", "steps"}
 _CHECKING = "tracing the model and comparing its program with it on a batch"
 _NODE_DATA = "node:"
 _PACKAGE = "make it a workload package, see docs/workloads.md#your-own-as-a-package"
@@ -111,7 +126,8 @@ def train(
     Args:
         model: Any module that `torch.export` can trace.
         loss: ``loss(model, batch)`` gives the mean loss, or that and a dictionary of metrics, of
-            which the first is the one that a target is about.
+            which the first is the one that a target is about, or these and, in evaluation, outputs
+            for `TrainArguments.evaluate_all`.
         settings: Data and settings, see `TrainArguments`.
 
     Raises:
@@ -123,11 +139,13 @@ def train(
     coordinator = settings.get("coordinator") or connect_until_exit()
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         with progress_note(_CHECKING):
-            program = write_job(Path(folder), model, loss, JobSamples.of(settings, spec), spec)
+            samples, evaluate_all = JobSamples.of(settings, spec), settings.get("evaluate_all")
+            write_job(Path(folder), model, loss, samples, spec, evaluate_all)
         with progress_bars() as report:
             job_id = coordinator.submit(spec, beside=Path(folder), report=report)
+    tell_note(spec)
     run = Run(coordinator, job_id, StateNames.of(model))
-    run.sinks, run.program = sinks, program
+    run.sinks = sinks
     return run
 
 
@@ -153,12 +171,22 @@ async def train_async(
     with tempfile.TemporaryDirectory(prefix="hypergpu-") as folder, _translate_errors():
         samples = JobSamples.of(settings, spec)
         with progress_note(_CHECKING):
-            program = await asyncio.to_thread(write_job, Path(folder), model, loss, samples, spec)
+            evaluate_all = settings.get("evaluate_all")
+            await asyncio.to_thread(
+                write_job, Path(folder), model, loss, samples, spec, evaluate_all
+            )
         with progress_bars() as report:
             job_id = await coordinator.submit(spec, beside=Path(folder), report=report)
+    tell_note(spec)
     run = AsyncRun(coordinator, job_id, StateNames.of(model))
-    run.sinks, run.program = tuple(sinks), program
+    run.sinks = tuple(sinks)
     return run
+
+
+def tell_note(spec: JobSpec) -> None:
+    """Tell what a job's settings come to, in one line where there is something to tell."""
+    if told := submit_note(spec):
+        note(told)
 
 
 def connect_until_exit() -> Coordinator:
@@ -206,9 +234,14 @@ class JobSamples:
 
 
 def write_job(
-    folder: Path, model: "Module", loss: "Loss", samples: JobSamples, spec: JobSpec
-) -> "SavedProgram":
-    """Write a job's data folder: program, weights and samples. Gives what an export needs of it.
+    folder: Path,
+    model: "Module",
+    loss: "Loss",
+    samples: JobSamples,
+    spec: JobSpec,
+    evaluate_all: "EvaluateAllFunction | None" = None,
+) -> None:
+    """Write a job's data folder: program, weights and samples.
 
     The program is compared with the model on a batch of the data.
 
@@ -217,21 +250,21 @@ def write_job(
         SamplesError: The data cannot be used.
     """
     # Imported here: it needs torch, which takes seconds.
-    from hypergpu.workloads.networks.checked_program import write_checked_program
-    from hypergpu.workloads.networks.tracing import BatchShape, SavedProgram
+    from hypergpu.workloads.networks.checked_program import UserCode, write_checked_program
+    from hypergpu.workloads.networks.tracing import BatchShape
 
     fields = samples.write(folder)
     shape = BatchShape(tuple(each.name for each in fields), samples.is_tuple)
     label = str(spec.options.get("label", ""))
     batch_size = spec.training.batch_size
-    traced = write_checked_program(folder, model, loss, shape, batch_size=batch_size, label=label)
-    check_target(spec, next(iter(traced.program.metrics), "loss"))
+    code = UserCode(model, loss, evaluate_all)
+    traced = write_checked_program(folder, code, shape, batch_size=batch_size, label=label)
+    check_target(spec, next(iter(traced.program.metric_names), "loss"))
     if spec.data.sharding == "dirichlet" and label_field(fields, label) is None:
         raise SamplesError(
             "dirichlet divides samples by their class, and it is not clear which field says it."
             ' Fix: settings={"options.label": NAME}, a field with a whole number for each sample'
         )
-    return SavedProgram.of(traced)
 
 
 def check_target(spec: JobSpec, metric: str) -> None:

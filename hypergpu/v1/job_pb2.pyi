@@ -602,6 +602,7 @@ class ResolveModelResponse(google.protobuf.message.Message):
     LAYOUT_JSON_FIELD_NUMBER: builtins.int
     MODEL_CARD_FIELD_NUMBER: builtins.int
     TICKET_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
     layout_json: builtins.str
     """The flat vector's layout as canonical JSON: what turns the blob into named tensors."""
     model_card: builtins.str
@@ -610,6 +611,10 @@ class ResolveModelResponse(google.protobuf.message.Message):
     def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
     @property
     def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket: ...
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ModelFile]:
+        """Files of the job's data without which nobody can run the model: a program of the user's own."""
+
     def __init__(
         self,
         *,
@@ -617,11 +622,37 @@ class ResolveModelResponse(google.protobuf.message.Message):
         layout_json: builtins.str = ...,
         model_card: builtins.str = ...,
         ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+        files: collections.abc.Iterable[global___ModelFile] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["blob", b"blob", "ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blob", b"blob", "layout_json", b"layout_json", "model_card", b"model_card", "ticket", b"ticket"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "files", b"files", "layout_json", b"layout_json", "model_card", b"model_card", "ticket", b"ticket"]) -> None: ...
 
 global___ResolveModelResponse = ResolveModelResponse
+
+@typing.final
+class ModelFile(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Within the folder of an export, as in the job's manifest."""
+    @property
+    def blob(self) -> hypergpu.v1.tensor_pb2.BlobRef: ...
+    @property
+    def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket: ...
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        blob: hypergpu.v1.tensor_pb2.BlobRef | None = ...,
+        ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["blob", b"blob", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blob", b"blob", "path", b"path", "ticket", b"ticket"]) -> None: ...
+
+global___ModelFile = ModelFile
 
 @typing.final
 class WatchJobRequest(google.protobuf.message.Message):

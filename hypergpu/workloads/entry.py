@@ -86,6 +86,8 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Steps from a stored sample to the input of the model, for the card of an export."""
     split: str = ""
     """Rule by which samples are held out, for the card of an export."""
+    exported_files: tuple[str, ...] = ()
+    """Files of a job's data, by their paths in it, that an export carries beside the model."""
     can_checkpoint: bool = False
     """Whether its modules have ``checkpoint_activations``, by which they compute activations again
     in the backward pass rather than keep them.
@@ -238,12 +240,13 @@ _DIGITS = (
 _TEXT = (
     WorkloadEntry(
         name="text-gpt",
+        version=2,  # runs are drawn to be held out
         dataset="text",
         metric="perplexity",
         meaning="A byte-level GPT on your folder of text, or on Python's own source",
         builder="hypergpu.workloads.networks.models:gpt",
         preprocessing="text is bytes of UTF-8, cut into blocks of block_length",
-        split="every twentieth run of 16 KiB is held out",
+        split="of each ten runs of 16 KiB one is held out, drawn",
         takes_data="optional",
         takes_node_data=True,
         options=(
@@ -334,7 +337,7 @@ _NULL = (
 _PROGRAM = (
     WorkloadEntry(
         name="program",
-        version=3,  # of the container, so that nodes of an older one are named
+        version=4,  # of the container, so that nodes of an older one are named
         oldest_version=2,
         dataset="program",
         metric="loss",
@@ -344,6 +347,7 @@ _PROGRAM = (
         split="the samples given as held_out, else a tenth of each class, drawn",
         takes_data="required",
         takes_node_data=True,
+        exported_files=("program/program.json", "program/tensors.safetensors"),
         options=(
             Option(
                 "label",

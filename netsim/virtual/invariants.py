@@ -33,6 +33,7 @@ def _break_upload(job: Job) -> Iterator[str]:
     if job.round is not None and job.model is not None and job.round.number != job.model.round:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
+    yield from _long_lease_violations(job)
     yield from _prefetch_violations(job)
     yield from _own_data_violations(job)
     yield from _stall_violations(job)
@@ -59,6 +60,21 @@ def _lease_violations(job: Job) -> Iterator[str]:
     slots = [member.slot for member in job.members.values()]
     if sorted(slots) != list(range(len(slots))):
         yield f"slots are not 0..n: {sorted(slots)}"
+
+
+def _long_lease_violations(job: Job) -> Iterator[str]:
+    """A lease over several rounds ends, its node has no other work, and its base is kept."""
+    newest = job.model.round if job.model is not None else 0
+    kept = live_blobs(job) if job.long_leases else frozenset()
+    for node, each in job.long_leases.items():
+        if each.base is None or not each.base.round <= newest <= each.base.last_round + 1:
+            yield f"{node} has a lease over several rounds that should be over"
+        elif each.is_open and each.base.model.blob.digest not in kept:
+            yield f"the base of {node}'s lease may be collected"
+        if job.round is not None and node in job.round.pending:
+            yield f"{node} has two leases"
+        if each.is_open and (job.phase in ENDED or not job.members[node].is_present):
+            yield f"{node} has a lease over several rounds and is not at work"
 
 
 def _prefetch_violations(job: Job) -> Iterator[str]:
@@ -129,6 +145,9 @@ def _open_shards(job: Job) -> Iterator[Shard]:
             if participant.is_open:
                 yield participant.shard
         yield from job.round.orphans
+    for participant in job.long_leases.values():
+        if participant.is_open:
+            yield participant.shard
     for node, member in job.members.items():
         if member.prefetch is not None:
             yield Shard(job.partition_of(node), member.prefetch.ranges)

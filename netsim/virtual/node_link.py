@@ -360,7 +360,7 @@ class NodeMeasurements:
 
     def note_accepted(self, before: Job, node: NodeId) -> None:
         """An update is in, of a job as it was before."""
-        if before.round is None or (part := before.round.participants.get(node)) is None:
+        if (part := before.participant(node)) is None:
             return
         now_ms = self._agenda.now_ms
         took_ms = Milliseconds(now_ms - part.assigned_at_ms)

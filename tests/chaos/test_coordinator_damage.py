@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.client import JobView
-from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from tests.processes import Cluster, Happening, json_lines
 
 MORE = 15
@@ -18,8 +18,10 @@ AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again as soon as it may."""
 SPEC = JobSpec(
     workload="digits-softmax",
+    strategy="diloco",
     training=TrainingSettings(rounds=100_000, inner_steps=20, nodes=2),
     evaluation=Evaluation(every=2),
+    trust=Trust(duplicates="none"),
 )
 """It is not done by the time that it is to be killed, and is made shorter after that."""
 

@@ -16,7 +16,7 @@ from hypergpu.client.blocking import run
 from hypergpu.client.transfer import ignore, send_folder
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.reading import spec_json
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings, Trust
 from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names
@@ -30,9 +30,11 @@ AT_ONCE = {"HYPERGPU_NODE_RECONNECT_CAP_MS": "200"}
 """A node dials again so soon that a kill costs little more than the coordinator's start."""
 SPEC = JobSpec(
     workload="digits-softmax",
+    strategy="diloco",
     training=TrainingSettings(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     evaluation=Evaluation(every=2),
     pay=Pay(unit_price=1_000, rounds_per_epoch=7),
+    trust=Trust(duplicates="none"),
 )
 BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")
 

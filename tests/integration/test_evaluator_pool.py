@@ -163,6 +163,18 @@ async def test_a_job_that_never_ends_delays_no_other_owner_and_ends_when_it_is_s
     assert not process.is_running()
 
 
+async def test_a_job_that_is_stopped_ends_no_evaluation_but_its_own(kit: PoolKit) -> None:
+    made = await kit.initialise(EVIL, unruly_workload.NAME, deed="hold_lock")
+    wanted = await kit.loss(GOOD)
+    evaluating = asyncio.create_task(kit.loss(GOOD))
+    looping = asyncio.create_task(refusal_of(kit.gradient(EVIL, "hold_lock", made)))
+    while not kit.pool.is_asked(EVIL.job_id) or not kit.pool.is_asked(GOOD.job_id):
+        await asyncio.wait([evaluating, looping], timeout=0)
+    kit.pool.end_job(EVIL.job_id)
+    assert (await looping).reason is Reason.JOB_PHASE
+    assert await evaluating == wanted
+
+
 async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> None:
     kit = PoolKit(tmp_path, EvaluatorLimits(answer_s=5, places=2, spares=0))
     refused = await refusal_of(kit.deed(EVIL, "hold_lock"))

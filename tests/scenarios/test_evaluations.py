@@ -9,6 +9,7 @@ from coordinator.core.job.commands import EvaluateModel
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.assignment import JobStep
+from coordinator.core.round.evaluation_steps import needs_evaluator
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import transition
 from hypergpu.ids import Digest
@@ -124,3 +125,15 @@ def test_a_target_that_some_samples_reach_is_confirmed_on_all() -> None:
     assert (missed.score.metric, missed.evaluating_whole) == (0.85, ())
     reached = replace(score(1, 0.92, of=400), samples=400)
     assert transition(step.job, reached).job.phase is Phase.FINISHED
+
+
+def test_a_finished_jobs_models_are_still_measured_and_a_stopped_jobs_are_not() -> None:
+    job = after_a_round()
+    (waiting,) = job.evaluating
+    assert needs_evaluator(job)
+    stopped = after(job, events.JobStopped(at_ms=at(300)))
+    assert stopped.evaluating
+    assert not needs_evaluator(stopped)
+    finished = replace(job, phase=Phase.FINISHED)
+    assert needs_evaluator(finished)
+    assert not needs_evaluator(after(finished, score(waiting.round, 0.5)))

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 400
 _MARKS = ["<pad>", "<s>", "</s>"]
@@ -54,7 +53,7 @@ class BaseKind(NamedTuple):
             word_tokenizer().save_pretrained(folder)
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
+def word_tokenizer() -> "transformers.PreTrainedTokenizerFast":
     """Byte-level BPE that has a token for each of ``w0`` to ``w95``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +66,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator([" ".join(f"w{number}" for number in range(96))] * 2, trainer)
     pad, start, end = _MARKS
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=pad, bos_token=start, eos_token=end
     )
 

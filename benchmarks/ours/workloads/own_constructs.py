@@ -16,7 +16,7 @@ from benchmarks.ours.workloads.constructs import Construct, constructs
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import SampleWriter, read_samples
 from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
-from hypergpu.workloads.networks.checked_program import write_checked_program
+from hypergpu.workloads.networks.checked_program import UserCode, write_checked_program
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.tracing import BatchShape
 
@@ -80,7 +80,8 @@ def measure_construct(construct: Construct) -> ConstructResult:
         writer.close()
         model = construct.make()
         try:
-            traced = write_checked_program(folder, model, construct.loss, shape, batch_size=9)
+            code = UserCode(model, construct.loss)
+            traced = write_checked_program(folder, code, shape, batch_size=9)
         except ProgramError as refused:
             return ConstructResult(
                 construct.name,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from coordinator.core.job.state import Job, Model, Round
+from coordinator.core.job.state import Job, Model, Participant
 from hypergpu.ids import Digest
 from hypergpu.statements import BlobRef
 
@@ -22,9 +22,7 @@ def _blobs(job: Job) -> Iterator[BlobRef]:
             yield from _model_blobs(model)
     if job.best_model is not None:
         yield job.best_model.blob
-    for round_ in (job.round, job.closed):
-        if round_ is not None:
-            yield from _update_blobs(round_)
+    yield from _work_blobs(job)
 
 
 def _model_blobs(model: Model) -> Iterator[BlobRef]:
@@ -35,7 +33,17 @@ def _model_blobs(model: Model) -> Iterator[BlobRef]:
         yield delta.blob
 
 
-def _update_blobs(round_: Round) -> Iterator[BlobRef]:
-    for participant in round_.participants.values():
-        if participant.update is not None:
-            yield participant.update.blob
+def _work_blobs(job: Job) -> Iterator[BlobRef]:
+    """Updates that are not folded or may be folded again, and models that work begins from."""
+    rounds = [round_.participants for round_ in (job.round, job.closed) if round_ is not None]
+    for participants in (*rounds, job.long_leases):
+        for participant in participants.values():
+            yield from _participant_blobs(participant)
+
+
+def _participant_blobs(participant: Participant) -> Iterator[BlobRef]:
+    """Its update, and the model that a lease over several rounds begins from."""
+    if participant.update is not None:
+        yield participant.update.blob
+    if participant.base is not None and participant.is_open:
+        yield from _model_blobs(participant.base.model)

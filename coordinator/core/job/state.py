@@ -103,10 +103,31 @@ class WorkState(Enum):
     HANDED_BACK = "handed back"
     CUT = "cut by the deadline"
     UNREADABLE = "update damaged on disk"
+    UNDER_WAY = "under way over several rounds"  # no round waits for it
 
 
-OPEN_WORK = frozenset({WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE})
+OPEN_WORK = frozenset({WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE, WorkState.UNDER_WAY})
 """Where an update may still come in."""
+
+
+class LeaseBase(msgspec.Struct, frozen=True):
+    """What a lease over several rounds was given out with: later rounds change nothing of it."""
+
+    round: int
+    """Round that opened with it, from 0."""
+    last_round: int
+    """The last round that may fold its update; the lease is void once that has closed."""
+    spec: JobSpec
+    model: Model
+    """Model that its steps begin from."""
+    base_samples: Samples
+    total_samples: Samples
+    """Both as of the round that opened with it, see `Round`."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that its node signs for."""
+        return self.round // self.spec.pay.rounds_per_epoch
 
 
 class Participant(msgspec.Struct, frozen=True):
@@ -127,6 +148,8 @@ class Participant(msgspec.Struct, frozen=True):
     """Reason for which it handed its shard back; empty: it has not."""
     seed_slot: Slot | None = None
     """Slot that its seed follows from, where its shard is another's; None: its own."""
+    base: LeaseBase | None = None
+    """Of a lease over several rounds; None: its lease ends with its round."""
 
     @property
     def is_open(self) -> bool:
@@ -410,6 +433,10 @@ class Job(msgspec.Struct, frozen=True):
     best: ModelScore | None = None
     best_model: Model | None = None
     round: Round | None = None
+    long_leases: Mapping[NodeId, Participant] = {}
+    """Leases over several rounds that are under way, or whose update is in and not folded yet. No
+    open round counts them: the one that closes next takes those over whose update is in.
+    """
     members: Mapping[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
     next_lease: int = 1
@@ -430,6 +457,16 @@ class Job(msgspec.Struct, frozen=True):
         """Number of a member's partition: where data stay on nodes, one that nobody else has."""
         slot = self.members[node].slot
         return slot if self.spec.data.stays_on_nodes else slot % len(self.streams)
+
+    def participant(self, node: NodeId) -> Participant | None:
+        """The node's newest work: under a lease over several rounds, or of the open round."""
+        if (held := self.long_leases.get(node)) is not None:
+            return held
+        return self.round.participants.get(node) if self.round is not None else None
+
+    def round_of(self, participant: Participant) -> int:
+        """Number of the round that the participant's lease was given out in."""
+        return participant.base.round if participant.base else self.open_round.number
 
     @property
     def active_phase(self) -> Phase:

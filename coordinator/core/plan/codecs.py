@@ -1,16 +1,14 @@
 """Which codec: the finest whose bytes a node's line carries in the time that they may take.
 
-A round is of one family. Dense updates step with momentum, sparse ones without; a sparse update
-among dense ones would be both (docs/decisions/0010-the-plan.md).
+A round is dense or sparse by what most of its work needs: dense rounds step with momentum, sparse
+ones without. Among dense updates some may be sparse, each by its own node's line.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 import msgspec
 
 from coordinator.core.plan.decision import ModelSizes, NodeMemory, PlanMemory
-from coordinator.core.plan.node_work import work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, JobSpec
@@ -42,10 +40,12 @@ class CodecFamily(msgspec.Struct, frozen=True):
 
 
 def allowed_codecs(spec: JobSpec, sizes: ModelSizes) -> tuple[str, ...]:
-    """From int4 to the sparsest that the job's user allows.
+    """From int4 to the sparsest that the job's user allows, or the one that the job states.
 
     Nothing is finer than int4: int8 takes twice the bytes and trains no better.
     """
+    if spec.aware.takes_as_stated("codec.up"):
+        return (spec.codec.up,)
     first, last = CODECS.index(FINEST), CODECS.index(spec.aware.sparsest)
     return tuple(codec for codec in CODECS[first : last + 1] if codec in sizes.update_bytes)
 
@@ -67,6 +67,7 @@ def round_family(
     spec: JobSpec,
     previous: PlanMemory | None,
     known: Mapping[NodeId, NodeSpeed],
+    weights: Mapping[NodeId, float],
     *,
     sizes: ModelSizes,
     computing_us: float,
@@ -79,10 +80,6 @@ def round_family(
     sparse = tuple(level for level in levels if level in SPARSE_CODECS)
     if not dense or not sparse:
         return CodecFamily(levels, is_sparse=not dense)
-    step_us = median(mine.step_us for mine in known.values())
-    shares = {
-        node: work_share(mine.step_us, step_us, spec.data.sharding) for node, mine in known.items()
-    }
 
     def share(slack: float) -> float:
         needing = [
@@ -91,17 +88,57 @@ def round_family(
             if finest_within(levels, sizes, slack * byte_budget(mine, computing_us, utilisation))
             in SPARSE_CODECS
         ]
-        return sum(shares[node] for node in needing) / sum(shares.values())
+        return sum(weights[node] for node in needing) / sum(weights[node] for node in known)
 
     is_held = previous is not None and previous.span_ms > 0
     if previous is None or not previous.is_sparse or not is_held:
         least = _SPARSE_FROM_DENSE if is_held else _SPARSE_FROM
         is_sparse = share(_HOLD if is_held else 1.0) >= least
-        return CodecFamily(sparse if is_sparse else dense, is_sparse)
+        return CodecFamily(sparse if is_sparse else levels, is_sparse)
     dense_rounds = previous.dense_rounds + 1 if share(_ROOM) < _DENSE_FROM else 0
     if dense_rounds >= _PATIENCE:
-        return CodecFamily(dense, is_sparse=False)
+        return CodecFamily(levels, is_sparse=False)
     return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
+
+
+SPARSE_MOST = 0.4
+"""Share of a round's work that may be sparse where other updates are dense."""
+
+
+def node_codecs(
+    family_: CodecFamily,
+    memories: Mapping[NodeId, NodeMemory],
+    sizes: ModelSizes,
+    budgets: Mapping[NodeId, Bytes],
+    weights: Mapping[NodeId, float],
+) -> dict[NodeId, tuple[str, int]]:
+    """The codec of each node by its own line, and how many plans in a row have seen room for a
+    finer one.
+
+    In a dense round sparse codecs go to those who need them most, up to `SPARSE_MOST` of the work.
+
+    Args:
+        family_: Of the round.
+        memories: Of each candidate.
+        sizes: Of codecs.
+        budgets: Bytes that each candidate's update may weigh.
+        weights: What each can add to a round; who has none counts as a newcomer, for nothing.
+    """
+    found = {
+        node: node_codec(family_, memory, sizes, budgets[node]) for node, memory in memories.items()
+    }
+    if family_.is_sparse:
+        return found
+    dense = tuple(level for level in family_.levels if level not in SPARSE_CODECS)
+    if not dense:
+        return found
+    left = SPARSE_MOST * sum(weights.values())
+    sparse = [node for node, (codec, _) in found.items() if codec in SPARSE_CODECS]
+    for node in sorted(sparse, key=lambda node: (budgets[node], node)):
+        left -= weights.get(node, 0.0)
+        if left < 0:
+            found[node] = (dense[-1], 0)
+    return found
 
 
 def node_codec(
@@ -153,6 +190,7 @@ def codec_for_span(
 def delta_codec(
     family_: CodecFamily,
     known: Mapping[NodeId, NodeSpeed],
+    weights: Mapping[NodeId, float],
     *,
     sizes: ModelSizes,
     allowed_us: float,
@@ -166,5 +204,9 @@ def delta_codec(
         return FINEST
     dense_bytes = sizes.update_bytes[FINEST]
     slack = _ROOM if held == sparse else _HOLD if held else 1.0
-    waiting = sum(1 for mine in known.values() if mine.down_us(dense_bytes) > slack * allowed_us)
-    return sparse if 4 * waiting >= len(known) else FINEST
+    waiting = sum(
+        weights[node]
+        for node, mine in known.items()
+        if mine.down_us(dense_bytes) > slack * allowed_us
+    )
+    return sparse if 4 * waiting >= sum(weights[node] for node in known) else FINEST

@@ -20,9 +20,9 @@ class Band(StrEnum):
     NORMAL = "normal"
     """It gets about as much."""
     LOW = "low"
-    """It gets less: fewer inner steps, and a smaller batch where the fewest are too many."""
+    """It gets less: fewer inner steps or a smaller batch, and no round may wait for it."""
     POOR = "poor"
-    """It rests, takes part in some rounds only, or takes part although it is slow."""
+    """It rests, or takes part although it would."""
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -55,6 +55,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Forecast of all that it was planned to do, where it does less to be compared with another;
     0: it does all.
     """
+    rounds: int = 1
+    """Rounds that its lease may last; of more than one, no round waits for it."""
 
     def batch(self, stated: int) -> int:
         """Samples in each of its steps, of a job that states so many."""
@@ -80,8 +82,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Its rounds in a row that closed without its update, whatever became of it: late, handed back
     or lost. What was damaged on the coordinator's disk does not count.
     """
-    is_alternating: bool = False
-    """It takes part in every other round."""
+    is_awaited: bool = False
+    """Whether rounds wait for it."""
     strayed_rounds: int = 0
     """Plans in a row in which it did not quite fill the round."""
     away_rounds: int = 0
@@ -139,6 +141,8 @@ class NodeResult(msgspec.Struct, frozen=True):
     plan: NodePlan
     took_ms: Milliseconds
     """From the round's opening until its update was in; 0: it never was."""
+    is_lapsed: bool = False
+    """Whether that was the end of a lease over several rounds."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -188,6 +192,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Nodes of the job that are paused, with the reason: they rest."""
     fits: dict[NodeId, MemoryFit] = {}
     """Candidates whose memory limits their steps."""
+    under_way: frozenset[NodeId] = frozenset()
+    """Nodes with a lease over several rounds: no candidates, and remembered until it is over."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
 

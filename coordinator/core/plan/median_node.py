@@ -6,7 +6,6 @@ Also the sentences in which plans explain themselves.
 
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
-from statistics import median
 
 import msgspec
 
@@ -63,15 +62,21 @@ class MedianNode(msgspec.Struct, frozen=True):
         return self.computing_us + self.moving_us - self.hidden_us
 
 
-def most_inner_steps(request: PlanRequest, known: Mapping[NodeId, NodeSpeed]) -> int:
+def most_inner_steps(
+    request: PlanRequest, known: Mapping[NodeId, NodeSpeed], step_us: float
+) -> int:
     """The largest H of the median node: within the user's limit, and in at least so many rounds.
 
     Whoever states fewer rounds than that finds those enough. A node counts by the steps that it
     would be given: one that says it is a thousand times faster has no thousand times as many.
+
+    Args:
+        request: What is planned.
+        known: Speeds of the candidates.
+        step_us: Step of the middle one.
     """
     aware, sharding = request.spec.aware, request.spec.data.sharding
     rounds = max(1, min(aware.rounds_min, request.spec.training.rounds))
-    step_us = median(mine.step_us for mine in known.values())
     shares = [work_share(mine.step_us, step_us, sharding) for mine in known.values()]
     per_round = request.samples_total / rounds / request.spec.training.batch_size
 
@@ -178,10 +183,10 @@ def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -
 
 def plan_median_node(
     request: PlanRequest,
-    known: Mapping[NodeId, NodeSpeed],
     *,
-    moving_us: Mapping[NodeId, float],
-    dense_us: Mapping[NodeId, float],
+    step_us: float,
+    moving: float,
+    dense: float,
     computing_us: float,
     most: int,
 ) -> MedianNode:
@@ -189,15 +194,13 @@ def plan_median_node(
 
     Args:
         request: What is planned.
-        known: Speeds and lines of those who take part.
-        moving_us: What each of them moves bytes for.
-        dense_us: What each would if nothing were sparse: it changes with the network alone.
-        computing_us: What the middle one has to compute for.
+        step_us: A step of the middle node.
+        moving: Time for which it moves bytes, in microseconds like all of these.
+        dense: What that would be if nothing were sparse: it changes with the network alone.
+        computing_us: What it has to compute for.
         most: The largest H of the median node.
     """
     previous = request.previous
-    step_us = median(mine.step_us for mine in known.values())
-    moving = median(moving_us.values())
 
     def hidden_us(steps: int) -> float:
         return min(moving, prefetch_limit(request.spec, steps) * step_us)
@@ -209,7 +212,6 @@ def plan_median_node(
     drift_ = drift(request, shown_us / max(1.0, shown_us + held_us))
     network = ceil(computing_us / step_us)
     steps, why = wanted_steps(request, network, most, drift_)
-    dense = median(dense_us.values())
     changed_at, at_change_us = request.round, dense
     if previous is not None and not _changes(request, previous, steps, dense, drift_, most):
         steps, why = previous.inner_steps, "as before"
@@ -285,9 +287,10 @@ def resting_reason(why: str) -> str:
     return f"{Band.POOR}: {why}"
 
 
-def unmeasured_reason(inner_steps: int, codec: str) -> str:
+def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
     """Reason of a plan that is made before any node was measured."""
-    until = "closes after twice what its quorum takes"
+    until = "closes after "
+    until += seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
     return f"H={inner_steps} and {codec} until nodes are measured; {until}"
 
 

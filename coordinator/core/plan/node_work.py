@@ -45,8 +45,8 @@ def step_bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> StepB
     """How far single nodes may stray from the median node's H.
 
     Where any node may train on any sample updates are weighted by their samples, so that few
-    steps do no harm and many are what a fast node is there for. With speeds of 10 : 1 the middle
-    may lie anywhere between: a sixteenth to eight times of it leaves nobody waiting for long.
+    steps do no harm and many are what a fast node is there for: from one step to eight times the
+    middle node's.
     Where nodes hold samples that others do not, unequal work biases the model: half to twice.
     """
     least, most = _reach(sharding)
@@ -75,7 +75,7 @@ def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
 
 def _reach(sharding: str) -> tuple[float, float]:
     """The least and the most of the median node's H."""
-    return (0.5, 2) if sharding != "iid" else (1 / 16, 8)
+    return (0.5, 2) if sharding != "iid" else (0, 8)
 
 
 def steady_span_us(span_us: float, held_ms: int) -> float:

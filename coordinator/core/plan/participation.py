@@ -1,6 +1,6 @@
-"""Who takes part: everybody whom the others need not wait for, in every other round those whom they
-would wait for a little, and from time to time those who were too late to be of use. Who could not
-begin at once rests.
+"""Who takes part, and for whom a round waits: for those who do at least half of the middle node's
+work in it. Everybody else works under a lease that no round waits for, however slow it is; only
+whose updates do not come at all rests for a while. Who could not begin at once rests, too.
 
 And when a round closes without those who are late: at the moment that makes the most of it.
 """
@@ -17,15 +17,16 @@ from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
 
-_ALTERNATE_FROM, _FULL_FROM = 1.5, 1.25
-"""Rounds' spans that a node takes at the least: every other round beyond the first, every round
-again below the second.
+_AWAITED_FROM, _AWAITED_STILL_FROM = 0.5, 0.4
+"""Share of the middle node's work that a node fits into a round: below the first no round waits for
+it, and from the second on one that was waited for still is.
 """
-_EXCLUDED_FROM, _RETURN_FROM = 2.5, 2.0
-_EXCLUDED_FROM_OWN_DATA = 6.0
-"""What a node holds that no other does is worth a longer wait."""
+_COMPUTING_FROM, _COMPUTING_STILL_FROM = 0.7, 0.6
+"""The same of the share of a round that it computes: below, it moves bytes most of the time, and
+does more where one move of bytes is for several rounds.
+"""
 _CUTS = 3
-"""Rounds in a row without its update. A speed that has changed takes two to be believed."""
+"""Rounds in a row that its update was missing from; a lease over several rounds counts for all."""
 _REST_MOST = 32
 _FORGOTTEN_AFTER = 64
 """Rounds of absence: who is back later begins like any other."""
@@ -47,6 +48,18 @@ def work_band(work: float) -> Band:
     if work < _LOW_BELOW:
         return Band.LOW
     return Band.HIGH if work >= _HIGH_FROM else Band.NORMAL
+
+
+class NodeShare(NamedTuple):
+    """What a node does in a round."""
+
+    of_middle: float
+    """Full batches that fit into the round, over the middle node's; negative where moving bytes
+    alone takes longer.
+    """
+    computing: float
+    """Share of a round for which it would compute, over the middle node's."""
+    is_measured: bool
 
 
 class Participation(NamedTuple):
@@ -81,11 +94,13 @@ def _unready(request: PlanRequest, readings: Mapping[NodeId, NodeReading]) -> di
 def absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
     """Memory of nodes that are away: how often they were of no use, for a while."""
     before = request.previous.nodes if request.previous is not None else {}
-    away = dict.fromkeys(node for node in (*before, *request.results))
+    away = dict.fromkeys((*before, *request.results))
     found = {}
     for node in away.keys() - request.candidates.keys():
         memory = _after(request, node)
-        if (memory.retries or memory.cut_rounds) and memory.away_rounds < _FORGOTTEN_AFTER:
+        if node in request.under_way:
+            found[node] = memory
+        elif (memory.retries or memory.cut_rounds) and memory.away_rounds < _FORGOTTEN_AFTER:
             found[node] = replace(memory, away_rounds=memory.away_rounds + 1)
     return {node: found[node] for node in away if node in found}
 
@@ -98,7 +113,9 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
-    return replace(memory, cut_rounds=0 if result.took_ms > 0 else memory.cut_rounds + 1)
+    if result.took_ms > 0:
+        return replace(memory, cut_rounds=0)
+    return replace(memory, cut_rounds=memory.cut_rounds + (_CUTS if result.is_lapsed else 1))
 
 
 def still_resting(
@@ -129,8 +146,7 @@ def is_excluded(memory: NodeMemory, number: int) -> bool:
 def participations(
     request: PlanRequest,
     memories: Mapping[NodeId, NodeMemory],
-    least_spans: Mapping[NodeId, float],
-    works: Mapping[NodeId, float],
+    works: Mapping[NodeId, NodeShare],
     readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, Participation]:
     """The part and the band of each candidate: the only place that decides them.
@@ -138,32 +154,50 @@ def participations(
     Args:
         request: What is planned.
         memories: Of each candidate, the round before included.
-        least_spans: What each would take with the fewest steps, in spans of the round.
-        works: Full batches that fit into the round for each, over the median node's.
+        works: What each of them does in a round.
         readings: They tell who could not begin at once.
 
     Returns:
-        A part for each candidate. At least one takes part, and at least the job's quorum of the
-        candidates: the fastest of those who would rest are asked back, the unready last.
+        A part for each candidate. A round waits for at least one, and at least the job's quorum of
+        the candidates takes part: of those who would rest who lost fewest updates is asked back,
+        the unready last.
     """
     unready, found = _unready(request, readings), {}
     for node, memory in memories.items():
         if node in unready and not is_excluded(memory, request.round):
             found[node] = _resting(memory, unready[node])
         else:
-            found[node] = _part(request, node, memory, spans=least_spans[node], work=works[node])
+            found[node] = _part(request, node, memory, works[node])
     missing = _nodes_needed(request, len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
     resting = [node for node, part in found.items() if not part.is_taking_part]
     resting.sort(
-        key=lambda node: (_unreadiness(unready, node), least_spans[node], request.candidates[node])
+        key=lambda node: (
+            _unreadiness(unready, node),
+            found[node].memory.retries,
+            -works[node].of_middle,
+            request.candidates[node],
+        )
     )
     for node in resting[: max(0, missing)]:
         memory = replace(found[node].memory, rests_until_round=request.round)
-        reason = f"{unready.get(node, 'slow')}, needed for the quorum"
+        reason = f"{unready.get(node, 'its updates were missing')}, needed for the quorum"
         found[node] = Participation(memory, is_taking_part=True, band=Band.POOR, reason=reason)
-    return found
+    return _with_one_awaited(request, works, found)
+
+
+def _with_one_awaited(
+    request: PlanRequest,
+    works: Mapping[NodeId, NodeShare],
+    found: Mapping[NodeId, Participation],
+) -> dict[NodeId, Participation]:
+    """The same parts, of which one at least is waited for: the one that does most."""
+    parts = {node: part for node, part in found.items() if part.is_taking_part}
+    if any(part.is_awaited for part in parts.values()):
+        return dict(found)
+    most = max(parts, key=lambda node: (works[node].of_middle, -request.candidates[node]))
+    return {**found, most: found[most]._replace(is_awaited=True)}
 
 
 def _unreadiness(unready: Mapping[NodeId, str], node: NodeId) -> int:
@@ -174,43 +208,45 @@ def _nodes_needed(request: PlanRequest, candidates: int) -> int:
     return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
-def _part(
-    request: PlanRequest, node: NodeId, memory: NodeMemory, *, spans: float, work: float
-) -> Participation:
-    number, is_fresh = request.round, node in request.results
+def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, work: NodeShare) -> Participation:
+    number, is_tried = request.round, node in request.on_trial or bool(memory.retries)
     if is_excluded(memory, number):
         return _resting(memory, _exclusion(memory))
-    if memory.retries and not is_fresh:
-        reason = f"on trial after {_times(memory.retries)}"
-        return Participation(memory, True, Band.POOR, reason, is_awaited=False)
-    if memory.cut_rounds >= (1 if memory.retries else _CUTS):
+    if memory.cut_rounds >= (1 if memory.retries and node in request.results else _CUTS):
         return _resting_part(memory, number, f"no update in time, {memory.cut_rounds} in a row")
-    if spans > _excluded_from(request, memory):
-        return _resting_part(memory, number, f"needs {spans:.1f} times as long as the round")
-    if spans > (_FULL_FROM if memory.is_alternating else _ALTERNATE_FROM):
-        memory = replace(memory, is_alternating=True, retries=0)
-        reason = f"every other round: needs {spans:.1f} times as long as the round"
-        if is_fresh:
-            return _resting(memory, f"{reason}; takes part again in round {number + 1}")
-        return Participation(memory, True, Band.POOR, reason)
-    memory = replace(memory, is_alternating=False, retries=0)
-    band = work_band(work)
-    share = max(0.0, work)
-    reason = "" if band is Band.NORMAL else f"{share:.2g} of the median node's work fits in"
-    return Participation(memory, True, band, reason)
-
-
-def _excluded_from(request: PlanRequest, memory: NodeMemory) -> float:
-    if request.spec.data.sharding != "iid":
-        return _EXCLUDED_FROM_OWN_DATA
-    return _RETURN_FROM if memory.retries else _EXCLUDED_FROM
+    share = max(0.0, work.of_middle)
+    if is_tried and node in request.results and not memory.cut_rounds:
+        memory, is_tried = replace(memory, retries=0), node in request.on_trial
+    if is_tried or memory.cut_rounds or not work.is_measured:
+        reason = (
+            f"on trial after {_times(memory.retries)}"
+            if memory.retries
+            else "its last update is missing"
+            if memory.cut_rounds
+            else "nothing of its speed is known yet"
+            if not work.is_measured
+            else "no update of it has come in yet"
+        )
+        memory = replace(memory, is_awaited=False)
+        return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
+    least = _AWAITED_STILL_FROM if memory.is_awaited else _AWAITED_FROM
+    computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
+    reason = f"{share:.2g} of the median node's work fits in"
+    if share < least or work.computing < computing:
+        if share >= least:
+            reason = "it would move bytes for most of a round"
+        memory = replace(memory, is_awaited=False)
+        return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
+    band = work_band(work.of_middle)
+    memory = replace(memory, is_awaited=True)
+    return Participation(memory, True, band, "" if band is Band.NORMAL else reason)
 
 
 def _resting_part(memory: NodeMemory, number: int, why: str) -> Participation:
     retries = memory.retries + 1
     until = number + min(_REST_MOST, 1 << retries)
     memory = replace(
-        memory, rests_until_round=until, retries=retries, cut_rounds=0, is_alternating=False
+        memory, rests_until_round=until, retries=retries, cut_rounds=0, is_awaited=False
     )
     return _resting(memory, f"excluded: {why}; tries again in round {until}")
 

@@ -7,19 +7,19 @@ rests, and the deadline follows from when everybody's update is forecast to be i
 
 from collections.abc import Mapping
 from math import ceil
-from statistics import median
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.capacity import capacities, weighted_median
 from coordinator.core.plan.codecs import (
     FINEST,
     CodecFamily,
     byte_budget,
     codec_for_span,
     delta_codec,
-    node_codec,
+    node_codecs,
     round_family,
 )
 from coordinator.core.plan.decision import (
@@ -31,6 +31,7 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
+from coordinator.core.plan.long_work import ROUNDS_MOST, LongWork, WorkTimes, long_work
 from coordinator.core.plan.median_node import (
     MedianNode,
     computing_beside,
@@ -58,6 +59,7 @@ from coordinator.core.plan.node_work import (
     strayed_rounds,
 )
 from coordinator.core.plan.participation import (
+    NodeShare,
     Participation,
     UpdateArrival,
     absentees,
@@ -66,7 +68,13 @@ from coordinator.core.plan.participation import (
     is_excluded,
     participations,
 )
-from coordinator.core.plan.speeds import NodeSpeed, PlannedUpload, node_speeds, upload_delays
+from coordinator.core.plan.speeds import (
+    NodeSpeed,
+    PlannedUpload,
+    node_speeds,
+    stated_connections,
+    upload_delays,
+)
 from coordinator.core.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -80,6 +88,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_OF_STATED = 0.75
+"""A round is made to take this much of a deadline that the job states."""
 
 
 class CommonPlan(NamedTuple):
@@ -88,6 +98,10 @@ class CommonPlan(NamedTuple):
     family: CodecFamily
     down: str
     middle: MedianNode
+    step_us: float
+    """Of the middle node."""
+    weights: Mapping[NodeId, float]
+    """What each candidate can add, see `capacities`."""
     span_us: float
     """What the round is made to take, before it is stretched for anybody."""
 
@@ -124,6 +138,8 @@ class NodeWork(NamedTuple):
     bounds: StepBounds
     is_batch_held: bool
     """Whether its steps before were of the same batch, so that their number may be kept."""
+    long: LongWork | None = None
+    """Its work where no round waits for it."""
 
     @property
     def least_us(self) -> float:
@@ -164,6 +180,7 @@ def _candidates_plan(
         readings,
         size_bytes=sizes.update_bytes[FINEST],
         held={node: memory.connections for node, memory in memories.items()},
+        stated=stated_connections(request.spec),
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)
@@ -174,16 +191,53 @@ def _candidates_plan(
         request.spec.data.sharding,
     )
     inputs = PlanInputs(request, sizes, common, limits)
-    works = {node: _node_work(inputs, node, mine, memories[node]) for node, mine in known.items()}
-    steps = common.middle.inner_steps
+    codecs = _codecs(inputs, known, memories)
+    works = {
+        node: _node_work(inputs, node, mine, memories[node], codecs[node])
+        for node, mine in known.items()
+    }
     found = participations(
         request,
         memories,
-        {node: work.least_us / common.span_us for node, work in works.items()},
-        {n: (common.span_us - w.moving_us) / w.known.step_us / steps for n, w in works.items()},
+        {node: _share_of_middle(inputs, work) for node, work in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
+    works = {
+        node: work if found[node].is_awaited else _with_long_work(inputs, work, memories[node])
+        for node, work in works.items()
+    }
     return _assemble_plan(inputs, works, found)
+
+
+def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
+    common = inputs.common
+    fitting = (common.span_us - work.moving_us) / work.known.step_us
+    is_measured = bool(work.known.reading.step_us.count)
+    computing = (common.span_us - work.moving_us) / max(1.0, common.middle.computing_us)
+    return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
+
+
+def _with_long_work(inputs: PlanInputs, work: NodeWork, memory: NodeMemory) -> NodeWork:
+    """The work of a node that no round waits for: one step where nothing is known of its speed."""
+    stated, known = inputs.stated_batch, work.known
+    moving_us = work.moving_us + work.hidden_us
+    if not known.reading.step_us.count:
+        long = LongWork(1, Batch(stated), ROUNDS_MOST, 1)
+    else:
+        forecast = known.finish(
+            inputs.common.span_us / known.step_us, inputs.sizes.update_bytes[work.codec], Bytes(0)
+        )
+        spread_us = 1000.0 * forecast.deviation_ms
+        times = WorkTimes(known.step_us, moving_us, spread_us, inputs.common.span_us)
+        long = long_work(times, inputs.limits, stated, cut_rounds=memory.cut_rounds)
+    return work._replace(
+        moving_us=moving_us,
+        hidden_us=0.0,
+        batch=long.batch,
+        step_us=known.step_us * long.batch.size / stated,
+        prefetched=0,
+        long=long,
+    )
 
 
 def _common_plan(
@@ -192,7 +246,9 @@ def _common_plan(
     memories: Mapping[NodeId, NodeMemory],
     sizes: ModelSizes,
 ) -> CommonPlan:
-    """The round as the middle one of those nodes sees it that are neither excluded nor on trial."""
+    """The round as the middle one of those nodes sees it that are neither excluded nor on trial,
+    where each counts by what it can add.
+    """
     number, previous = request.round, request.previous
     known = {
         node: mine
@@ -200,19 +256,27 @@ def _common_plan(
         if node not in request.on_trial and not is_excluded(memories[node], number)
     } or known
     utilisation = request.spec.aware.utilisation
-    most = most_inner_steps(request, known)
-    step_us = median(mine.step_us for mine in known.values())
+    dense_bytes = sizes.update_bytes[FINEST]
+    dense_us = {node: mine.moving_us(dense_bytes, dense_bytes) for node, mine in known.items()}
+    weights = capacities(known, dense_us, request.spec.training.inner_steps)
+    step_us = weighted_median({node: mine.step_us for node, mine in known.items()}, weights)
+    most = most_inner_steps(request, known, step_us)
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
     held_us = max(comfortable_us, step_us * (previous.inner_steps if previous is not None else 0))
-    family = round_family(request.spec, previous, known, sizes=sizes, computing_us=comfortable_us)
-    down = delta_codec(
-        family,
-        known,
-        sizes=sizes,
-        allowed_us=(1 - utilisation) * comfortable_us,
-        held=previous.down if previous is not None else "",
+    family = round_family(
+        request.spec, previous, known, weights, sizes=sizes, computing_us=comfortable_us
     )
-    moving_us, computing_us, dense = {}, {}, sizes.update_bytes[FINEST]
+    down = request.spec.codec.down
+    if not request.spec.aware.takes_as_stated("codec.down"):
+        down = delta_codec(
+            family,
+            known,
+            weights,
+            sizes=sizes,
+            allowed_us=(1 - utilisation) * comfortable_us,
+            held=previous.down if previous is not None else "",
+        )
+    moving_us, computing_us = {}, {}
     for node, mine in known.items():
         codec = codec_for_span(
             family,
@@ -226,10 +290,10 @@ def _common_plan(
         computing_us[node] = _computing_us(request.spec, mine, moving_us[node], up_bytes)
     middle_ = plan_median_node(
         request,
-        known,
-        moving_us=moving_us,
-        dense_us={node: mine.moving_us(dense, dense) for node, mine in known.items()},
-        computing_us=median(computing_us.values()),
+        step_us=step_us,
+        moving=weighted_median(moving_us, weights),
+        dense=weighted_median(dense_us, weights),
+        computing_us=weighted_median(computing_us, weights),
         most=most,
     )
     held_ms = previous.span_ms if previous is not None else 0
@@ -238,7 +302,9 @@ def _common_plan(
         steps_us = [mine.step_us for mine in known.values()]
         span_us = balanced_span_us(steps_us, tuple(moving_us.values()))
     span_us = steady_span_us(span_us, held_ms if _is_middle_kept(request, middle_) else 0)
-    return CommonPlan(family, down, middle_, span_us)
+    if stated_ms := request.spec.round.deadline_ms:
+        span_us = min(span_us, _OF_STATED * stated_ms * 1000)
+    return CommonPlan(family, down, middle_, step_us, weights, span_us)
 
 
 def _computing_us(spec: JobSpec, mine: NodeSpeed, moving_us: float, up_bytes: Bytes) -> float:
@@ -248,12 +314,27 @@ def _computing_us(spec: JobSpec, mine: NodeSpeed, moving_us: float, up_bytes: By
     return computing_for(moving_us, mine.cautious_up_us(up_bytes), utilisation)
 
 
-def _node_work(inputs: PlanInputs, node: NodeId, known: NodeSpeed, memory: NodeMemory) -> NodeWork:
-    """A candidate's codec, batch and least time: the steps follow when it is known who works."""
-    request, sizes, common = inputs.request, inputs.sizes, inputs.common
+def _codecs(
+    inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed], memories: Mapping[NodeId, NodeMemory]
+) -> dict[NodeId, tuple[str, int]]:
+    """Each candidate's codec, and how many plans in a row have seen room for a finer one."""
+    request, common = inputs.request, inputs.common
     computing_us = _OVERRUN * common.middle.computing_us
-    budget = byte_budget(known, computing_us, request.spec.aware.utilisation)
-    codec, lighter_rounds = node_codec(common.family, memory, sizes, budget)
+    utilisation = request.spec.aware.utilisation
+    budgets = {node: byte_budget(mine, computing_us, utilisation) for node, mine in known.items()}
+    return node_codecs(common.family, memories, inputs.sizes, budgets, common.weights)
+
+
+def _node_work(
+    inputs: PlanInputs,
+    node: NodeId,
+    known: NodeSpeed,
+    memory: NodeMemory,
+    chosen: tuple[str, int],
+) -> NodeWork:
+    """A candidate's batch and least time: the steps follow when it is known who works."""
+    request, sizes, common = inputs.request, inputs.sizes, inputs.common
+    codec, lighter_rounds = chosen
     moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[common.down])
     stated, prefetched = inputs.stated_batch, request.prefetched.get(node, 0)
     held = held_batch(request.spec, memory)
@@ -287,16 +368,16 @@ def _assemble_plan(
 ) -> RoundPlan:
     request, common = inputs.request, inputs.common
     working = {node: work for node, work in works.items() if found[node].is_taking_part}
-    span_us = _stretched_us(inputs, working, found)
-    asked = {
-        node: _inner_steps(work, span_us, found[node].memory) for node, work in working.items()
+    span_us = _stretched_us(inputs, working)
+    asked, given, rounds_left = _steps_of(inputs, working, found, span_us)
+    too_long = {n for n, w in working.items() if w.long and w.long.made_for > rounds_left}
+    found = {
+        node: part._replace(is_taking_part=False, reason=_JOB_ENDS) if node in too_long else part
+        for node, part in found.items()
     }
-    left = request.samples_total - request.samples_done
-    given = fit_steps(asked, {node: work.batch.size for node, work in working.items()}, left)
-    # What was prefetched is done, or nearly so: the end of the job does not cut it.
-    given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in given.items()}
+    working = {node: work for node, work in working.items() if node not in too_long}
     plans = _node_plans(inputs, working, found, given=given, span_us=span_us)
-    closes_ms = _deadline(inputs, plans, working, found, span_us)
+    closes_ms = _deadline(inputs, plans, working, span_us)
     plans = {
         node: replace(
             plan,
@@ -329,6 +410,41 @@ def _assemble_plan(
     )
 
 
+_JOB_ENDS = "the job ends before its work would"
+
+
+def _steps_of(
+    inputs: PlanInputs,
+    working: Mapping[NodeId, NodeWork],
+    found: Mapping[NodeId, Participation],
+    span_us: float,
+) -> tuple[dict[NodeId, int], dict[NodeId, int], int]:
+    """The steps that participants would take, those that the end of the job leaves them, and how
+    many rounds like this one are left.
+    """
+    request = inputs.request
+    asked = {
+        node: work.long.inner_steps
+        if work.long
+        else _inner_steps(work, span_us, found[node].memory)
+        for node, work in working.items()
+    }
+    awaited = {node: steps for node, steps in asked.items() if working[node].long is None}
+    batches = {node: work.batch.size for node, work in working.items()}
+    planned = sum(steps * batches[node] for node, steps in awaited.items())
+    beside = sum(
+        work.long.inner_steps * batches[node] / work.long.made_for
+        for node, work in working.items()
+        if work.long
+    )
+    left = request.samples_total - request.samples_done
+    rounds_left = max(1, ceil(left / max(1.0, planned + beside)))
+    fitted = fit_steps(awaited, batches, ceil(left * planned / max(1.0, planned + beside)))
+    # What was prefetched is done, or nearly so: the end of the job does not cut it.
+    given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in fitted.items()}
+    return asked, {**asked, **given}, rounds_left
+
+
 def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
     """The steps that fill the round, and no fewer than were prefetched."""
     if not work.is_batch_held:
@@ -341,12 +457,10 @@ def _is_middle_kept(request: PlanRequest, middle_: MedianNode) -> bool:
     return request.previous is not None and request.previous.inner_steps == middle_.inner_steps
 
 
-def _stretched_us(
-    inputs: PlanInputs, working: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
-) -> float:
+def _stretched_us(inputs: PlanInputs, working: Mapping[NodeId, NodeWork]) -> float:
     """The round's span with what it is made longer by for those whom it waits for."""
     common, previous = inputs.common, inputs.request.previous
-    stretches = [work.least_us for node, work in working.items() if found[node].is_awaited]
+    stretches = [work.least_us for work in working.values() if work.long is None]
     span_us = max([common.span_us, *stretches])
     if previous is None or not _is_middle_kept(inputs.request, common.middle):
         return span_us
@@ -372,23 +486,27 @@ def _node_plans(
             steps = max(0.0, steps - work.hidden_us / work.known.step_us)
         forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
-        uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
+        if work.long is None:
+            uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
     delays = upload_delays(uploads, inputs.request.line_bits_per_s)
     return {
         node: NodePlan(
             inner_steps=given[node],
             codec=work.codec,
             forecast_ms=Milliseconds(
-                max(1, finishes[node].mean_ms + delays[node]) if work.known.is_measured else 0
+                max(1, finishes[node].mean_ms + delays.get(node, 0))
+                if work.known.is_measured
+                else 0
             ),
             spread_ms=finishes[node].deviation_ms,
             reason=work.batch.reason,
-            upload_after_ms=delays[node],
+            upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,
-            prefetch_steps=planned_prefetch(
-                spec, span_us, work.moving_us + work.hidden_us, work.step_us
-            ),
+            prefetch_steps=0
+            if work.long
+            else planned_prefetch(spec, span_us, work.moving_us + work.hidden_us, work.step_us),
+            rounds=work.long.rounds if work.long else 1,
             band=found[node].band,
             step_us=round(work.step_us) if work.known.is_measured else 0,
         )
@@ -400,17 +518,16 @@ def _deadline(
     inputs: PlanInputs,
     plans: Mapping[NodeId, NodePlan],
     working: Mapping[NodeId, NodeWork],
-    found: Mapping[NodeId, Participation],
     span_us: float,
 ) -> Milliseconds:
-    """When the round closes: it leaves twice the span to nodes that were never seen at work.
-
-    Nobody waits for those on trial, unless there is no quorum without them.
+    """When the round closes: as the job states, or so that it leaves twice the span to nodes that
+    were never seen at work.
     """
     spec, stated = inputs.request.spec, inputs.stated_batch
-    quorum = max(1, ceil(spec.round.quorum * len(plans) - 1e-9))
-    awaited = {node for node in plans if found[node].is_awaited}
-    awaited = awaited if len(awaited) >= quorum else set(plans)
+    if spec.round.deadline_ms:
+        return Milliseconds(spec.round.deadline_ms)
+    awaited = {node for node, plan in plans.items() if plan.rounds == 1}
+    quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
     arrivals = tuple(
         UpdateArrival(
             plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
@@ -445,9 +562,9 @@ def _memory(
             codec=work.codec,
             lighter_rounds=work.lighter_rounds,
             inner_steps=steps,
-            strayed_rounds=strayed_rounds(
-                work.step_us, work.moving_us, span_us, memory=memory, steps=steps
-            ),
+            strayed_rounds=0
+            if work.long
+            else strayed_rounds(work.step_us, work.moving_us, span_us, memory=memory, steps=steps),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,
         )

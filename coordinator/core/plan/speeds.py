@@ -30,6 +30,7 @@ from coordinator.core.measure.line import (
 from coordinator.core.measure.reading import NodeReading, TransferDirection, median_reading
 from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD, CongestionControl
 from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 _PACKET_BYTES = 1448
@@ -228,12 +229,18 @@ class NodeSpeed(msgspec.Struct, frozen=True):
         return span.mean_us * self.reading.correction
 
 
+def stated_connections(spec: JobSpec) -> int:
+    """Connections of each node that the job states; 0: plans decide."""
+    return spec.round.connections if spec.aware.takes_as_stated("round.connections") else 0
+
+
 def node_speeds(
     candidates: Iterable[NodeId],
     readings: Mapping[NodeId, NodeReading],
     *,
     size_bytes: Bytes,
     held: Mapping[NodeId, int],
+    stated: int = 0,
 ) -> dict[NodeId, NodeSpeed]:
     """Speed and line of each candidate; empty until one node's steps were measured.
 
@@ -245,6 +252,7 @@ def node_speeds(
         readings: Of any nodes.
         size_bytes: Of the largest thing that moves in a round.
         held: The connections that nodes were given last.
+        stated: Connections of every node; 0: those that its line needs.
     """
     mine = {node: readings.get(node, NodeReading()) for node in candidates}
     usual = median_reading(mine.values())
@@ -252,7 +260,9 @@ def node_speeds(
         return {}
     return {
         node: _known_node(
-            reading, usual, connection_count(reading, usual, size_bytes, held.get(node, 0))
+            reading,
+            usual,
+            stated or connection_count(reading, usual, size_bytes, held.get(node, 0)),
         )
         for node, reading in mine.items()
     }

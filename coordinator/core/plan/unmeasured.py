@@ -14,10 +14,13 @@ from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, Pla
 from coordinator.core.plan.median_node import node_reason, resting_reason, unmeasured_reason
 from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
-from coordinator.core.plan.speeds import connection_count
+from coordinator.core.plan.speeds import connection_count, stated_connections
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
+
+_FIRST_STEPS = 1
+"""Steps of a round before which nothing is known: a node may be 64 times slower than another."""
 
 
 def unmeasured_plan(
@@ -25,14 +28,20 @@ def unmeasured_plan(
 ) -> RoundPlan:
     """The user's own H for all, or what was planned last. Arguments as of `plan_round`."""
     previous = request.previous
-    most = request.spec.aware.inner_steps_max
+    most, deadline_ms = request.spec.aware.inner_steps_max, request.spec.round.deadline_ms
     steps = min(most, request.spec.training.inner_steps)
     if previous is None:
+        steps = min(steps, _FIRST_STEPS)
+    if previous is None or request.spec.aware.takes_as_stated("codec.up"):
         codec = _first_codec(request.spec, sizes)
-        is_sparse = codec in SPARSE_CODECS
-        previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=codec)
     else:
         codec = request.spec.aware.sparsest if previous.is_sparse else FINEST
+    if previous is None:
+        is_sparse = codec in SPARSE_CODECS
+        down = (
+            request.spec.codec.down if request.spec.aware.takes_as_stated("codec.down") else codec
+        )
+        previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=down)
     memories = candidate_memories(request)
     resting = still_resting(request, memories, readings)
     working = {node: memory for node, memory in memories.items() if node not in resting}
@@ -50,26 +59,26 @@ def unmeasured_plan(
             inner_steps=given[node],
             codec=memory.codec if memory.codec and is_of_family else codec,
             reason=batches[node].reason,
-            connections=connection_count(
-                reading, usual, sizes.update_bytes[FINEST], memory.connections
-            ),
+            connections=stated_connections(request.spec)
+            or connection_count(reading, usual, sizes.update_bytes[FINEST], memory.connections),
             batch_size=batches[node].size if batches[node].size != stated else 0,
             prefetch_steps=prefetch_limit(request.spec, given[node]),
         )
-        nodes[node] = replace(plan, reason=node_reason(plan, up_bits_per_s=0, deadline_ms=0))
+        reason = node_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
+        nodes[node] = replace(plan, reason=reason)
     return RoundPlan(
         round=request.round,
         nodes=nodes,
         resting={node: resting_reason(why) for node, why in resting.items()},
-        deadline_ms=Milliseconds(0),
+        deadline_ms=Milliseconds(deadline_ms),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,
         memory=replace(previous, nodes={**absentees(request), **memories}),
-        reason=unmeasured_reason(min(most, previous.inner_steps), codec),
+        reason=unmeasured_reason(min(most, previous.inner_steps), codec, deadline_ms),
     )
 
 
 def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
-    """Codec of a job's first round: the finest of the sparse ones."""
-    sparse = (level for level in allowed_codecs(spec, sizes) if level in SPARSE_CODECS)
-    return next(sparse, FINEST)
+    """Codec of a job's first round: the finest of the sparse ones, or the one that it states."""
+    allowed = allowed_codecs(spec, sizes)
+    return next((level for level in allowed if level in SPARSE_CODECS), allowed[0])

@@ -1,13 +1,11 @@
 """Which samples go to whom, and the commands that give shards out or move them.
 
-A partition is an endless stream of positions, of which none is dropped.
-
 A prefetch is a piece of a stream like a shard, kept with a member until the next round opens. There
 it becomes the beginning of the member's shard, or goes back into the stream: nothing is dropped,
 and nothing counts that no accepted update covers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -16,6 +14,7 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import AssignShard, CancelShard, Command, SetDeadline
 from coordinator.core.job.state import (
     Job,
+    LeaseBase,
     Member,
     Participant,
     Phase,
@@ -36,6 +35,7 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule
 from coordinator.core.round.available import available_nodes, fit_of
+from coordinator.core.round.streams import return_samples, shard_samples, take_samples
 from coordinator.core.round.waiting import (
     is_awaited,
     late_at_ms,
@@ -45,8 +45,8 @@ from coordinator.core.round.waiting import (
     waits_for_all,
 )
 from hypergpu.ids import NodeId
-from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, SampleRange, Task
-from hypergpu.units import Samples
+from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, Task
+from hypergpu.units import Milliseconds, Samples
 
 
 class ShardDeal(NamedTuple):
@@ -59,43 +59,10 @@ class ShardDeal(NamedTuple):
     streams: tuple[Stream, ...]
 
 
-def take_samples(stream: Stream, count: int) -> tuple[tuple[SampleRange, ...], Stream]:
-    """Take the next ``count`` positions: returned ones first, then new ones.
-
-    Returns:
-        The ranges, in the order in which they are to be trained on, and the stream without them.
-    """
-    ranges: list[SampleRange] = []
-    left = list(stream.returned)
-    wanted = count
-    while wanted and left:
-        head = left.pop(0)
-        used = min(wanted, head.count)
-        ranges.append(SampleRange(head.start, Samples(used)))
-        if used < head.count:
-            left.insert(0, SampleRange(head.start + used, Samples(head.count - used)))
-        wanted -= used
-    if wanted:
-        ranges.append(SampleRange(stream.cursor, Samples(wanted)))
-    return tuple(ranges), replace(stream, cursor=stream.cursor + wanted, returned=tuple(left))
-
-
-def return_samples(streams: list[Stream], partition: int, ranges: tuple[SampleRange, ...]) -> None:
-    """Return positions that no accepted update covers. They go out first, in ascending order."""
-    stream = streams[partition]
-    returned = sorted((*stream.returned, *ranges), key=lambda range_: range_.start)
-    streams[partition] = replace(stream, returned=tuple(returned))
-
-
 def seed_for(job_seed: int, purpose: str, *keys: int) -> int:
     """A 63-bit seed that depends on nothing but its arguments."""
     text = "/".join((str(job_seed), purpose, *map(str, keys)))
     return int.from_bytes(blake3(text.encode()).digest(8), "big") >> 1
-
-
-def shard_samples(ranges: tuple[SampleRange, ...]) -> Samples:
-    """How many samples a shard holds."""
-    return Samples(sum(range_.count for range_ in ranges))
 
 
 def due_prefetch(job: Job, node: NodeId) -> Prefetch | None:
@@ -197,6 +164,7 @@ def plan_request(job: Job) -> PlanRequest:
         prefetched={node: each.inner_steps for node, each in due.items() if each},
         on_trial=members_on_trial(job, nodes),
         fits={node: fit for node in nodes if (fit := fit_of(job, node)) != MemoryFit()},
+        under_way=frozenset(job.long_leases),
     )
 
 
@@ -205,10 +173,14 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms)
+        node: NodeResult(participant.plan, participant.took_ms, _is_lapsed(participant))
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }
+
+
+def _is_lapsed(participant: Participant) -> bool:
+    return participant.base is not None and participant.work is WorkState.CUT
 
 
 class JobStep(NamedTuple):
@@ -231,6 +203,15 @@ def replace_participants(round_: Round, participants: Mapping[NodeId, Participan
     )
 
 
+def without_participants(round_: Round, nodes: Collection[NodeId]) -> Round:
+    """The round without these participants."""
+    counts = dict(round_.counts)
+    for node in nodes:
+        counts[round_.participants[node].work] -= 1
+    kept = {node: each for node, each in round_.participants.items() if node not in nodes}
+    return replace(round_, participants=kept, counts=counts)
+
+
 def deadline(job: Job) -> tuple[SetDeadline, ...]:
     """The open round's timer, if it has one."""
     round_ = job.round
@@ -248,30 +229,49 @@ def cancellations(round_: Round, reason: str) -> tuple[CancelShard, ...]:
 
 
 def assignment(job: Job, node: NodeId) -> AssignShard:
-    """Give a pending participant its work. The same state gives the same command."""
-    round_, model = job.open_round, job.newest_model
-    participant, member = round_.participants[node], job.members[node]
+    """Give a participant whose update may still come in its work. The same state gives the same
+    command.
+    """
+    participant, member = job.participant(node), job.members[node]
+    if participant is None:
+        raise AssertionError(f"{node} has no work in {job.job_id}")
+    base = participant.base or round_base(job)
     # Nodes draw it, unless it is of given weights.
-    initial = initial_of(model) if job.weights is None else None
+    initial = initial_of(base.model) if job.weights is None else None
     work = Assignment(
-        lease=Lease(job.job_id, round_.number, participant.lease),
+        lease=Lease(job.job_id, base.round, participant.lease),
         slot=participant.slot,
-        task=_task(job, round_, participant),
-        deltas=model.deltas,
-        initial=None if initial is None else InitialModel(initial, round_.spec.training.seed),
+        task=_task(job, base, participant),
+        deltas=base.model.deltas,
+        initial=None if initial is None else InitialModel(initial, base.spec.training.seed),
         last_accepted=member.last_accepted,
         upload_after_ms=participant.plan.upload_after_ms,
         connections=participant.plan.connections,
         terms=job.terms,
-        epoch=round_.epoch,
+        epoch=base.epoch,
         prefetch=member.prefetch,
-        reason=f"round {round_.number}, slot {participant.slot}: {participant.plan.reason}",
+        reason=f"round {base.round}, slot {participant.slot}: {participant.plan.reason}",
     )
-    return AssignShard(node, work, round_.deadline_at_ms)
+    is_awaited = participant.base is None
+    deadline_at_ms = job.open_round.deadline_at_ms if is_awaited else Milliseconds(0)
+    return AssignShard(node, work, deadline_at_ms)
 
 
-def _task(job: Job, round_: Round, participant: Participant) -> Task:
-    spec, plan, shard = round_.spec, participant.plan, participant.shard
+def round_base(job: Job) -> LeaseBase:
+    """What leases of the open round are given out with."""
+    round_ = job.open_round
+    return LeaseBase(
+        round=round_.number,
+        last_round=round_.number,
+        spec=round_.spec,
+        model=job.newest_model,
+        base_samples=round_.base_samples,
+        total_samples=round_.total_samples,
+    )
+
+
+def _task(job: Job, base: LeaseBase, participant: Participant) -> Task:
+    spec, plan, shard = base.spec, participant.plan, participant.shard
     seed, batch_size = spec.training.seed, spec.training.batch_size
     return Task(
         workload=spec.workload,
@@ -285,16 +285,16 @@ def _task(job: Job, round_: Round, participant: Participant) -> Task:
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
         codec=plan.codec,
-        seed=seed_for(seed, "inner", _seed_slot(participant), round_.number),
-        global_samples=round_.base_samples,
-        total_samples=round_.total_samples,
+        seed=seed_for(seed, "inner", _seed_slot(participant), base.round),
+        global_samples=base.base_samples,
+        total_samples=base.total_samples,
         partition=shard.partition,
         # Of nodes' own data there are as many as members, whose number must not change a task.
         partitions=1 if spec.data.stays_on_nodes else len(job.streams),
         skew_alpha=spec.data.alpha if spec.data.sharding == "dirichlet" else 0.0,
         data_seed=seed,
         ranges=shard.ranges,
-        model=job.newest_model.blob,
+        model=base.model.blob,
         layout=job.layout,
         manifest=job.manifest,
         data_name=spec.data.name,
@@ -450,6 +450,8 @@ def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
         return None
     if node in round_.resting:
         return Band.POOR, round_.resting[node]
+    if (held := job.long_leases.get(node)) is not None:
+        return held.plan.band, held.plan.reason
     participant = round_.participants.get(node)
     if participant is None:
         return None

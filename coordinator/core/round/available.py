@@ -4,20 +4,24 @@ from msgspec.structs import replace
 
 from coordinator.core.job.state import AcceptedUpdate, Job, Member
 from coordinator.core.persistent_map import count_where
-from coordinator.core.plan.decision import MemoryFit
+from coordinator.core.plan.decision import MemoryFit, NodePlan
 from coordinator.core.plan.memory_fit import estimated_fit, least_use
 from coordinator.core.plan.node_work import most_samples
 from hypergpu.ids import NodeId
 
 
 def available_nodes(job: Job) -> list[NodeId]:
-    """Nodes that can take work, in slot order."""
-    able = [(member.slot, node) for node, member in job.members.items() if member.can_work]
+    """Nodes that can take work, in slot order. Who has a lease over several rounds cannot."""
+    able = [
+        (member.slot, node)
+        for node, member in job.members.items()
+        if member.can_work and node not in job.long_leases
+    ]
     return [node for _, node in sorted(able)]
 
 
 def available_count(job: Job) -> int:
-    """How many nodes can take work. Cheap to ask whenever one comes."""
+    """How many nodes can take work or are at it. Cheap to ask whenever one comes."""
     return count_where(job.members, _can_work)
 
 
@@ -36,13 +40,12 @@ def fit_of(job: Job, node: NodeId) -> MemoryFit:
     )
 
 
-def with_memory_use(job: Job, node: NodeId, update: AcceptedUpdate) -> Job:
+def with_memory_use(job: Job, node: NodeId, plan: NodePlan, update: AcceptedUpdate) -> Job:
     """The job with what a node measured of its memory; no step takes more than the device has."""
     most, measured = job.members[node].memory_bytes, update.memory
     if measured is None or 0 < most < measured.sample_bytes:
         return job
-    plan, spec = job.open_round.participants[node].plan, job.open_round.spec
-    return replace(job, memory_use=least_use(job.memory_use, measured, plan, spec))
+    return replace(job, memory_use=least_use(job.memory_use, measured, plan, job.spec))
 
 
 def left_out(job: Job) -> int:

@@ -12,6 +12,13 @@ _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
 _EVALUATIONS_WAITING = 2  # a slow evaluator skips models rather than fall behind without end
 
 
+def needs_evaluator(job: Job) -> bool:
+    """Whether models of a job are still to be measured: of one that was stopped or failed, none."""
+    if job.phase is Phase.FINISHED:
+        return bool(job.evaluating)
+    return job.phase not in ENDED
+
+
 def keep_score(job: Job, event: events.EvaluationReady) -> JobStep:
     """Keep the score; the lowest loss names the best model.
 

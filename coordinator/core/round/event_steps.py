@@ -25,6 +25,7 @@ from coordinator.core.job.state import (
     WorkState,
 )
 from coordinator.core.persistent_map import replace_items
+from coordinator.core.plan.memory_fit import tighter_fit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,
@@ -33,8 +34,6 @@ from coordinator.core.round.assignment import (
     reassign_orphans,
     relieve_silent,
     replace_participants,
-    return_samples,
-    shard_samples,
     vacate_shard,
 )
 from coordinator.core.round.available import fit_of, with_memory_use
@@ -49,7 +48,9 @@ from coordinator.core.round.lifecycle import (
     outstanding,
     remake,
 )
+from coordinator.core.round.long_leases import void_leases, with_long_lease
 from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
+from coordinator.core.round.streams import return_samples, shard_samples
 from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
@@ -71,7 +72,7 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
 
 def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
     """Take the node's shard away; the round goes on without it."""
-    job = _remove_node(job, event.node)
+    job, _void = void_leases(_remove_node(job, event.node), {event.node}, event.reason)
     if job.phase is Phase.WAITING:
         return open_round(job)
     if job.active_phase is not Phase.TRAINING:
@@ -81,7 +82,8 @@ def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
 
 def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
     """Let the node finish its current work, and no more."""
-    if job.round is not None and event.node in job.round.pending:
+    participant = job.participant(event.node)
+    if participant is not None and participant.is_open:
         member = replace(job.members[event.node], is_leaving=True)
         return JobStep(replace(job, members=replace_items(job.members, {event.node: member})))
     job = _remove_node(job, event.node)
@@ -91,10 +93,11 @@ def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
 
 def pause_node(job: Job, event: events.NodePaused) -> JobStep:
     """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
-    participant = job.round.participants.get(event.node) if job.round is not None else None
+    participant = job.participant(event.node)
     cancelled: tuple[Command, ...] = ()
-    if job.round is not None and participant and participant.is_open:
-        cancelled = (CancelShard(event.node, job.round.number, participant.lease, event.reason),)
+    if participant is not None and participant.is_open:
+        number = job.round_of(participant)
+        cancelled = (CancelShard(event.node, number, participant.lease, event.reason),)
     step = lose_node(job, event)
     return JobStep(step.job, (*cancelled, *step.commands))
 
@@ -110,8 +113,9 @@ def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
 
 def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
     """Count the update in; it enters the mean when the round closes."""
-    round_ = job.open_round
-    participant = round_.participants[event.node]
+    participant = job.participant(event.node)
+    if participant is None:
+        raise AssertionError("an update that is received has its participant")
     samples = shard_samples(participant.shard.ranges)
     update = replace(
         event.update,
@@ -129,8 +133,8 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         standing=before.standing.after_update(took_ms, participant.inner_steps),
         fit=fit_of(job, event.node) if participant.plan.micro_batch else before.fit,
     )
-    round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
-    twice = samples if round_.is_covered(event.node) else 0
+    is_long = participant.base is not None
+    twice = samples if not is_long and job.open_round.is_covered(event.node) else 0
     tally = replace(
         job.tally,
         samples=Samples(job.tally.samples + samples - twice),
@@ -139,13 +143,26 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         updates_accepted=job.tally.updates_accepted + 1,
     )
     job = replace(
-        with_memory_use(job, event.node, update),
-        round=replace_participants(round_, {event.node: participant}),
+        with_memory_use(job, event.node, participant.plan, update),
         members=replace_items(job.members, {event.node: member}),
         streams=counted_streams(job, event.node, update.data_samples),
         tally=tally,
     )
+    if is_long:
+        step = _release_if_leaving(with_long_lease(job, event.node, participant), event.node)
+        return _open_if_waiting(step)
+    round_ = job.open_round
+    round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
+    job = replace(job, round=replace_participants(round_, {event.node: participant}))
     return close_if_due(_release_if_leaving(job, event.node))
+
+
+def _open_if_waiting(step: JobStep) -> JobStep:
+    """Open the next round where nothing but its nodes was missing."""
+    if step.job.phase is not Phase.WAITING:
+        return step
+    opened = open_round(step.job)
+    return JobStep(opened.job, (*step.commands, *opened.commands))
 
 
 def count_rejection(job: Job, _event: events.UpdateRejected) -> JobStep:
@@ -158,6 +175,8 @@ def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
     """Give the shard to its holder again, with less in memory at once, or to another node. A holder
     that leaves is lost to the round like any other, and may take part again once it is back.
     """
+    if event.node in job.long_leases:
+        return _take_back_long(job, event)
     is_leaving = job.members[event.node].is_leaving
     if event.lacks_memory and not is_leaving:
         again = refit_work(job, event.node)
@@ -168,6 +187,18 @@ def take_back_shard(job: Job, event: events.ShardHandedBack) -> JobStep:
     step = _release_if_leaving(with_reason(job, event.node, event.reason), event.node)
     vacancy = vacate_shard(step.job, event.node, work)
     return close_if_due(JobStep(vacancy.job, (*step.commands, *vacancy.commands)))
+
+
+def _take_back_long(job: Job, event: events.ShardHandedBack) -> JobStep:
+    """Put the samples of a lease over several rounds back. The next one is made to fit."""
+    participant, member = job.long_leases[event.node], job.members[event.node]
+    if event.lacks_memory and participant.base is not None:
+        spec = participant.base.spec
+        fit = tighter_fit(participant.plan, spec, can_checkpoint=job.can_checkpoint)
+        member = replace(member, fit=fit)
+        job = replace(job, members=replace_items(job.members, {event.node: member}))
+    job, _void = void_leases(job, {event.node}, event.reason)
+    return _open_if_waiting(_release_if_leaving(job, event.node))
 
 
 def _release_if_leaving(job: Job, node: NodeId) -> JobStep:

@@ -23,7 +23,7 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
     return RoundRecorded(
         at_ms=job.at_ms,
         round=round_.number,
-        participants=len(round_.participants),
+        participants=len(round_.participants) + _under_way(job, round_),
         updates=len(updates),
         samples=Samples(samples),
         bytes_up=Bytes(sum(update.blob.size_bytes for update in updates)),
@@ -37,6 +37,12 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
         resting=len(round_.resting),
         forecast_error=_forecast_error(round_),
     )
+
+
+def _under_way(job: Job, round_: Round) -> int:
+    """Leases that the round gave out and that go on after it."""
+    given = (each.base.round for each in job.long_leases.values() if each.base and each.is_open)
+    return sum(1 for number in given if number == round_.number)
 
 
 def _forecast_error(round_: Round) -> float | None:

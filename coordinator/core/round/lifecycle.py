@@ -17,6 +17,7 @@ from coordinator.core.duplicates import (
 )
 from coordinator.core.job.commands import (
     Aggregate,
+    CancelShard,
     Command,
     DuplicatedShards,
     EvaluateModel,
@@ -47,7 +48,8 @@ from coordinator.core.round.assignment import (
     due_prefetch,
     plan_request,
     replace_participants,
-    return_samples,
+    round_base,
+    without_participants,
 )
 from coordinator.core.round.available import (
     available_count,
@@ -57,8 +59,18 @@ from coordinator.core.round.available import (
     nodes_needed,
 )
 from coordinator.core.round.hand_back import pause_stalled
+from coordinator.core.round.long_leases import (
+    ROUNDS_MOST,
+    folded_leases,
+    is_base_free,
+    lease_base,
+    reserved_samples,
+    void_all,
+    with_staleness,
+)
 from coordinator.core.round.outer_step import outer_step
 from coordinator.core.round.own_data import own_weighing
+from coordinator.core.round.streams import return_samples
 from coordinator.core.round.waiting import (
     assigned_shards,
     members_on_trial,
@@ -86,6 +98,9 @@ def open_round(job: Job) -> JobStep:
         return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.lost_model:
         return JobStep(replace(job, phase=Phase.WAITING))
+    if not available_nodes(job):
+        reason = "every node that is here is at work under a lease over several rounds"
+        return JobStep(replace(job, phase=Phase.WAITING, reason=reason))
     if job.spec.strategy == "aware":
         job = replace(job, phase=Phase.PLANNING, reason=f"round {number} is being planned")
         return JobStep(job, (PlanRound(plan_request(job)),))
@@ -99,7 +114,8 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
     """
     available = available_nodes(job)
     nodes = {node: plan.nodes[node] for node in available if node in plan.nodes}
-    if not nodes or len(available) < nodes_needed(job) or job.lost_model:
+    is_staffed = any(part.rounds == 1 for part in nodes.values())
+    if not is_staffed or available_count(job) < nodes_needed(job) or job.lost_model:
         return open_round(job)
     job = replace(job, plan_memory=plan.memory)
     return _begin_round(job, replace(plan, nodes=nodes))
@@ -125,10 +141,15 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             plan=part,
             assigned_at_ms=job.at_ms,
             prefetched=deal.prefetched.get(node),
-            work=WorkState.ON_TRIAL if node in on_trial else WorkState.PENDING,
+            work=_first_work(part, is_on_trial=node in on_trial),
+            base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
+    given = tuple(participants)
+    long = {node: each for node, each in participants.items() if each.base is not None}
+    participants = {node: each for node, each in participants.items() if node not in long}
+    on_trial -= long.keys()
     round_ = Round(
         number=plan.round,
         spec=job.spec,
@@ -145,7 +166,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         is_sparse=plan.is_sparse,
         resting={node: why for node, why in resting.items() if node not in plan.nodes},
         duplicates=duplicates,
-        dealt=len(deal.shards),
+        dealt=len(deal.shards.keys() - long.keys()),
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
@@ -155,10 +176,17 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         round=round_,
         members=deal.members,
         streams=deal.streams,
-        next_lease=job.next_lease + len(participants),
+        long_leases={**job.long_leases, **long},
+        next_lease=job.next_lease + len(given),
     )
     job = replace(job, round=replace(round_, timer_at_ms=next_timer_ms(job)))
-    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in participants)))
+    return JobStep(job, (*deadline(job), *(assignment(job, node) for node in given)))
+
+
+def _first_work(part: NodePlan, *, is_on_trial: bool) -> WorkState:
+    if part.rounds > 1:
+        return WorkState.UNDER_WAY
+    return WorkState.ON_TRIAL if is_on_trial else WorkState.PENDING
 
 
 def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
@@ -173,6 +201,7 @@ def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
             has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
         )
         for node, part in plan.nodes.items()
+        if part.rounds == 1
     ]
     stated = job.spec.training.batch_size
     return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
@@ -192,7 +221,7 @@ def _funding_gap(job: Job, plan: RoundPlan) -> str:
         return ""
     batch = job.spec.training.batch_size
     samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
-    done = job.tally.samples + job.tally.samples_twice
+    done = job.tally.samples + job.tally.samples_twice + reserved_samples(job)
     left = max(0, funding.funded_samples - done)
     if samples <= left:
         return ""
@@ -311,13 +340,14 @@ def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> J
         final_reason: The job's reason, where it is another.
     """
     cancelled = cancellations(job.round, reason) if job.round is not None else ()
+    job, void = void_all(job, reason)
     present = [node for node, member in job.members.items() if member.is_present]
     members = {
         node: replace(member, is_present=False, is_leaving=False)
         for node, member in job.members.items()
     }
     job = replace(job, phase=phase, resume_to=None, reason=final_reason or reason, members=members)
-    return JobStep(job, (*cancelled, *(ReleaseNode(node, reason) for node in present)))
+    return JobStep(job, (*cancelled, *void, *(ReleaseNode(node, reason) for node in present)))
 
 
 def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
@@ -389,17 +419,21 @@ def _weights(job: Job, round_: Round) -> Weights:
     tokens = {node: job.members[node].token for node in shared}
     trust = round_.spec.trust
     share = trust.token_share if trust.rule == "robust" else 1.0
-    return found._replace(weights=cap_tokens(shared, tokens, share))
+    return found._replace(weights=cap_tokens(with_staleness(shared, round_), tokens, share))
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:
-    """Cut whose updates are not in, put their shards back, and aggregate the rest."""
+    """Let those go on whose updates are not in, or cut them and put their shards back, and
+    aggregate the rest.
+    """
     passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
     reason = f"round {round_.number} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
+    kept = kept_leases(job)
     cut: dict[NodeId, Participant] = {
         node: replace(participant, work=_work_at_close(participant.work))
         for node, participant in round_.pending.items()
+        if node not in kept
     }
     streams = list(job.streams)
     left = [
@@ -410,7 +444,13 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
     slow = slow_nodes(round_, job.at_ms)
-    closed = replace_participants(replace(round_, orphans=(), slow=slow), cut)
+    closed = without_participants(replace(round_, orphans=(), slow=slow), kept.keys())
+    closed = replace_participants(closed, cut)
+    folded = folded_leases(job, round_)
+    lapsed = {node for node, each in folded.items() if each.work is WorkState.CUT}
+    for node in lapsed:
+        return_samples(streams, folded[node].shard.partition, folded[node].shard.ranges)
+    closed = replace_participants(closed, folded)
     job = replace(
         job,
         phase=Phase.AGGREGATING,
@@ -419,8 +459,37 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
         members=standings_after(job),
         patience_ms=remaining_patience_ms(job),
         streams=tuple(streams),
+        long_leases={n: each for n, each in job.long_leases.items() if n not in folded} | kept,
     )
-    return JobStep(job, (*cancellations(round_, reason), aggregate(job, closed, job.newest_model)))
+    cancelled = (
+        *(each for each in cancellations(round_, reason) if each.node not in kept),
+        *(_lapse(node, folded[node]) for node in lapsed),
+    )
+    return JobStep(job, (*cancelled, aggregate(job, closed, job.newest_model)))
+
+
+def kept_leases(job: Job) -> dict[NodeId, Participant]:
+    """Participants of the open round whose updates are not in as it closes, and whose leases go on
+    over further rounds: of a planned job all but pairs, whose updates are compared.
+    """
+    round_ = job.open_round
+    if round_.spec.strategy != "aware" or not is_base_free(job):
+        return {}
+    base = replace(round_base(job), last_round=round_.number + ROUNDS_MOST - 1)
+    return {
+        node: replace(participant, work=WorkState.UNDER_WAY, base=base)
+        for node, participant in round_.pending.items()
+        if round_.partner(node) is None
+    }
+
+
+def _lapse(node: NodeId, participant: Participant) -> CancelShard:
+    """The end of a lease over several rounds whose update did not come."""
+    if participant.base is None:
+        raise AssertionError("a lease that lapses lasted several rounds")
+    first, last = participant.base.round, participant.base.last_round
+    reason = f"its lease of {several(last - first + 1, 'round')} is over"
+    return CancelShard(node, first, participant.lease, reason)
 
 
 def _work_at_close(work: WorkState) -> WorkState:
@@ -431,6 +500,7 @@ def pause_job(job: Job, event: JobPaused) -> JobStep:
     """Take pending work back; keep everything that was accepted."""
     is_training = job.phase is Phase.TRAINING
     cancelled = cancellations(job.open_round, "the job was paused") if is_training else ()
+    job, void = void_all(job, "the job was paused")
     job = replace(
         job,
         phase=Phase.PAUSED,
@@ -438,7 +508,7 @@ def pause_job(job: Job, event: JobPaused) -> JobStep:
         paused_at_ms=job.at_ms,
         reason=event.reason or "paused by its user",
     )
-    return JobStep(job, cancelled)
+    return JobStep(job, (*cancelled, *void))
 
 
 def outstanding(job: Job) -> tuple[Command, ...]:
@@ -451,7 +521,8 @@ def outstanding(job: Job) -> tuple[Command, ...]:
     if job.lost_model:
         return (remake(job),)
     evaluations = (evaluation_command(job, model) for model in job.evaluating)
-    return (*_phase_commands(job), *evaluations)
+    long = (assignment(job, node) for node, each in job.long_leases.items() if each.is_open)
+    return (*_phase_commands(job), *long, *evaluations)
 
 
 def evaluation_command(job: Job, model: Model) -> EvaluateModel:

@@ -17,6 +17,8 @@ Rules that hold in every phase:
   in its stream. Samples are never dropped.
 - Only updates that are in speak for a node. A round waits for nobody who is late, and for those who
   are on trial only while the job has patience; neither counts for a quorum (see `waiting`).
+- No round waits for a lease over several rounds; the round that closes after its update came folds
+  it (see `long_leases`).
 - Members keep their slots for ever. Slots key data, seeds and the order of folding; node ids do
   not.
 - Each accepted update is recorded with its quality once, in the order of rounds, after its round is
@@ -31,13 +33,14 @@ from msgspec.structs import replace
 
 from coordinator.core.job import events
 from coordinator.core.job.events import Event
-from coordinator.core.job.state import ENDED, Job, Phase
+from coordinator.core.job.state import ENDED, Job, Participant, Phase
 from coordinator.core.quality import record_quality
 from coordinator.core.round import evaluation_steps, event_steps
 from coordinator.core.round.assignment import JobStep, is_done
 from coordinator.core.round.lifecycle import initialise_model, open_planned_round, pause_job
 
 _LIVE = frozenset(Phase) - ENDED
+_WITH_WORK = frozenset({Phase.TRAINING, Phase.PAUSED})
 _RUNNING = frozenset({Phase.WAITING, Phase.PLANNING, Phase.TRAINING, Phase.AGGREGATING})
 
 LEGAL: dict[type, frozenset[Phase]] = {
@@ -50,9 +53,9 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.NodePaused: _LIVE,
     events.NodeReadmitted: _LIVE,
     events.RoundPlanned: frozenset({Phase.PLANNING}),
-    events.UpdateReceived: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.UpdateReceived: _RUNNING | {Phase.PAUSED},
     events.UpdateRejected: frozenset(Phase),
-    events.ShardHandedBack: frozenset({Phase.TRAINING, Phase.PAUSED}),
+    events.ShardHandedBack: _RUNNING | {Phase.PAUSED},
     events.DeadlineReached: frozenset({Phase.TRAINING}),
     events.AggregateReady: _LIVE,
     events.ModelLost: _LIVE - {Phase.PREPARING},
@@ -140,7 +143,14 @@ def _membership_rejection(
 
 
 def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
-    """The fence: only the newest lease of a pending participant of the open round."""
+    """The fence: only the newest lease of a pending participant of the open round, or one over
+    several rounds.
+    """
+    held = job.long_leases.get(event.node)
+    if held is not None and held.base is not None and event.round == held.base.round:
+        return _lease_rejection(held, event.lease)
+    if job.phase not in _WITH_WORK:
+        return f"{job.job_id} is {job.phase.value} and {_CANNOT[events.UpdateReceived]}"
     if job.round is None or job.resume_to is Phase.AGGREGATING:
         return f"{job.job_id} has no open round"
     if event.round != job.round.number:
@@ -148,10 +158,14 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
     participant = job.round.participants.get(event.node)
     if participant is None:
         return f"{event.node} has no part in round {event.round}"
-    if event.lease != participant.lease:
-        return f"lease {event.lease} is void; the current one is {participant.lease}"
+    return _lease_rejection(participant, event.lease)
+
+
+def _lease_rejection(participant: Participant, lease: int) -> str:
+    if lease != participant.lease:
+        return f"lease {lease} is void; the current one is {participant.lease}"
     if not participant.is_open:
-        return f"the work under lease {event.lease} is {participant.work.value} already"
+        return f"the work under lease {lease} is {participant.work.value} already"
     return ""
 
 

@@ -89,6 +89,8 @@ def _passed_over(standing: Standing) -> str:
 def standing_reason(member: Member, participant: Participant) -> str:
     """Why the participant is less than awaited; empty where it is, or was never passed over."""
     standing = member.standing
+    if participant.base is not None:
+        return ""
     if participant.work is WorkState.LATE:
         return "late: the round goes on without its update"
     if participant.work is WorkState.ON_TRIAL and not standing.missed_in_a_row:

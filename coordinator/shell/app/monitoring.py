@@ -5,6 +5,8 @@ from functools import partial
 from coordinator.config import Settings
 from coordinator.shell.bulk.messages import Certificates
 from coordinator.shell.bulk.server import tls_context
+from coordinator.shell.identity.rate import GuessLimiter
+from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.metrics.coordinator import coordinator_metrics
 from coordinator.shell.metrics.server import (
     MetricsServer,
@@ -18,7 +20,10 @@ from hypergpu.wire.credentials import is_loopback
 
 
 async def open_metrics(
-    settings: Settings, services: Services, check: OperatorCheck, certificates: Certificates | None
+    settings: Settings,
+    services: Services,
+    judges: tuple[IssuedTokens, GuessLimiter],
+    certificates: Certificates | None,
 ) -> MetricsServer:
     """Serve `/metrics` where the settings say; on loopback to everybody, else by TLS to operators.
 
@@ -30,7 +35,7 @@ async def open_metrics(
     if address and is_loopback(metrics_address(address)[0]):
         server = MetricsServer(tell, admit_loopback)
     elif address and certificates is not None:
-        server = MetricsServer(tell, check, tls_context(certificates))
+        server = MetricsServer(tell, OperatorCheck(*judges), tls_context(certificates))
     else:
         if address:
             require_loopback(address, "the coordinator runs without TLS")

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
 from coordinator.core.job.state import ENDED
+from coordinator.core.round.evaluation_steps import needs_evaluator
 from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
 from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
@@ -45,7 +46,6 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.database import FileLock, disk_full_error
 from coordinator.shell.journal.records import JournalError
-from coordinator.shell.metrics.server import OperatorCheck
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
@@ -209,8 +209,8 @@ class CoordinatorApp:
         await self._services.echo.open(settings.listen, node_port)
         certificates = self._bulk_certificates(hosts)
         await self._services.bulk.bind(settings.listen, settings.bulk_port, certificates)
-        check = OperatorCheck(self._tokens, self._guesses)
-        self._metrics = await open_metrics(settings, self._services, check, certificates)
+        judges = (self._tokens, self._guesses)
+        self._metrics = await open_metrics(settings, self._services, judges, certificates)
 
     def _check_turn(self, ended: asyncio.Task[object]) -> None:
         """End this process at once where its turn is over: no call of it is to be ended in order,
@@ -319,6 +319,7 @@ class CoordinatorApp:
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
                 release_members(self._services, runtime)
+            if runtime is not None and not needs_evaluator(job):
                 self._services.evaluator.end_job(job_id)
         if decision.moves_nodes:
             self._services.allocator.review()

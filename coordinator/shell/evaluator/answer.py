@@ -35,6 +35,7 @@ from coordinator.shell.evaluator.weights import read_model, read_named_tensors
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import (
@@ -120,8 +121,8 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
     The process stays as it is: it serves this job alone.
     """
     text = next(iter(str(error).splitlines()), "")
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY_SIGNS):
-        found = memory_error(work_name(request), int(os.environ.get(MEMORY_BYTES, "0")))
+    if is_out_of_memory(error):
+        found = memory_error(work_name(request), memory_limit())
         return EvaluatorFailure(reason=found.reason.name, detail=found.detail, fix=found.fix)
     traceback.print_exception(error)
     said = f"{type(error).__name__}: {_cut_text(text)}" if text else type(error).__name__
@@ -132,6 +133,11 @@ def failure_of(error: Exception, request: Request) -> EvaluatorFailure:
     return EvaluatorFailure(reason=Reason.PROGRAM_FAILED.name, detail=detail)
 
 
+def memory_limit() -> int:
+    """Most bytes that this process may take; 0: any."""
+    return int(os.environ.get(MEMORY_BYTES, "0"))
+
+
 def _cut_text(text: str) -> str:
     """A text of so many words as fit, with a sign that there were more."""
     if len(text) <= _TEXT_MOST:
@@ -140,7 +146,6 @@ def _cut_text(text: str) -> str:
 
 
 _TEXT_MOST = 300
-_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 
 def _initialise(entry: WorkloadEntry, model: ModelEvaluator, request: Initialise) -> Initialised:
@@ -201,7 +206,11 @@ def _evaluate(entry: WorkloadEntry, model: ModelEvaluator, request: Evaluate) ->
         sums = model.evaluate(flat, request.samples_most)
         name = model.metric or entry.metric
         loss, metric = sums.loss / sums.samples, sums.metric(name)
-        if not (math.isfinite(loss) and math.isfinite(metric)):
+        if math.isfinite(loss) and not math.isfinite(metric):
+            detail = f"the metric {name} is {metric} of {sums.samples} held-out samples"
+            fix = f"give a number for {name} whatever the samples are"
+            raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail, fix=fix)
+        if not math.isfinite(loss):
             cause = _source_of_nan(model, flat)
             detail = f"the model's loss on the held-out set is {loss}: {cause}"
             raise HyperGPUError(Reason.UPDATE_NOT_FINITE, detail)
@@ -275,7 +284,7 @@ def _open_workload(entry: WorkloadEntry, request: Request) -> ModelEvaluator:
         return NumpyEvaluator(workload, data_dir, held_out)
     from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 
-    return TorchEvaluator(workload, data_dir, held_out)
+    return TorchEvaluator(workload, data_dir, held_out, memory_limit())
 
 
 def _write_synced(path: Path, vectors: list[memoryview]) -> None:

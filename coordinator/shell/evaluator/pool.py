@@ -101,6 +101,10 @@ class EvaluatorPool:
             if seat is not None and seat.process_id is not None
         }
 
+    def is_asked(self, job_id: JobId) -> bool:
+        """Whether a request of the job waits or is answered."""
+        return job_id in self._requests
+
     async def spare_process_id(self) -> int | None:
         """Id of a spare process, once one that is being started is ready; None: there is none."""
         if self._warming is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -23,11 +24,13 @@ from hypergpu.workloads.networks.task import (
     named_tensors,
 )
 from hypergpu.workloads.workload import (
+    BoundedWorkload,
     Dataset,
     Example,
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
+    Measurement,
     NotedWorkload,
     OperatorWorkload,
     Sums,
@@ -36,10 +39,24 @@ from hypergpu.workloads.workload import (
 
 
 class TorchEvaluator:
-    """`ModelEvaluator` of torch workloads."""
+    """`ModelEvaluator` of torch workloads.
+
+    Args:
+        workload: What it evaluates.
+        data_dir: The user's folder; empty: the workload's own data.
+        dataset: None: the workload reads it.
+        memory_bytes: Most memory that this process may take; 0: any.
+
+    Raises:
+        DatasetError: The data cannot be used, or an evaluation would take more memory.
+    """
 
     def __init__(
-        self, workload: TorchWorkload, data_dir: str, dataset: Dataset | None = None
+        self,
+        workload: TorchWorkload,
+        data_dir: str,
+        dataset: Dataset | None = None,
+        memory_bytes: int = 0,
     ) -> None:
         self._workload = workload
         self._model = workload.model().eval()
@@ -50,6 +67,8 @@ class TorchEvaluator:
         self.notes = workload.notes if isinstance(workload, NotedWorkload) else ()
         self.version = workload.version if isinstance(workload, VersionedWorkload) else 0
         self._large = workload if isinstance(workload, LargeSamplesWorkload) else None
+        if isinstance(workload, BoundedWorkload):
+            workload.check_evaluation(_remaining_bytes(memory_bytes))
 
     def initial(self, seed: int) -> Flat:
         """See `ModelEvaluator`."""
@@ -59,14 +78,14 @@ class TorchEvaluator:
         """See `ModelEvaluator`."""
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
-        total = Sums(0.0, 0.0, 0)
+        measurement = Measurement(self._workload)
         with torch.inference_mode():
             for batch in self._batches(samples_most):
                 fields = [
                     torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
                 ]
-                total = total.plus(self._workload.evaluate(self._model, *fields))
-        return total
+                measurement.add(self._model, *fields)
+            return measurement.sums()
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""
@@ -108,6 +127,15 @@ class TorchEvaluator:
         inputs = example_batch(self.dataset)[0]
         with torch.inference_mode():
             return self._workload.outputs(self._model, torch.from_numpy(inputs).to(device))
+
+
+def _remaining_bytes(memory_bytes: int) -> int | None:
+    """Memory for results of an evaluation, of what this process may take; None: there is no limit
+    but the machine's.
+    """
+    if not memory_bytes or chosen_device().kind != "cpu":
+        return None
+    return max(0, memory_bytes - psutil.Process().memory_info().rss)
 
 
 def _gradients(model: torch.nn.Module) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[Any]]]:

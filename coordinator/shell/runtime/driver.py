@@ -129,7 +129,7 @@ class JobRuntime:
         participants = self.job.round.participants if self.job.round else {}
         return [
             upload_owner(self.job.job_id, node)
-            for node, participant in participants.items()
+            for node, participant in (*participants.items(), *self.job.long_leases.items())
             if participant.is_open
         ]
 

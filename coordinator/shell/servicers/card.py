@@ -97,8 +97,8 @@ def _use_lines(spec: JobSpec) -> list[str]:
             'model.load_state_dict(load_file("model.safetensors"), strict=False)',
             "```",
             "",
-            "Where `program/` lies beside this file, as `run.save` writes it, `load.py` evaluates",
-            "the model on data without the module's code.",
+            "Without the module's code, `load.py` beside this file evaluates the model by the",
+            "operators in `program/`, on an `.npz` or `.parquet` file with the batches' fields.",
         ]
     folder = " FOLDER" if spec.data.path else ""
     where = ", with the job's folder of data," if spec.data.path else ""

@@ -15,10 +15,12 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import ENDED, Job, Model
 from coordinator.shell import translate
+from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.evaluation import (
     laid_out_manifests,
     load_layout,
     remove_layout,
+    stored_manifest,
 )
 from coordinator.shell.commands.perform import retry_after_resume
 from coordinator.shell.journal.records import Entry
@@ -37,13 +39,16 @@ from coordinator.shell.servicers.job_view import (
     require_visible,
 )
 from coordinator.shell.servicers.own_files import OwnFiles
+from hypergpu.crypto import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
+from hypergpu.statements import BlobRef
 from hypergpu.streams import unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message
+from hypergpu.workloads.workload import UnknownWorkloadError, find
 
 _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25
@@ -125,14 +130,39 @@ async def resolve_model(
     if runtime.layout is None:
         raise HyperGPUError(Reason.NOT_READY, "the job is being taken up again")
     blob = await asyncio.to_thread(services.blobs.find, model.blob.digest)
-    if request.is_doubted:
-        await services.bulk.doubt(blob.digest)
+    files = await asyncio.to_thread(_files_beside, services.blobs, runtime.job)
+    for each in (blob, *files.values()):
+        if request.is_doubted:
+            await services.bulk.doubt(each.digest)
     return job_pb2.ResolveModelResponse(
         blob=blob_message(blob),
         layout_json=runtime.layout.to_json().decode(),
         model_card=model_card(runtime.job, model, runtime.layout),
         ticket=await services.bulk.ticket(None, blob),
+        files=[
+            job_pb2.ModelFile(
+                path=path, blob=blob_message(each), ticket=await services.bulk.ticket(None, each)
+            )
+            for path, each in files.items()
+        ],
     )
+
+
+def _files_beside(blobs: BlobStore, job: Job) -> dict[str, BlobRef]:
+    """Files of the job's data that an export carries, by path. Blocks.
+
+    Raises:
+        HyperGPUError: BLOB_UNKNOWN, one is missing or damaged.
+    """
+    try:
+        paths = find(job.spec.workload).exported_files
+    except UnknownWorkloadError:
+        return {}
+    if not paths or job.manifest is None:
+        return {}
+    entries = {each.path: each.blob for each in stored_manifest(blobs, job.manifest).entries}
+    digests = {path: entries[path].digest.value for path in paths if path in entries}
+    return {path: blobs.find(digest_from_wire(each)) for path, each in digests.items()}
 
 
 def _choose_model(job: Job, which: str) -> Model:

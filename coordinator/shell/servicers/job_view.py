@@ -68,16 +68,16 @@ def participants(
         own: Only these nodes are told; None: all.
     """
     round_, lacking = job.round, _without_data(connected, job)
-    if round_ is None:
-        return [each for each in lacking if own is None or NodeId(each.node_id) in own]
-    ordered = sorted(round_.participants.items(), key=lambda item: item[1].slot)
+    works = {**(round_.participants if round_ is not None else {}), **job.long_leases}
+    ordered = sorted(works.items(), key=lambda item: item[1].slot)
     taking_part = [
         _summary(connected, node, participant, standing_reason(job.members[node], participant))
         for node, participant in ordered
     ]
     resting = [
         _resting(connected, node, job.members[node].slot, why)
-        for node, why in sorted(round_.resting.items())
+        for node, why in (sorted(round_.resting.items()) if round_ is not None else ())
+        if node not in works
     ]
     found = (*taking_part, *resting, *lacking)
     return [each for each in found if own is None or NodeId(each.node_id) in own]

@@ -244,11 +244,11 @@ class _Commit:
 
     def _record_work(self) -> None:
         """Add an accepted update's timings to the node's readings."""
-        received, round_ = self._received, self._runtime.job.round
-        participant = round_.participants.get(received.node) if round_ else None
-        if round_ is None or participant is None or participant.lease != received.lease:
+        received, job = self._received, self._runtime.job
+        participant = job.participant(received.node)
+        if participant is None or participant.lease != received.lease:
             return
-        stated, update = round_.spec.training.batch_size, received.update
+        stated, update = job.spec.training.batch_size, received.update
         work = FinishedUpdate(
             job_id=self._runtime.job.job_id,
             lease=received.lease,
@@ -286,6 +286,9 @@ async def _reject_void_lease(
 
 
 def _void_reason(job: Job, received: UpdateReceived) -> Reason:
+    held = job.long_leases.get(received.node)
+    if held is not None and held.base is not None and held.base.round == received.round:
+        return Reason.LEASE_STALE
     is_open = job.phase in {Phase.TRAINING, Phase.PAUSED} and job.round is not None
     if is_open and job.round is not None and received.round == job.round.number:
         return Reason.LEASE_STALE
@@ -321,7 +324,7 @@ def _layout(runtime: JobRuntime) -> Layout:
 
 def _lease_holder(job: Job, node: NodeId, lease: int) -> Participant | None:
     """The node as a participant, if the lease is its newest."""
-    participant = job.round.participants.get(node) if job.round else None
+    participant = job.participant(node)
     return participant if participant is not None and participant.lease == lease else None
 
 

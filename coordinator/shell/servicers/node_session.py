@@ -274,10 +274,10 @@ def _resume(services: Services, session: ControlStream, working: Sequence[node_p
 
 def pending_assignment(job: Job, node: NodeId) -> AssignShard | None:
     """What `outstanding` has for one node, without a look at all the others."""
-    participant = job.round.participants.get(node) if job.round else None
-    if participant is None or not participant.is_open:
+    participant = job.participant(node)
+    if participant is None or not participant.is_open or job.lost_model:
         return None
-    if job.phase is not Phase.TRAINING or job.lost_model:
+    if job.phase is not Phase.TRAINING and participant.base is None:
         return None
     return assignment(job, node)
 

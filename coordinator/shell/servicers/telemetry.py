@@ -123,13 +123,13 @@ class NewestLevels:
         services = self._services
         state = node_state(services, node, is_revoked=is_revoked)
         runtime = services.allocator.runtime_of(node)
-        round_ = runtime.job.round if runtime else None
-        participant = round_.participants.get(node) if round_ else None
-        if runtime is None or round_ is None or participant is None:
+        participant = runtime.job.participant(node) if runtime else None
+        if runtime is None or participant is None:
             return state, runtime and runtime.job.job_id
         progress = services.nodes.progress.get(node)
         phase = progress.phase if progress and progress.lease == participant.lease else None
-        work = (runtime.job.phase, round_.number, participant.lease, participant.work)
+        number = runtime.job.round_of(participant)
+        work = (runtime.job.phase, number, participant.lease, participant.work)
         return state[0], runtime.job.job_id, work, phase
 
     def _look(self, node: NodeId, *, is_revoked: bool) -> job_pb2.NodeLevels:
@@ -156,10 +156,10 @@ class NewestLevels:
         found.job_id = job.job_id
         if (part := node_band(job, node)) is not None:
             found.plan_reason = part[1][:_REASON_LENGTH_MAX]
-        participant = job.round.participants.get(node) if job.round else None
-        if job.round is None or participant is None:
+        participant = job.participant(node)
+        if participant is None:
             return
-        found.round = job.round.number
+        found.round = job.round_of(participant)
         progress = self._services.nodes.progress.get(node)
         found.participant.CopyFrom(participant_summary(node, participant, progress))
         found.participant.ClearField("reason")

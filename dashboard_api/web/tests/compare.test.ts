@@ -78,6 +78,11 @@ describe("settings of a new job", () => {
     expect(tree).toEqual({ workload: "digits-cnn", strategy: "aware", training: { nodes: 5 }, options: { channels: 48 } });
   });
 
+  test("name the strategy that the form shows, touched or not", () => {
+    expect(settingsTree("digits-cnn", FIELDS, {}, {})).toEqual({ workload: "digits-cnn", strategy: "aware" });
+    expect(settingsTree("digits-cnn", FIELDS, { strategy: "diloco" }, {})).toEqual({ workload: "digits-cnn", strategy: "diloco" });
+  });
+
   test("offer no program, which comes with its data by hypergpu.train", () => {
     expect(offered([workload("program", "required"), workload("digits-cnn", "never")]).map((each) => each.name)).toEqual(["digits-cnn"]);
   });

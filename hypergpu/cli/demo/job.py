@@ -95,6 +95,7 @@ _NUMPY = _Size(
     JobSpec(
         workload="digits-softmax",
         name="demo",
+        strategy="diloco",
         training=TrainingSettings(rounds=40, seed=7),
         inner=Inner(learning_rate=0.01, schedule="cosine"),
         round=RoundRule(deadline_ms=30_000),
@@ -142,10 +143,9 @@ def plan(
         # Else so short a job would be divided into rounds of a few steps each.
         spec = replace(spec, aware=Aware(rounds_min=spec.training.rounds))
     if is_fixed:
-        spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0), pay=Pay())
-        spec = replace(spec, trust=Trust(duplicates="none"))
+        spec = replace(_fixed(spec), pay=Pay())
     if is_attacked:
-        spec = replace(with_strategy(spec, "diloco"), round=RoundRule(quorum=1.0))
+        spec = _fixed(spec)
     sync_steps = size.sync_steps_short if is_short else size.sync_steps
     return DemoPlan(
         checked_spec(spec),
@@ -158,6 +158,12 @@ def plan(
         is_fixed=is_fixed,
         is_attacked=is_attacked,
     )
+
+
+def _fixed(spec: JobSpec) -> JobSpec:
+    """The same job with fixed steps, of all nodes in each round, whose models the seed decides."""
+    rule, trust = RoundRule(quorum=1.0), Trust(duplicates="none")
+    return replace(with_strategy(spec, "diloco"), round=rule, trust=trust)
 
 
 def _with_one_epoch(spec: JobSpec) -> JobSpec:

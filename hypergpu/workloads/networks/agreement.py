@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hypergpu.programs.container import ProgramError
+from hypergpu.process import is_out_of_memory
+from hypergpu.programs.container import DTYPES, ProgramError
 from hypergpu.programs.ties import Tie, tie_of
 from hypergpu.units import several
 from hypergpu.workloads.networks.fixed_draws import fixed_draws
+from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_runner import failed_call
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.source_lines import raised_line, short
@@ -29,6 +31,11 @@ from hypergpu.workloads.networks.traceable import (
     tensor_place,
 )
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, Measure, TracedProgram
+from hypergpu.workloads.networks.whole_set_tracing import (
+    GRAPH,
+    EvaluateAllFunction,
+    run_whole_set,
+)
 
 TOLERANCE = 1e-4
 """Relative to the length of the value, in float32."""
@@ -52,6 +59,7 @@ class StepValues(NamedTuple):
     state: dict[str, Tensor]
     """Every tensor of the model's own after the step, by name."""
     evaluation: list[Tensor]
+    """Loss, metrics and outputs."""
 
 
 class ModuleStep(NamedTuple):
@@ -62,6 +70,8 @@ class ModuleStep(NamedTuple):
     """Attributes that the forward pass sets."""
     draws_elsewhere: str
     """Name of another generator of random numbers than torch's that it drew from; empty: none."""
+    outputs: dict[str, Tensor]
+    """What evaluation gave besides loss and metrics, by name, on the CPU."""
 
 
 class ModuleUnderTest:
@@ -72,15 +82,22 @@ class ModuleUnderTest:
         loss: See `Loss`.
         shape: How the loss gets its batch.
         fields: One batch of real samples.
+        wants_outputs: Whether evaluation gives outputs besides loss and metrics.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, shape: BatchShape, fields: Sequence[Tensor]
+        self,
+        model: nn.Module,
+        loss: Loss,
+        shape: BatchShape,
+        fields: Sequence[Tensor],
+        *,
+        wants_outputs: bool = False,
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.fields = [each.to(self.device) for each in fields]
-        self._measure = Measure(loss, shape)
+        self._measure = Measure(loss, shape, wants_outputs=wants_outputs)
         self._shape = shape
         self._names = _trained_names(model)
 
@@ -112,7 +129,30 @@ class ModuleUnderTest:
         after = _other_generators()
         elsewhere = next((name for name in before if before[name] != after[name]), "")
         values = StepValues(loss.detach(), gradients, state, evaluation)
-        return ModuleStep(values, changed, elsewhere)
+        return ModuleStep(values, changed, elsewhere, self._outputs(evaluation))
+
+    def _outputs(self, evaluation: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Outputs of an evaluation, each checked.
+
+        Raises:
+            ProgramError: One has another first dimension than the batch, or a type that no program
+                has.
+        """
+        names = self._measure.outputs
+        outputs = dict(zip(names, evaluation[len(evaluation) - len(names) :], strict=True))
+        count = len(self.fields[0])
+        for name, each in outputs.items():
+            if tuple(each.shape[:1]) != (count,):
+                raise ProgramError(
+                    f"the output {name} has shape {list(each.shape)}, and its first dimension must"
+                    f" be the batch's {several(count, 'sample')}. Fix: give a value for each sample"
+                )
+            if (kind := dtype_name(each.dtype)) not in DTYPES:
+                raise ProgramError(
+                    f"the output {name} is of type {kind}. Fix: make it one of"
+                    f" {', '.join(sorted(DTYPES))}"
+                )
+        return {name: each.cpu() for name, each in outputs.items()}
 
     def _run(self) -> tuple[Tensor, ...]:
         try:
@@ -164,6 +204,11 @@ class ModuleUnderTest:
             f"{name} {str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
             for name, each in zip(self._shape.names, self.fields, strict=True)
         )
+        if is_out_of_memory(error):
+            return ProgramError(
+                f"the model or loss takes more memory than there is{place}, on a batch of {batch}."
+                " Fix: a smaller batch_size"
+            )
         told = short(str(error)) or "no reason told"
         if "more than 1 value per channel" in told:
             return ProgramError(
@@ -262,6 +307,49 @@ def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int
         with torch.no_grad():
             evaluation = workload.mean_values(twin, *(each.clone() for each in tested.fields))
     return StepValues(loss.detach(), gradients, state, evaluation)
+
+
+def check_whole_set(
+    function: EvaluateAllFunction,
+    outputs: Mapping[str, Tensor],
+    traced: TracedProgram,
+    workload: ProgramWorkload,
+) -> None:
+    """Compare a user's metrics over all samples with the program's, on one and on two batches.
+
+    Args:
+        function: The user's.
+        outputs: Of a batch, as the module gives them.
+        traced: The program, with the lines of its calls.
+        workload: The same as the coordinator has it.
+
+    Raises:
+        ProgramError: They differ, or fail.
+    """
+    whole = traced.program.evaluate_all
+    if whole is None:
+        return
+    for batches in (1, 2):
+        parts = [[outputs[name] for name in whole.outputs]] * batches
+        theirs = run_whole_set(
+            function, {name: torch.cat([each] * batches) for name, each in outputs.items()}
+        )
+        try:
+            values = workload.measure_all(parts)
+        except RuntimeError as error:
+            line = traced.lines.get(failed_call(error) or ("", 0)) or traced.line_of(GRAPH)
+            raise ProgramError(
+                f"evaluate_all fails as a program where it does not in Python ({line}):"
+                f" {short(str(error))}. Fix: write it with other operators of torch"
+            ) from error
+        for name, value in values.items():
+            gap = _relative(theirs[name].double(), torch.tensor(value).double(), 0.0)
+            if gap > TOLERANCE:
+                raise ProgramError(
+                    f"evaluate_all as a program computes otherwise than in Python"
+                    f" ({traced.line_of(GRAPH)}): {name} differs by {gap:.2g} of its value."
+                    " Fix: compute it of its outputs alone, by torch's operators"
+                )
 
 
 class Difference(NamedTuple):

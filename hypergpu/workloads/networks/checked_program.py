@@ -1,7 +1,7 @@
 """Traces a model, writes its program beside a job's samples, and compares the two on a batch."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,19 @@ from torch.nn.modules.loss import _Loss
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import JobFiles, read_samples
-from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
+from hypergpu.workloads.networks.agreement import (
+    ModuleUnderTest,
+    check_agreement,
+    check_whole_set,
+)
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.traceable import check_model
 from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram, trace
+from hypergpu.workloads.networks.whole_set_tracing import (
+    EvaluateAllFunction,
+    run_whole_set,
+    trace_whole_set,
+)
 from hypergpu.workloads.workload import DatasetError
 
 _EVALUATED_MOST = 256
@@ -25,14 +34,17 @@ and a small part of a step where batches are large.
 """
 
 
+class UserCode(NamedTuple):
+    """What a user gave `hypergpu.train` to trace."""
+
+    model: nn.Module
+    """On any device. It is left as it was."""
+    loss: Any
+    evaluate_all: EvaluateAllFunction | None = None
+
+
 def write_checked_program(
-    folder: Path,
-    model: nn.Module,
-    loss: Any,
-    shape: BatchShape,
-    *,
-    batch_size: int,
-    label: str = "",
+    folder: Path, code: UserCode, shape: BatchShape, *, batch_size: int, label: str = ""
 ) -> TracedProgram:
     """Write a model's program beside the samples in a job's folder.
 
@@ -40,8 +52,7 @@ def write_checked_program(
 
     Args:
         folder: The job's, with its samples.
-        model: The module, on any device. It is left as it was.
-        loss: As of `hypergpu.train`.
+        code: As of `hypergpu.train`.
         shape: How the loss gets its batch.
         batch_size: Samples of a training step.
         label: Field that says a sample's class, see `label_field`.
@@ -49,18 +60,28 @@ def write_checked_program(
     Raises:
         ProgramError: The model cannot be traced, or its program computes otherwise.
     """
+    model, loss, evaluate_all = code
     check_loss(loss, shape)
     check_model(model)
     files = read_samples(folder, label)
     batch = _first_batch(files, min(batch_size, _COMPARED_MOST))
-    tested = ModuleUnderTest(model, loss, shape, batch)
+    wants_outputs = evaluate_all is not None
+    tested = ModuleUnderTest(model, loss, shape, batch, wants_outputs=wants_outputs)
     seen = tested.step()
-    # With another size than the compared batch, so that neither is fixed.
-    traced = trace(model, loss, shape, files.fields, len(batch[0]) + 1)
+    whole = None
+    if evaluate_all is not None:
+        run_whole_set(evaluate_all, seen.outputs)
+        # With another size than the compared ones, so that none is fixed; so below.
+        several = {name: torch.cat([each] * 3) for name, each in seen.outputs.items()}
+        whole = trace_whole_set(evaluate_all, several)
+    traced = trace(model, loss, shape, files.fields, len(batch[0]) + 1, whole)
     at_once = min(_EVALUATED_MOST, batch_size)
     traced = traced._replace(program=replace(traced.program, evaluation_batch=at_once))
     traced.write(folder)
-    check_agreement(tested, seen, traced, _load_program(folder, label, traced))
+    workload = _load_program(folder, label, traced)
+    check_agreement(tested, seen, traced, workload)
+    if evaluate_all is not None:
+        check_whole_set(evaluate_all, seen.outputs, traced, workload)
     return traced
 
 
@@ -96,9 +117,12 @@ def _first_batch(files: JobFiles, count: int) -> list[Tensor]:
 def _load_program(folder: Path, label: str, traced: TracedProgram) -> ProgramWorkload:
     """The program as nodes will have it, so that what they would refuse is told here."""
     try:
-        return ProgramWorkload(folder, label)
+        workload = ProgramWorkload(folder, label)
+        # The limit of the coordinator is not known here; it is looked at there, before training.
+        workload.check_evaluation()
     except DatasetError as refused:
         cause = refused.__cause__
         call = cause.call if isinstance(cause, ProgramError) else None
-        line = traced.lines.get(call or ("", 0)) or traced.line_of("train")
-        raise ProgramError(f"nodes would refuse this model ({line}): {cause}") from refused
+        line = traced.lines.get(call or ("", 0)) or traced.line_of(call[0] if call else "train")
+        raise ProgramError(f"this model would be refused ({line}): {cause}") from refused
+    return workload

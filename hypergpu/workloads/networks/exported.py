@@ -24,6 +24,7 @@ from hypergpu.workloads.workload import (
     DatasetError,
     JobWorkload,
     LargeSamplesWorkload,
+    Measurement,
     NumpyWorkload,
     Sums,
     UnknownWorkloadError,
@@ -65,21 +66,20 @@ class TrainedModel(NamedTuple):
         samples = read.test
         is_large = isinstance(self.workload, LargeSamplesWorkload)
         batch = self.workload.evaluation_batch if is_large else _BATCH
-        total = Sums(0.0, 0.0, 0)
+        measurement = Measurement(self.workload)
         for start in range(0, len(samples.labels), batch):
             indices = np.arange(start, min(start + batch, len(samples.labels)))
-            total = total.plus(self._evaluate_batch(*samples.batch(indices)))
-        return total
+            self._evaluate_batch(measurement, *samples.batch(indices))
+        return measurement.sums()
 
-    def _evaluate_batch(self, *fields: NDArray[Any]) -> Sums:
+    def _evaluate_batch(self, measurement: Measurement, *fields: NDArray[Any]) -> None:
         if isinstance(self.model, Mapping):
-            found: Sums = self.workload.evaluate(self.model, *fields)
-            return found
+            measurement.add(self.model, *fields)
+            return
         import torch
 
         with torch.inference_mode():
-            sums: Sums = self.workload.evaluate(self.model, *map(torch.from_numpy, fields))
-        return sums
+            measurement.add(self.model, *map(torch.from_numpy, fields))
 
 
 def export_options(folder: Path) -> Options:
@@ -122,8 +122,8 @@ def load_export(folder: Path, data_dir: str = "", **changes: Value) -> TrainedMo
         )
     elif isinstance(workload, JobWorkload):
         raise ExportError(
-            "this model came by hypergpu.train, and its program is not beside it. Fix: run.save"
-            " where hypergpu.train was called, which writes both"
+            "this model came by hypergpu.train, and its program is not beside it. Fix: hypergpu"
+            " job export JOB, which writes both; where it does not, the coordinator is older"
         )
     if entry.kind == "null":
         raise ExportError(f"workload {name} trains nothing: there is no model to load")

@@ -1,5 +1,6 @@
 """A trained program in an export's folder: it evaluates without the code of the user's module."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,7 +11,17 @@ from hypergpu.programs.checks import read_program
 from hypergpu.programs.container import TENSORS_PATH, Field, ProgramError
 from hypergpu.programs.sample_files import wanted_arrays
 from hypergpu.programs.samples import SamplesError
-from hypergpu.workloads.networks.program import FieldSamples, ProgramModule, ready_graphs
+from hypergpu.workloads.networks.program import (
+    FieldSamples,
+    ProgramModule,
+    ready_graphs,
+    tensors_of,
+)
+from hypergpu.workloads.networks.program_evaluation import (
+    BatchValues,
+    Outputs,
+    ProgramEvaluation,
+)
 from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, Sums
 
 
@@ -28,17 +39,20 @@ class ExportedProgram:
     def __init__(self, folder: Path, model_path: Path) -> None:
         try:
             self._program = read_program(folder)
-            tensors = {**load_file(folder / TENSORS_PATH), **load_file(model_path)}
+            tensors = load_file(model_path)
+            if any(each.name not in tensors for each in self._program.tensors):
+                tensors = {**load_file(folder / TENSORS_PATH), **tensors}
             typed = {each.name: each for each in self._program.tensors}
             self._tensors = {
                 name: tensors[name].to(getattr(torch, each.dtype)) for name, each in typed.items()
             }
-            self._graphs = ready_graphs(self._program)
+            graph = ready_graphs(self._program)[False]
+            self._evaluation = ProgramEvaluation(self._program, graph, self._tensors)
         except (ProgramError, OSError) as refused:
             raise DatasetError(f"the program in {folder} cannot run: {refused}") from refused
         except KeyError as missing:
             raise DatasetError(
-                f"{folder} has no tensor {missing}. Fix: save the run into an empty folder"
+                f"{folder} has no tensor {missing}. Fix: export the job into an empty folder"
             ) from missing
         self.evaluation_batch = self._program.evaluation_batch
         self.gradient_samples_most = 1
@@ -62,14 +76,15 @@ class ExportedProgram:
 
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """Sums of loss and metrics over a batch."""
-        if not isinstance(model, ProgramModule):
-            raise TypeError(f"{type(model).__name__} is no model of a program")
-        count = len(fields[0])
-        graph = self._graphs[False]
-        values = graph.run([*model.tensors(), *fields], fields[0].device)
-        loss, *metrics = [float(each) * count for each in values]
-        named = dict(zip(self._program.metrics, metrics, strict=True))
-        return Sums(loss, metrics[0] if metrics else loss, count, named)
+        return self.measure_batch(model, *fields).sums
+
+    def measure_batch(self, model: nn.Module, *fields: Tensor) -> BatchValues:
+        """See `WholeSetWorkload`."""
+        return self._evaluation.measure_batch(tensors_of(model), fields)
+
+    def measure_all(self, outputs: Sequence[Outputs]) -> dict[str, float]:
+        """See `WholeSetWorkload`."""
+        return self._evaluation.measure_all(outputs)
 
 
 def fields_text(fields: tuple[Field, ...]) -> str:

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from hypergpu.programs.container import (
     CONSTANT,
-    VERSION,
+    RULES_VERSION,
     Argument,
     BackwardRule,
     Field,
@@ -39,6 +39,8 @@ class TracedGraph(NamedTuple):
     fields: list[str]
     tensors: dict[str, Tensor]
     metrics: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """Names of what evaluation gives besides loss and metrics."""
     gradients: list[TracedGradient]
     hooked: int
     """Outputs that are there for hooks alone."""
@@ -51,18 +53,24 @@ class GraphNumbering:
         graphs: As torch traced them.
         fields: Of one sample.
         own_names: Names of the model's parameters and buffers.
+        others: Further tensors of the program, by name.
 
     Raises:
         ProgramError: A graph calls what no program may, or changes what is no part of the model.
     """
 
     def __init__(
-        self, graphs: Sequence[TracedGraph], fields: Sequence[Field], own_names: Collection[str]
+        self,
+        graphs: Sequence[TracedGraph],
+        fields: Sequence[Field],
+        own_names: Collection[str],
+        others: Mapping[str, Tensor],
     ) -> None:
         self.tensors: dict[str, Tensor] = {}
         for graph in graphs:
             for name, tensor in graph.tensors.items():
                 self.tensors.setdefault(name, tensor)
+        self.tensors.update(others)
         self.written: set[str] = set()
         """Names of tensors that training changes in place."""
         self.has_masks = False
@@ -70,7 +78,7 @@ class GraphNumbering:
         self.lines: dict[tuple[str, int], CodeLine] = {}
         self._fields_count = len(fields)
         self._own_names = own_names
-        self._rule_extraction = RuleExtraction(_number_calls)
+        self._rule_extraction = RuleExtraction(number_calls)
         self.graphs = [self._number(graph) for graph in graphs]
 
     @property
@@ -93,12 +101,13 @@ class GraphNumbering:
         outputs = call_list.add_graph(graph.module)
         self.has_masks = self.has_masks or call_list.has_masks
         calls += self._rule_extraction.extract(call_list.items, graph.gradients, outputs)
-        count = 1 if graph.name == "train" else 1 + len(graph.metrics)
+        has_more = graph.name != "train"
+        count = 1 + (len(graph.metrics) + len(graph.outputs)) * has_more
         outputs = outputs[:count]
         calls = without_dead(calls, outputs)
         self._note_writes(calls, inputs, is_training=graph.name == "train")
         numbers = {value: number for number, value in enumerate([*inputs.values(), *fields])}
-        numbered = _number_calls(calls, numbers)
+        numbered = number_calls(calls, numbers)
         for number, call in enumerate(calls):
             if call.line:
                 self.lines[graph.name, number] = call.line
@@ -133,14 +142,18 @@ class GraphNumbering:
                 self.written.add(name)
 
 
-def _number_calls(
-    calls: Sequence[PendingCall], numbers: dict[Value, int]
+def number_calls(
+    calls: Sequence[PendingCall], numbers: dict[Value, int], subject: str = "the model"
 ) -> tuple[OperatorCall, ...]:
-    """Calls with the numbers of their values; ``numbers`` has those of the inputs, and gets all."""
+    """Calls with the numbers of their values; ``numbers`` has those of the inputs, and gets all.
+
+    Raises:
+        ProgramError: ``subject`` calls what no program may.
+    """
     numbered = []
     for call in calls:
         if call.operator not in OPERATORS:
-            raise operator_refusal(call)
+            raise operator_refusal(call, subject)
         arguments = tuple(_argument(each, numbers) for each in call.arguments)
         named = {key: _argument(each, numbers) for key, each in call.named.items()}
         numbered.append(OperatorCall(call.operator, arguments, named, call.is_graded))
@@ -177,7 +190,7 @@ def needed_version(program: Program) -> Program:
             for argument in (*call.arguments, *call.named.values())
         )
     )
-    return program if is_old else replace(program, version=VERSION)
+    return program if is_old else replace(program, version=RULES_VERSION)
 
 
 def _is_old_tensor(role: str, dtype: str) -> bool:

@@ -219,13 +219,13 @@ class ReadyGraph:
 
     def _failure(self, number: int, error: Exception) -> ProgramError:
         operator = self._steps[min(number, len(self._steps) - 1)].operator
-        kind = ProgramBoundError if isinstance(error, ProgramBoundError) else ProgramError
+        kind = type(error) if isinstance(error, ProgramBoundError) else ProgramError
         return kind(
             f"{self._name}, call {number} ({operator}): {_first_line(error)}", (self._name, number)
         )
 
 
-_NOTE = re.compile(r"(train|evaluate), call (\d+) \(.*")
+_NOTE = re.compile(r"(train|evaluate|evaluate_all), call (\d+) \(.*")
 
 
 def failed_call(error: BaseException) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from typing import Any
 import psutil
 from torch import Tensor
 
-from hypergpu.programs.container import ProgramBoundError
+from hypergpu.programs.container import ProgramMemoryError
 
 _RESULT_MOST = 1 << 38
 """Bytes of one result with a small batch, beyond which no machine that we know could train."""
@@ -16,9 +16,11 @@ class AliveBytes:
 
     Args:
         most: Bytes; None: the memory of this machine.
+        holder: Who has these bytes, for messages.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, holder: str = "this machine") -> None:
+        self._holder = holder
         self._most = psutil.virtual_memory().total if most is None else most
         self._uses: dict[int, int] = {}
         self._total = 0
@@ -27,20 +29,20 @@ class AliveBytes:
         """Count a call's result.
 
         Raises:
-            ProgramBoundError: The result, or all together, take more than there is.
+            ProgramMemoryError: The result, or all together, take more than there is.
         """
         for part in _tensors_of(value):
             shape = tuple(part.shape)
             if part.numel() * part.element_size() > _RESULT_MOST:
-                raise ProgramBoundError(f"a result of shape {shape} is too large")
+                raise ProgramMemoryError(f"a result of shape {shape} is too large")
             key = _storage_key(part)
             self._uses[key] = self._uses.get(key, 0) + 1
             if self._uses[key] == 1:
                 self._total += _storage_bytes(part)
         if self._total > self._most:
-            raise ProgramBoundError(
-                f"the results until here take {self._total >> 30:,} GiB, and this machine has"
-                f" {self._most >> 30:,} GiB of memory"
+            raise ProgramMemoryError(
+                f"the results until here take {self._total / (1 << 30):,.1f} GiB, and"
+                f" {self._holder} has {self._most / (1 << 30):,.1f} GiB of memory"
             )
 
     def drop(self, value: Any) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypergpu.workloads.entry import Options
+from hypergpu.workloads.held_out import held_out_places
 from hypergpu.workloads.networks.task import Classification, NextByte
 from hypergpu.workloads.node_data import NodeDataReaders
 from hypergpu.workloads.workload import (
@@ -92,7 +93,8 @@ _SUFFIXES = frozenset(
 )
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
 _RUN_BYTES = 16 << 10
-_TEST_EVERY = 20
+_RUNS_LEAST = 2
+"""One to train on and one that is held out."""
 _FILE_BYTES_MAX = 64 << 20
 
 
@@ -121,7 +123,7 @@ class Blocks:
 
 
 def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
-    """Blocks of a folder's text; every twentieth run of 16 KiB is held out.
+    """Blocks of a folder's text; of each ten runs of 16 KiB one is held out, drawn.
 
     Args:
         data_dir: A folder of text files (by suffix), or "" for the standard library's source.
@@ -129,7 +131,7 @@ def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
         corpus_bytes: Where the corpus is cut; 0 takes everything.
 
     Raises:
-        DatasetError: There is too little text.
+        DatasetError: There is too little text: fewer than two runs that hold a block.
     """
     folder = Path(data_dir or sysconfig.get_paths()["stdlib"])
     corpus = _corpus(folder, corpus_bytes)
@@ -137,15 +139,20 @@ def text_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:
     run = starts // _RUN_BYTES
     # A block that reaches into the next run would show training text to the evaluation.
     is_whole = (starts + block_length) // _RUN_BYTES == run
-    is_test = run % _TEST_EVERY == _TEST_EVERY - 1
-    train, test = starts[is_whole & ~is_test], starts[is_whole & is_test]
-    if not len(train) or not len(test):
+    starts, run = starts[is_whole], run[is_whole]
+    # Repeated text has a period, so that runs at fixed places would not be like the others.
+    places, run_index = np.unique(run, return_inverse=True)
+    if len(places) < _RUNS_LEAST:
         raise DatasetError(
             f"{folder} holds {len(corpus)} bytes of text;"
-            f" at least {_TEST_EVERY * _RUN_BYTES} are needed."
+            f" at least {_RUNS_LEAST * _RUN_BYTES} are needed."
             f" Fix: add files ending in {', '.join(sorted(_SUFFIXES))}"
         )
-    return Dataset(Blocks(corpus, train, block_length), Blocks(corpus, test, block_length))
+    is_test = np.array(held_out_places([None] * len(places)))[run_index]
+    return Dataset(
+        Blocks(corpus, starts[~is_test], block_length),
+        Blocks(corpus, starts[is_test], block_length),
+    )
 
 
 def held_out_blocks(data_dir: str, block_length: int, corpus_bytes: int) -> Dataset:

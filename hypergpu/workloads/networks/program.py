@@ -18,6 +18,7 @@ from hypergpu.programs.container import (
     Program,
     ProgramBoundError,
     ProgramError,
+    ProgramMemoryError,
 )
 from hypergpu.programs.sample_files import FieldsError, wanted_arrays
 from hypergpu.programs.samples import SamplesError, read_samples
@@ -26,6 +27,11 @@ from hypergpu.units import several
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph, ReadyRule
 from hypergpu.workloads.networks.memory_bound import AliveBytes
+from hypergpu.workloads.networks.program_evaluation import (
+    BatchValues,
+    Outputs,
+    ProgramEvaluation,
+)
 from hypergpu.workloads.workload import NO_SAMPLES, Dataset, DatasetError, NodeDataError, Sums
 
 
@@ -79,10 +85,11 @@ class ProgramWorkload:
             self._tensors = _read_tensors(folder, self._program)
             self._reason = ""
             self._graphs = ready_graphs(self._program)
+            self._evaluation = ProgramEvaluation(self._program, self._graphs[False], self._tensors)
             self._smallest_pass = self._check()
         except (ProgramError, SamplesError) as refused:
             raise DatasetError(f"the program cannot run: {refused}") from refused
-        self.metric = next(iter(self._program.metrics), "loss")
+        self.metric = next(iter(self._program.metric_names), "loss")
         self.operators = self._program.operators
         self.version = self._program.version
         self.evaluation_batch = self._program.evaluation_batch
@@ -128,20 +135,47 @@ class ProgramWorkload:
         return self._run(model, fields)[0]
 
     def mean_values(self, model: nn.Module, *fields: Tensor) -> list[Tensor]:
-        """Mean loss and metrics of a batch, as the model's mode computes them."""
+        """Mean loss, metrics and outputs of a batch, as the model's mode computes them."""
         return self._run(model, fields)
 
     def evaluate(self, model: nn.Module, *fields: Tensor) -> Sums:
         """See `TorchWorkload`."""
-        count = len(fields[0])
-        loss, *metrics = [float(each) * count for each in self._run(model, fields)]
-        named = dict(zip(self._program.metrics, metrics, strict=True))
-        return Sums(loss, metrics[0] if metrics else loss, count, named)
+        return self.measure_batch(model, *fields).sums
+
+    def measure_batch(self, model: nn.Module, *fields: Tensor) -> BatchValues:
+        """See `WholeSetWorkload`."""
+        return self._evaluation.measure_batch(tensors_of(model), fields)
+
+    def measure_all(self, outputs: Sequence[Outputs]) -> dict[str, float]:
+        """See `WholeSetWorkload`."""
+        return self._evaluation.measure_all(outputs)
+
+    def check_evaluation(self, most_bytes: int | None = None) -> None:
+        """Bound what an evaluation of all held-out samples takes, before any is computed.
+
+        Args:
+            most_bytes: Memory for its results; None: this machine's.
+
+        Raises:
+            DatasetError: It would take more, or a call fails. The text says what to do.
+        """
+        try:
+            self._check_evaluation(most_bytes)
+        except ProgramError as refused:
+            raise DatasetError(f"the program cannot be evaluated: {refused}") from refused
+
+    def _check_evaluation(self, most_bytes: int | None) -> None:
+        count = len(self._held_out.labels)
+        size = min(self._program.evaluation_batch, count)
+        try:
+            outputs = self._try(size, is_training=False, most=most_bytes)
+        except ProgramMemoryError as refused:
+            fix = "Fix: a smaller batch_size, which evaluates fewer samples at once"
+            raise ProgramMemoryError(f"{refused}. {fix}", refused.call) from refused
+        self._evaluation.check_all(outputs, count, most_bytes)
 
     def _run(self, model: nn.Module, fields: Sequence[Tensor]) -> list[Tensor]:
-        if not isinstance(model, ProgramModule):
-            raise TypeError(f"{type(model).__name__} is no model of a program")
-        inputs = [*model.tensors(), *fields]
+        inputs = [*tensors_of(model), *fields]
         return self._graphs[model.training].run(inputs, fields[0].device)
 
     def _check(self) -> int:
@@ -176,20 +210,38 @@ class ProgramWorkload:
             return False
         return True
 
-    def _try(self, size: int, *, is_training: bool) -> None:
+    def _try(self, size: int, *, is_training: bool, most: int | None = None) -> list[Tensor]:
+        """Run a graph without data; gives the outputs of the batch, on the meta device."""
         tensors = [each.to(META) for each in self._tensors.values()]
         fields = [
             torch.empty((size, *each.shape), dtype=getattr(torch, each.dtype), device=META)
             for each in self._fields
         ]
+        alive = AliveBytes() if most is None else AliveBytes(most, "this process")
         try:
-            outputs = self._graphs[is_training].try_run([*tensors, *fields], AliveBytes())
+            outputs = self._graphs[is_training].try_run([*tensors, *fields], alive)
         except ProgramError as refused:
             raise type(refused)(f"{refused}, with a batch of {size}", refused.call) from refused
-        for output in outputs:
+        count = 1 if is_training else 1 + len(self._program.metrics)
+        for output in outputs[:count]:
             if not isinstance(output, Tensor) or output.numel() != 1:
                 name = "train" if is_training else "evaluate"
                 raise ProgramError(f"{name}: loss and metrics must be single numbers")
+        for name, output in zip(self._program.output_names, outputs[count:], strict=False):
+            if not isinstance(output, Tensor) or tuple(output.shape[:1]) != (size,):
+                shape = list(output.shape) if isinstance(output, Tensor) else "no tensor"
+                raise ProgramError(
+                    f"evaluate: the output {name} is {shape} of a batch of {size}, and must have"
+                    " its samples as first dimension"
+                )
+        return outputs[count:]
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """All tensors of a program's model, in the program's order."""
+    if not isinstance(model, ProgramModule):
+        raise TypeError(f"{type(model).__name__} is no model of a program")
+    return model.tensors()
 
 
 def ready_graphs(program: Program) -> dict[bool, ReadyGraph]:

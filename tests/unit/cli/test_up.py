@@ -181,3 +181,13 @@ def test_a_fixed_demo_waits_for_everybody_and_plans_nothing() -> None:
     spec = plan(5, is_short=True, worker="torch", is_fixed=True).spec
     assert (spec.strategy, spec.round.deadline_ms, spec.round.quorum) == ("diloco", 0, 1.0)
     assert spec.pay.unit_price == 0
+
+
+@pytest.mark.parametrize("worker", ["torch", "numpy"])
+@pytest.mark.parametrize("kind", ["is_fixed", "is_attacked"])
+def test_the_seed_alone_decides_the_models_of_demos_that_are_compared(
+    worker: str, kind: str
+) -> None:
+    spec = plan(6, is_short=True, worker=worker, **{kind: True}).spec  # type: ignore[arg-type]
+    assert (spec.strategy, spec.trust.duplicates) == ("diloco", "none")
+    assert (spec.round.deadline_ms, spec.round.quorum) == (0, 1.0)

@@ -11,7 +11,6 @@ import torch
 
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.workloads.entry import OptionError
-from hypergpu.workloads.finetuning.adapters import uniform_numbers
 from hypergpu.workloads.finetuning.rows import base_digest
 from hypergpu.workloads.networks.task import module_initial, module_layout, named_tensors
 from hypergpu.workloads.workload import DatasetError
@@ -29,6 +28,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_drawn_numbers_are_fixed_for_all_time() -> None:
+    from hypergpu.workloads.finetuning.adapters import uniform_numbers
+
     drawn = uniform_numbers(7, "layer.lora_A", (2, 2))
     assert drawn.dtype == np.float32
     assert drawn.tolist() == uniform_numbers(7, "layer.lora_A", (2, 2)).tolist()

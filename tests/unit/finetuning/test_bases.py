@@ -14,8 +14,6 @@ import transformers
 from benchmarks.ours.workloads.base_kinds import ALL, BaseKind, word_tokenizer
 from benchmarks.ours.workloads.bases import TOLERANCE, try_base, write_samples
 from hypergpu.workloads.entry import Value
-from hypergpu.workloads.finetuning.base_model import use_training_kernels
-from hypergpu.workloads.finetuning.packing import RowSeparation
 from hypergpu.workloads.networks.task import named_tensors
 from hypergpu.workloads.workload import DatasetError, build_for_job, find
 
@@ -87,6 +85,8 @@ def test_an_embedding_is_adapted_as_other_layers_are(tmp_path: Path) -> None:
 
 
 def test_a_base_whose_rows_would_meet_is_not_packed_and_says_so(tmp_path: Path) -> None:
+    from hypergpu.workloads.finetuning.packing import RowSeparation
+
     made = workload(save_job(KINDS["Lfm2"], tmp_path))
     samples = made.load(str(tmp_path)).train
     assert len(samples.labels) == 43
@@ -207,6 +207,8 @@ class PackingLayer(torch.nn.Linear):
 
 
 def test_layers_of_four_bits_compute_alike_in_evaluation_and_training() -> None:
+    from hypergpu.workloads.finetuning.base_model import use_training_kernels
+
     layers = torch.nn.Sequential(PackingLayer(2, 2), torch.nn.ReLU())
     use_training_kernels(layers)
     assert [getattr(each, "support_avx512bf16_for_cpu", None) for each in layers] == [False, None]

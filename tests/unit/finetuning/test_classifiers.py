@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.numpy import save_file
-from transformers import (
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    BertModel,
-    ViTConfig,
-    ViTModel,
-)
 
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
@@ -38,8 +31,8 @@ def texts(tmp_path: Path) -> Path:
     """Texts that say yes or no, and a BERT without a head."""
     tokenizer = trained_tokenizer()
     torch.manual_seed(0)
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES)
-    BertModel(config).save_pretrained(tmp_path / "base")
+    config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES)
+    transformers.BertModel(config).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     rows = [
         {"text": f"number {n} {'comes' if n % 2 else 'counts'}", "label": ["no", "yes"][n % 2]}
@@ -54,8 +47,8 @@ def texts(tmp_path: Path) -> Path:
 def images(tmp_path: Path) -> Path:
     """Bright and dark images, and a ViT without a head."""
     torch.manual_seed(0)
-    config = ViTConfig(image_size=16, patch_size=4, **SIZES)
-    ViTModel(config).save_pretrained(tmp_path / "base")
+    config = transformers.ViTConfig(image_size=16, patch_size=4, **SIZES)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "base")
     for name, level in (("bright", 220), ("dark", 30)):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(12):
@@ -101,7 +94,7 @@ def test_a_text_classifier_learns_and_loads_without_us(texts: Path) -> None:
         assert sums.metric("accuracy") > 0.9
         folder = export(model, "hf-text-classifier", options, texts / "export")
         merged = write_folders(folder, str(texts)).merged
-        plain = AutoModelForSequenceClassification.from_pretrained(merged).eval()
+        plain = transformers.AutoModelForSequenceClassification.from_pretrained(merged).eval()
         logits = plain(input_ids=fields[0].long(), attention_mask=fields[1].long()).logits
     assert torch.allclose(logits, workload.logits(model, *fields[:2]), atol=1e-4)
     assert plain.config.id2label == {0: "no", 1: "yes"}
@@ -118,7 +111,7 @@ def test_an_image_classifier_learns_and_loads_without_us(images: Path) -> None:
         assert workload.evaluate(model, *fields).metric("accuracy") == 1.0
         folder = export(model, "hf-image-classifier", options, images / "export")
         merged = write_folders(folder, str(images)).merged
-        plain = AutoModelForImageClassification.from_pretrained(merged).eval()
+        plain = transformers.AutoModelForImageClassification.from_pretrained(merged).eval()
         logits = plain(pixel_values=fields[0].float() / 127.5 - 1).logits
     assert torch.allclose(logits, workload.logits(model, fields[0]), atol=1e-4)
     assert workload.outputs(model, fields[0]) == fields[1].tolist()

@@ -46,7 +46,11 @@ def only_problem_of(text: str) -> str:
 
 
 def test_smallest_job_file_takes_every_default() -> None:
-    assert parse_job(HEAD) == JobSpec(workload="digits-softmax")
+    assert parse_job(HEAD) == JobSpec(workload="digits-softmax", strategy="aware")
+
+
+def test_a_spec_of_the_wire_or_a_journal_without_a_strategy_has_fixed_steps() -> None:
+    assert parse_spec_json('{"workload": "digits-softmax"}').strategy == "diloco"
 
 
 def test_every_table_reaches_the_spec() -> None:

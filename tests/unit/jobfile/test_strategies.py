@@ -4,7 +4,7 @@ import pytest
 
 from hypergpu.jobfile.reading import parse_job, with_parameters
 from hypergpu.jobfile.rules import checked_spec, covering, with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, JobSpec, OuterSettings, Pay, TrainingSettings
+from hypergpu.jobfile.spec import STRATEGIES, Aware, JobSpec, OuterSettings, Pay, TrainingSettings
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.workloads.metrics import has_reached
@@ -50,37 +50,22 @@ def test_what_a_strategy_fixes_may_be_repeated() -> None:
             ),
         ),
         (
-            'strategy = "aware"\n[round]\ndeadline = "60s"\n',
+            'strategy = "diloco"\n[aware]\nutilisation = 0.85\n',
             (
-                'job.toml:3 [round] deadline_ms: strategy "aware" plans the deadline of each round;'
-                ' 60000 ms contradicts it. Fix: remove it, or choose strategy = "diloco"'
-            ),
-        ),
-        (
-            'strategy = "aware"\n[codec]\ndown = "int4"\n',
-            (
-                'job.toml:4 [codec] down: down does nothing with strategy "aware", which plans it'
-                " for each node. Fix: remove down; the lightest codec allowed is sparsest in"
-                " [aware]"
-            ),
-        ),
-        (
-            'strategy = "aware"\n[round]\nconnections = 4\n',
-            (
-                'job.toml:4 [round] connections: connections does nothing with strategy "aware",'
-                " which plans it for each node. Fix: remove connections"
-            ),
-        ),
-        (
-            "[aware]\nutilisation = 0.85\n",
-            (
-                'job.toml:2 aware: it does nothing with strategy "diloco".'
+                'job.toml:3 aware: it does nothing with strategy "diloco".'
                 ' Fix: set strategy = "aware" on top, or remove [aware]'
             ),
         ),
         (
             'strategy = "awar"\n',
             'job.toml:2 strategy: "awar" is unknown. Fix: did you mean "aware"?',
+        ),
+        (
+            '[aware]\nstated_keys = ["round.quorum"]\n',
+            (
+                'job.toml:3 [aware] stated_keys: "round.quorum" is no key that a plan decides.'
+                " Fix: remove stated_keys, and state the keys"
+            ),
         ),
         (
             'strategy = "aware"\n[aware]\nsparsest = "int8"\n',
@@ -161,10 +146,12 @@ def test_sparse_codecs_are_refused_both_ways(key: str) -> None:
     ) in problems
 
 
-def test_plans_that_may_choose_sparse_codecs_are_refused() -> None:
-    (problem,) = problems_of(f'strategy = "aware"\n{EAGER}')
+def test_plans_of_rounds_that_overlap_are_dense_unless_a_sparse_codec_is_stated() -> None:
+    assert parse_job(HEAD + EAGER).aware.sparsest == "int4"
+    assert parse_job(f'{HEAD}strategy = "aware"\n{EAGER}').aware.sparsest == "int4"
+    (problem,) = problems_of(f'{EAGER}[aware]\nsparsest = "topk64"\n')
     assert problem == (
-        'job.toml [aware] sparsest: rounds that overlap are dense, and this is "topk64".'
+        'job.toml:7 [aware] sparsest: rounds that overlap are dense, and this is "topk64".'
         ' Fix: set it to "int4", or remove overlap = "eager"'
     )
 
@@ -195,7 +182,32 @@ def test_a_job_that_overlaps_can_be_compared_under_each_strategy() -> None:
         for strategy in ("sync", "fedavg", "diloco", "aware")
     }
     assert overlaps == {"sync": "none", "fedavg": "none", "diloco": "eager", "aware": "eager"}
-    assert with_strategy(spec, "aware").aware.sparsest == "int4"
+    fixed = with_strategy(spec, "diloco")
+    assert with_strategy(fixed, "aware").aware.sparsest == "int4"
+
+
+def test_plans_take_what_a_file_states_and_decide_the_rest() -> None:
+    spec = parse_job(f'{HEAD}[codec]\nup = "int8"\n[round]\nconnections = 1\ndeadline = "60s"\n')
+    assert spec.strategy == "aware"
+    assert spec.aware.stated_keys == ("codec.up", "round.connections")
+    assert spec.round.deadline_ms == 60_000
+    assert parse_job(HEAD).aware.stated_keys == ()
+    assert parse_job(f'{HEAD}strategy = "diloco"\n[codec]\nup = "int8"\n').aware == Aware()
+
+
+def test_steps_that_were_fixed_say_nothing_of_plans() -> None:
+    fixed = parse_job(
+        f'{HEAD}strategy = "diloco"\n[codec]\nup = "int8"\n[round]\ndeadline = "60s"\n'
+    )
+    planned = with_strategy(fixed, "aware")
+    assert (planned.aware, planned.round.deadline_ms) == (Aware(), 0)
+    stated = parse_job(f'{HEAD}[codec]\nup = "int8"\n[round]\ndeadline = "60s"\n')
+    assert with_strategy(stated, "aware") == stated
+    assert with_strategy(stated, "diloco") == fixed
+
+
+def test_the_deadline_of_a_planned_job_changes_while_it_runs() -> None:
+    assert with_parameters(parse_job(HEAD), {"deadline": '"60s"'}).round.deadline_ms == 60_000
 
 
 PAY_HEAD = 'workload = "digits-softmax"\n[training]\nrounds = 4\ninner_steps = 5\nbatch_size = 10\n'
@@ -209,17 +221,20 @@ def only_problem_of_pay(text: str) -> str:
 
 
 def test_the_escrow_is_what_the_stated_work_costs_at_most() -> None:
-    spec = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
-    assert spec.stated_samples == 600
-    assert spec.escrow == 42
+    text = f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n"
+    fixed, planned = parse_job(f'strategy = "diloco"\n{text}'), parse_job(text)
+    assert (fixed.stated_samples, planned.stated_samples) == (600, 600)
+    # The last planned round may exceed what is left by a quarter of all.
+    assert (fixed.escrow, planned.escrow) == (42, 53)
 
 
 def test_the_escrow_covers_every_node_that_is_there_as_the_job_is_made() -> None:
-    spec = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n")
+    fixed = f'strategy = "diloco"\n{PAY_HEAD}'
+    spec = parse_job(f"{fixed}nodes = 3\n[pay]\nunit_price = 7\n")
     assert [covering(spec, nodes).escrow for nodes in (0, 3, 4, 6)] == [42, 42, 56, 84]
-    named = parse_job(f"{PAY_HEAD}[pay]\nunit_price = 7\nescrow = 60\n")
+    named = parse_job(f"{fixed}[pay]\nunit_price = 7\nescrow = 60\n")
     assert covering(named, 6) == named
-    limited = parse_job(f"{PAY_HEAD}nodes = 3\n[pay]\nunit_price = 7\n[nodes]\nmax = 4\n")
+    limited = parse_job(f"{fixed}nodes = 3\n[pay]\nunit_price = 7\n[nodes]\nmax = 4\n")
     assert covering(limited, 6).escrow == 56
     # A plan divides the same work among more nodes.
     planned = parse_job(f'strategy = "aware"\n{PAY_HEAD}[pay]\nunit_price = 7\n')
@@ -271,7 +286,7 @@ def test_a_job_that_may_cost_more_than_an_escrow_holds_is_refused_with_the_price
         head = f'workload = "digits-softmax"\nstrategy = "{strategy}"\n[training]\n{rounds}'
         return f"{head}[pay]\nunit_price = {price}\nescrow = {escrow}\n"
 
-    samples = 640_000_000 if strategy == "diloco" else 800_000_000
+    samples = 640_000_000
     most = AMOUNT_MOST * 100 // samples
     assert parse_job(job_text(most)).escrow <= AMOUNT_MOST
     assert only_problem_of_pay(job_text(most + 1)) == (

@@ -18,6 +18,7 @@ count = 2
 profile = "home-fibre"
 [job]
 workload = "digits-softmax"
+strategy = "diloco"
 [job.training]
 rounds = 2
 nodes = 2

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
 from hypergpu.workloads.networks.image_decoding import ImageForm
@@ -48,6 +47,8 @@ def rows(samples: ArraySamples) -> set[bytes]:
 
 
 def test_they_are_the_digits_that_scikit_learn_ships() -> None:
+    from sklearn.datasets import load_digits
+
     train, test = as_sets()
     pixels, labels = load_digits(return_X_y=True)
     ours = np.concatenate([train.inputs, test.inputs]) * 16
@@ -307,19 +308,36 @@ def test_targets_are_the_inputs_moved_on_by_one(tmp_path: Path) -> None:
     assert bytes(inputs[0]).startswith(b"line of part 0\n")
 
 
-def test_about_a_twentieth_is_held_out(tmp_path: Path) -> None:
+def test_about_a_tenth_of_the_text_is_held_out(tmp_path: Path) -> None:
     write_text(tmp_path)
     dataset = text_blocks(str(tmp_path), 32, 0)
     share = len(dataset.test.labels) / (len(dataset.test.labels) + len(dataset.train.labels))
-    assert 0.03 < share < 0.07
+    assert 0.08 < share < 0.13
+
+
+@pytest.mark.parametrize("period", [10, 20])
+def test_text_with_a_period_is_held_out_in_all_its_parts(tmp_path: Path, period: int) -> None:
+    runs = b"".join(bytes([65 + number % period]) * (16 << 10) for number in range(20 * period))
+    (tmp_path / "a.txt").write_bytes(runs)
+    dataset = text_blocks(str(tmp_path), 1024, 0)
+    inputs, _ = dataset.test.batch(np.arange(len(dataset.test.labels)))
+    assert len(np.unique(inputs)) > period / 2
+
+
+def test_two_runs_of_text_are_enough_and_one_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(bytes(33 << 10))
+    dataset = text_blocks(str(tmp_path), 1024, 0)
+    runs = [np.unique(each.labels).tolist() for each in (dataset.train, dataset.test)]
+    assert runs == [[0, 2], [1]] or runs == [[0], [1]]
 
 
 def test_no_training_block_reaches_into_held_out_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(i // (16 << 10) % 256 for i in range(600 << 10)))
     dataset = text_blocks(str(tmp_path), 100, 0)
     inputs, targets = dataset.train.batch(np.arange(len(dataset.train.labels)))
-    held_out = {run for run in range(38) if run % 20 == 19}
-    assert not held_out & set(np.unique(inputs)) | held_out & set(np.unique(targets))
+    held_out = set(np.unique(dataset.test.batch(np.arange(len(dataset.test.labels)))))
+    assert len(held_out) == 4
+    assert not held_out & {*np.unique(inputs), *np.unique(targets)}
 
 
 def test_the_corpus_is_cut_where_the_option_says(tmp_path: Path) -> None:
@@ -331,7 +349,7 @@ def test_the_corpus_is_cut_where_the_option_says(tmp_path: Path) -> None:
 
 def test_too_little_text_says_how_much_is_needed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("short")
-    with pytest.raises(DatasetError, match="holds 5 bytes of text; at least 327680 are needed"):
+    with pytest.raises(DatasetError, match="holds 5 bytes of text; at least 32768 are needed"):
         text_blocks(str(tmp_path), 64, 0)
 
 

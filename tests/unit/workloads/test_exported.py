@@ -1,5 +1,6 @@
 """Exports, loaded back."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,7 +21,6 @@ from hypergpu.tensors.layout import unpack
 from hypergpu.workloads.entry import OPTIONS_FIELD, WORKLOAD_FIELD
 from hypergpu.workloads.networks.exported import ExportError, load_export
 from hypergpu.workloads.networks.task import module_initial, module_layout
-from hypergpu.workloads.networks.tracing import SavedProgram
 from hypergpu.workloads.workload import build, find
 from tests.program_folders import write_checked
 
@@ -64,7 +64,7 @@ def test_a_folder_without_an_export_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("workload", "fix"),
-    [("program", r"Fix: run\.save"), ("hf-causal-lm", r"python load\.py FOLDER")],
+    [("program", "Fix: hypergpu job export JOB"), ("hf-causal-lm", r"python load\.py FOLDER")],
 )
 def test_a_model_that_needs_more_than_its_export_says_what(
     tmp_path: Path, workload: str, fix: str
@@ -103,7 +103,7 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
     }
     torch.manual_seed(0)
     model = FrozenFirst()
-    saved = SavedProgram.of(write_checked(tmp_path / "job", model, measured_loss, arrays))
+    write_checked(tmp_path / "job", model, measured_loss, arrays)
     export = tmp_path / "export"
     export.mkdir()
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_model_of_ones_own_evaluates_from_its_program_alone(tmp_path: Path) ->
     save_file(
         trained, export / "model.safetensors", {WORKLOAD_FIELD: "program", OPTIONS_FIELD: "{}"}
     )
-    saved.write(export)
+    shutil.copytree(tmp_path / "job" / "program", export / "program")
     loader = files("hypergpu.client").joinpath("load.py.txt").read_bytes()
     (export / "load.py").write_bytes(loader)
     table = pa.table({"x": arrays["x"].tolist(), "y": arrays["y"]})

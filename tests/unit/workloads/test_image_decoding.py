@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import transformers
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import PreTrainedConfig, ResNetConfig, ViTConfig
 
 from hypergpu.workloads.finetuning.pixels import PixelRules, pixel_rules
 from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image
@@ -120,7 +120,9 @@ def test_a_class_without_images_is_named(tmp_path: Path) -> None:
         read_folder(str(tmp_path), classes=3, form=FORM)
 
 
-def rules_of(folder: Path, config: PreTrainedConfig, **settings: object) -> PixelRules:
+def rules_of(
+    folder: Path, config: "transformers.PreTrainedConfig", **settings: object
+) -> PixelRules:
     path = folder / "preprocessor_config.json"
     if settings:
         path.write_bytes(msgspec.json.encode(settings))
@@ -141,7 +143,7 @@ def rules_of(folder: Path, config: PreTrainedConfig, **settings: object) -> Pixe
 def test_a_bases_own_size_and_channels_are_taken(
     tmp_path: Path, config: dict[str, Any], settings: dict[str, object], form: ImageForm
 ) -> None:
-    made = ViTConfig(**config) if config else ResNetConfig()
+    made = transformers.ViTConfig(**config) if config else transformers.ResNetConfig()
     assert rules_of(tmp_path, made, **settings).form == form
 
 
@@ -160,7 +162,7 @@ def test_pixels_become_what_the_preprocessor_states(
 ) -> None:
     import torch
 
-    rules = rules_of(tmp_path, ViTConfig(image_size=8), **settings)
+    rules = rules_of(tmp_path, transformers.ViTConfig(image_size=8), **settings)
     images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 8, 8)
     found = rules.inputs(images)
     assert (float(found.min()), float(found.max())) == pytest.approx((least, most))
@@ -178,4 +180,4 @@ def test_what_images_cannot_become_is_refused_by_name(
     tmp_path: Path, channels: int, settings: dict[str, object], said: str
 ) -> None:
     with pytest.raises(DatasetError, match=said):
-        rules_of(tmp_path, ViTConfig(num_channels=channels), **settings)
+        rules_of(tmp_path, transformers.ViTConfig(num_channels=channels), **settings)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.ours.workloads.constructs import ROWS, class_loss
+from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.checks import parse_program
 from hypergpu.programs.container import PROGRAM_PATH, ProgramError
 from hypergpu.workloads.networks.memory_bound import AliveBytes
@@ -93,7 +94,7 @@ BYTES = {"dtype": {"dtype": "int8"}}
                 *(call("aten.ones.default", [1 << 35]) for _ in range(64)),
                 call("aten.cat.default", [value(FIRST + n) for n in range(64)]),
             ],
-            r"the results until here take [\d,]+ GiB, and this machine has",
+            r"the results until here take [\d,.]+ GiB, and this machine has",
         ),
     ],
 )
@@ -140,3 +141,42 @@ def test_results_that_are_needed_no_more_do_not_count() -> None:
     alive.add(needed)
     with pytest.raises(ProgramError, match="and this machine has"):
         alive.add(torch.empty(1000, device="meta"))
+
+
+GIB = 1 << 30
+
+
+def cubic_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    size = batch["x"].shape[0]
+    return class_loss(model, batch)[0] + torch.ones(size, size, size, size, size).mean() * 0
+
+
+def test_an_evaluation_beyond_the_evaluators_memory_is_refused_before_it(tmp_path: Path) -> None:
+    rows = {name: np.concatenate([each] * 8)[:64] for name, each in ROWS.items()}
+    write_checked(tmp_path, nn.Linear(8, 3), cubic_loss, rows, batch_size=48)
+    workload = ProgramWorkload(tmp_path)
+    said = (
+        r"evaluate, call \d+ \(aten.ones.default\): the results until here take 0.9 GiB, and this"
+        r" process has 0\.\d GiB of memory, with a batch of 48\. Fix: a smaller batch_size"
+    )
+    with pytest.raises(DatasetError, match=said):
+        workload.check_evaluation(GIB // 2)
+    with pytest.raises(DatasetError, match="Fix: a smaller batch_size"):
+        TorchEvaluator(workload, "", memory_bytes=GIB // 2)
+    TorchEvaluator(workload, "")
+
+
+def greedy_loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    size = batch["x"].shape[0] * 10_000
+    return class_loss(model, batch)[0] + torch.ones(size, size, size).mean() * 0
+
+
+def test_a_loss_that_takes_more_memory_than_there_is_is_told_without_torchs_words(
+    tmp_path: Path,
+) -> None:
+    said = r"takes more memory than there is \(.*greedy|takes more memory than there is \("
+    with pytest.raises(ProgramError, match=said) as refused:
+        write_checked(tmp_path, nn.Linear(8, 3), greedy_loss, ROWS)
+    assert "on a batch of" in str(refused.value)
+    assert str(refused.value).endswith("Fix: a smaller batch_size")
+    assert "llocat" not in str(refused.value)

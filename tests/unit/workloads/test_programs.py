@@ -14,10 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.programs.checks import parse_program
@@ -109,7 +108,9 @@ def text_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def model_with_adapter(kind: str) -> nn.Module:
     """A model of transformers with PEFT's LoRA in all linear layers."""
-    model = AutoModelForCausalLM.from_config(tiny_config(kind, 50))
+    from peft import LoraConfig, get_peft_model
+
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config(kind, 50))
     adapter = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     return cast(nn.Module, get_peft_model(model, adapter))
 
@@ -436,6 +437,7 @@ def test_the_workload_needs_its_jobs_folder(folder: Path) -> None:
     entry = find("program")
     assert entry in BUILT_IN
     assert entry.version == VERSION
+    assert entry.exported_files == (PROGRAM_PATH, TENSORS_PATH)
     assert isinstance(build_for_job(entry, {}, str(folder)), ProgramWorkload)
     with pytest.raises(DatasetError, match="there are none"):
         build_for_job(entry, {}, "")

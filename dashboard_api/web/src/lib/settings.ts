@@ -63,12 +63,12 @@ export const FIELDS: Field[] = [
 
 type Tree = { [key: string]: Json };
 
-/** A tree out of dotted keys; a value that is the default or empty is left out. */
+/** A tree out of dotted keys; a value that is the default or empty is left out, but for the strategy: the one shown is the one asked for. */
 export function settingsTree(workload: string, fields: readonly Field[], values: Readonly<Record<string, string | number | boolean>>, options: Readonly<Record<string, string | number | boolean>>): Tree {
   const tree: Tree = { workload };
   for (const field of fields) {
-    const value = values[field.key];
-    if (value === undefined || value === "" || (value === field.value && field.key !== "strategy")) continue;
+    const value = values[field.key] ?? field.value;
+    if (value === "" || (value === field.value && field.key !== "strategy")) continue;
     place(tree, field.key.split("."), value);
   }
   if (Object.keys(options).length) tree["options"] = { ...options };

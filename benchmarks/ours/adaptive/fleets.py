@@ -1,0 +1,147 @@
+"""Fleets in virtual time with and without one more node, and what that node's work comes to."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from coordinator.core.job import events
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.round.streams import shard_samples
+from coordinator.core.round.transition import transition
+from hypergpu.ids import JobId, NodeId
+from hypergpu.jobfile.rules import with_strategy
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.units import Milliseconds
+from netsim.link import COORDINATOR_LINK, Link, Shape
+from netsim.network.world import NodeDescription, WorldDescription
+from netsim.virtual.simulation import Simulation
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
+
+JOB = JobId("job-0")
+ADDED = NodeId("added")
+BATCH = 16
+CODECS = {
+    "fp32": 400_000,
+    "bf16": 200_000,
+    "int8": 100_000,
+    "int4": 51_000,
+    "topk256": 13_000,
+    "topk64": 3_000,
+    "topk16": 800,
+}
+"""Bytes for 100,000 parameters."""
+
+
+class AddedNode(NamedTuple):
+    """The node that a fleet has or has not."""
+
+    times_slower: float
+    """Its steps over those of the others."""
+    link: Link = COORDINATOR_LINK
+
+
+class FleetRun(NamedTuple):
+    """What a job among a fleet came to."""
+
+    took_ms: Milliseconds
+    """From the opening of its first round to its end."""
+    samples: Counter[NodeId]
+    """Accepted samples of each node, each position counted once."""
+    updates: Counter[NodeId]
+    first_rounds: Mapping[NodeId, int]
+    """Rounds that had closed before each node's first update was folded."""
+    rounds: int
+    broken: tuple[str, ...]
+
+
+def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = "aware") -> JobSpec:
+    """A job of so many stated rounds."""
+    training = TrainingSettings(
+        rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, nodes=nodes, seed=1
+    )
+    stated = JobSpec(workload="digits-softmax", training=training, evaluation=Evaluation(every=10))
+    return with_strategy(stated, strategy)
+
+
+def run_fleet(
+    spec: JobSpec,
+    *,
+    seed: int,
+    step_ms: int = 200,
+    link: Link = COORDINATOR_LINK,
+    added: Sequence[AddedNode] = (),
+    codecs: Mapping[str, int] = CODECS,
+    faults: DrawnFaults = DrawnFaults(),
+) -> FleetRun:
+    """Run a job among as many equal nodes as it states, and those that are added."""
+    usual = [
+        NodeDescription(
+            name=NodeId(f"node-{number}"),
+            group="usual",
+            shape=Shape(link=link),
+            step_floor_ms=step_ms,
+        )
+        for number in range(spec.training.nodes)
+    ]
+    more = [
+        NodeDescription(
+            name=NodeId(f"{ADDED}-{number}") if number else ADDED,
+            group="added",
+            shape=Shape(link=each.link),
+            step_floor_ms=round(step_ms * each.times_slower),
+        )
+        for number, each in enumerate(added)
+    ]
+    description = WorldDescription(
+        name="fleet", seed=seed, coordinator=COORDINATOR_LINK, nodes=(*usual, *more)
+    )
+    world = SimulatedWorld(
+        seed=seed,
+        nodes=len(description.nodes),
+        jobs=(spec,),
+        faults=faults,
+        sizes=TransferSizes(codecs["int4"], codecs["int4"], codecs["fp32"], dict(codecs)),
+        step_ms=(1, 1),
+        limit_ms=Milliseconds(30 * 86_400_000),
+        description=description,
+    )
+    simulation = Simulation(world)
+    outcome = simulation.run()
+    broken = outcome.violations
+    if outcome.phases[JOB] is not Phase.FINISHED and not broken:
+        broken = (f"the job is {outcome.phases[JOB].value}",)
+    return _figures(simulation.journals[JOB], broken)
+
+
+def _figures(journal: Sequence[events.Event], broken: tuple[str, ...]) -> FleetRun:
+    job: Job | None = None
+    samples: Counter[NodeId] = Counter()
+    updates: Counter[NodeId] = Counter()
+    firsts: dict[NodeId, int] = {}
+    began_ms = Milliseconds(0)
+    for event in journal:
+        before, job = job, transition(job, event).job
+        if not began_ms and job.round is not None:
+            began_ms = job.at_ms
+        if isinstance(event, events.UpdateReceived) and before is not None:
+            participant = before.participant(event.node)
+            if participant is None:
+                continue
+            samples[event.node] += shard_samples(participant.shard.ranges)
+            updates[event.node] += 1
+            firsts.setdefault(event.node, before.newest_model.round)
+    if job is None or job.model is None:
+        raise AssertionError("a job that ran has a model")
+    took_ms = Milliseconds(job.at_ms - began_ms)
+    return FleetRun(took_ms, samples, updates, firsts, job.model.round, broken)
+
+
+def hurts(without: FleetRun, with_it: FleetRun) -> float:
+    """Time with the node over the time without it, to the same accepted samples."""
+    return with_it.took_ms / without.took_ms
+
+
+def counts(found: FleetRun, node: AddedNode, step_ms: int = 200, batch: int = BATCH) -> float:
+    """Accepted samples of the added node over what it computes in the job's time."""
+    capacity = found.took_ms / (step_ms * node.times_slower) * batch
+    return found.samples[ADDED] / capacity

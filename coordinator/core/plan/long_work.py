@@ -1,0 +1,101 @@
+"""Work under a lease that no round waits for: how many rounds it is made for, in how many steps of
+which batch.
+
+Theory of operation. Such a node is idle from its update's arrival until the next round opens. So
+its work is made to be in shortly before a round closes, and of the lengths that do so the shortest
+is taken that keeps it computing most of the time: a shorter one is folded with less staleness. One
+step may be more than fits into a round, and moving bytes may take several rounds.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+from coordinator.core.plan.node_work import Batch, StepBounds
+
+ROUNDS_MOST = 16
+"""As `coordinator.core.round.long_leases` has it."""
+_BEFORE_CLOSE = 0.06
+"""Part of a round's span that the update is made to be in before it closes."""
+_SPREADS = 1.5
+"""And so many mean deviations of the forecast, as far as they are within a quarter of a round."""
+_SPREADS_MOST = 0.25
+_BUSY = 0.85
+"""Share of its time that a node is to compute, as far as any length lets it."""
+_BUSY_OF_BEST = 0.95
+_SLACK_ROUNDS, _SLACK_TIMES = 2, 2
+"""A lease lasts so many rounds longer than it is made for: what is late is still of use."""
+_LEAST_SHARE, _LEAST_SAMPLES = 1 / 8, 4
+"""Smallest part of the job's batch, and the fewest samples: batch norm needs several."""
+
+
+class LongWork(NamedTuple):
+    """Work of a node that no round waits for."""
+
+    inner_steps: int
+    batch: Batch
+    rounds: int
+    """Rounds that its lease lasts at most, at least 2."""
+    made_for: int
+    """Rounds after which its update is forecast to be in."""
+
+
+class WorkTimes(NamedTuple):
+    """What a node's work consists of, in microseconds."""
+
+    step_us: float
+    """A step with the job's own batch."""
+    moving_us: float
+    spread_us: float
+    """Mean deviation of the forecast of a round's work."""
+    span_us: float
+    """What a round is made to take."""
+
+
+def least_batch(stated: int) -> int:
+    """Samples of the smallest batch."""
+    return max(1, min(stated, max(ceil(stated * _LEAST_SHARE), min(_LEAST_SAMPLES, stated))))
+
+
+def long_work(
+    times: WorkTimes, bounds: StepBounds, stated_batch: int, *, cut_rounds: int
+) -> LongWork:
+    """The shortest work that keeps a node busy, of those that no round waits for.
+
+    Args:
+        times: Of the node.
+        bounds: The fewest and the most of its steps in one round.
+        stated_batch: The job's.
+        cut_rounds: Its leases in a row that ended without its update: each halves its work.
+    """
+    sizes = [_sized(times, bounds, stated_batch, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
+    best = max(busy for _, _, busy in sizes)
+    wanted = min(_BUSY, _BUSY_OF_BEST * best)
+    made_for, (steps, share, _) = next(
+        (rounds, found)
+        for rounds, found in enumerate(sizes, 1)
+        if (found[2] >= wanted and found[2] > 0) or rounds == ROUNDS_MOST
+    )
+    steps = max(bounds.least, steps >> min(cut_rounds, 16))
+    size = max(least_batch(stated_batch), min(stated_batch, int(share * stated_batch)))
+    lasts = min(ROUNDS_MOST, max(_SLACK_TIMES * made_for, made_for + _SLACK_ROUNDS))
+    reason = f"batch {size} of {stated_batch}" if size != stated_batch else ""
+    return LongWork(steps, Batch(size, reason), lasts, made_for)
+
+
+def _sized(
+    times: WorkTimes, bounds: StepBounds, stated_batch: int, rounds: int
+) -> tuple[int, float, float]:
+    """Steps, share of the batch, and the part of so many rounds that the node would compute."""
+    margin_us = _BEFORE_CLOSE * times.span_us
+    margin_us += min(_SPREADS_MOST * times.span_us, _SPREADS * times.spread_us)
+    room_us = rounds * times.span_us - margin_us - times.moving_us
+    least = least_batch(stated_batch) / stated_batch
+    if room_us < bounds.least * least * times.step_us:
+        return bounds.least, least, 0.0
+    wanted = room_us / times.step_us
+    steps = min(max(bounds.least, ceil(wanted)), bounds.most)
+    share = min(1.0, max(least, wanted / steps))
+    # Samples are whole: a batch is what fits, never more.
+    share = max(least, int(share * stated_batch) / stated_batch)
+    busy_us = steps * share * times.step_us
+    return steps, share, min(busy_us, room_us) / (rounds * times.span_us)
