@@ -313,8 +313,8 @@ class CoordinatorApp:
             payments.wake()
         if self._outbox is not None:
             self._outbox.wake(decision.jobs)
-        for _, round_ in decision.folded:
-            self._services.health.record_round(round_, self._services.nodes.progress)
+        health, progress = self._services.health, self._services.nodes.progress
+        health.record_evidence(decision.evidence, progress)
         for job_id, job in decision.jobs.items():
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:
