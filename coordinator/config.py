@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     """Evaluators that are ready for the next job, where there is memory for one."""
     evaluator_sandbox: Literal["auto", "bwrap", "landlock", "off"] = "auto"
     """The sandbox of evaluators; auto takes the first one that starts here."""
+    metrics_listen: str = ""
+    """HOST:PORT with /metrics for Prometheus: open on loopback, else TLS and an operator's token.
+    None when empty."""
     events: str = ""
     """Redis stream that gets receipts and rounds: redis://HOST:6379/0?stream=NAME&maxlen=N. May
     hold a password: better by the environment."""

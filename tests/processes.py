@@ -100,6 +100,12 @@ class CoordinatorProcess:
         assert self._ready is not None, "start it first"
         return operator(self._ready)
 
+    @property
+    def metrics_port(self) -> int:
+        """Port with `/metrics`."""
+        assert self._ready is not None, "start it first"
+        return self._ready.metrics_port
+
     def node_token(self) -> str:
         """A token that any number of nodes may join with."""
         with self.client() as client:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Participant, Round, WorkState
+from coordinator.core.job.events import AggregateReady, Event, NodeLost
+from coordinator.core.job.state import Job, Participant, Round, WorkState
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
 
@@ -355,6 +356,40 @@ def quality_sample(round_: Round, node: NodeId) -> float | None:
     if participant is None or participant.work is not WorkState.RECEIVED:
         return None
     return 0.0 if node in weighing.useless else weighing.votes.get(node, WHOLE) / WHOLE
+
+
+class HealthEvidence(NamedTuple):
+    """What one event says of a node's health."""
+
+    node: NodeId
+    participant: Participant
+    quality: float | None
+    """By `quality_sample`."""
+    is_interrupted: bool = False
+    """See `arrival_sample`."""
+
+
+def health_evidence(before: Job, event: Event, after: Job) -> list[HealthEvidence]:
+    """What an event says of nodes' health: a fold of each participant of the round that it closed,
+    a loss of the node whose lease over several rounds it ends.
+
+    Args:
+        before: The job before the event.
+        event: A legal one.
+        after: The job after it.
+    """
+    if isinstance(event, NodeLost):
+        lease = before.long_leases.get(event.node)
+        if lease is None or not lease.is_open:
+            return []
+        return [HealthEvidence(event.node, replace(lease, work=WorkState.LOST), None)]
+    round_ = after.closed
+    if not isinstance(event, AggregateReady) or before.lost_model or round_ is None:
+        return []
+    return [
+        HealthEvidence(node, each, quality_sample(round_, node), round_.is_interrupted)
+        for node, each in round_.participants.items()
+    ]
 
 
 def after_round(

@@ -37,6 +37,12 @@ class StateCollector:
             ("hypergpu_jobs", "phase", [each["phase"] for each in jobs], "Jobs by phase."),
             ("hypergpu_nodes", "state", [each["state"] for each in nodes], "Nodes by state."),
             (
+                "hypergpu_nodes_by_health",
+                "level",
+                [each["health"] for each in nodes if each["health"]],
+                "Nodes by level of health.",
+            ),
+            (
                 "hypergpu_alerts",
                 "kind",
                 [each["kind"] for each in state["alerts"].values()],

@@ -36,6 +36,8 @@ class ReadyLine(msgspec.Struct, frozen=True):
     """Port of nodes that have joined."""
     bulk_port: int = 0
     """Port of bulk bytes; 0: an object store carries them."""
+    metrics_port: int = 0
+    """0: no metrics are served."""
     chain: PaymentSummary | None = None
     """None: no chain is configured."""
 

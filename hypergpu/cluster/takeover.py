@@ -43,6 +43,8 @@ class GatewayLine(msgspec.Struct, frozen=True):
     address: str
     node_port: int
     bulk_port: int
+    metrics_port: int = 0
+    """0: no metrics are served."""
 
 
 class SharedServices(NamedTuple):

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.core.health import (
     HISTORY_MINUTES,
@@ -20,15 +21,18 @@ from coordinator.core.health import (
     arrival_sample,
     exclusion,
     fleet_medians,
+    health_evidence,
     health_history,
     health_parts,
     health_reason,
     level_of,
     relative_score,
 )
-from coordinator.core.job.state import Participant, Shard, WorkState
+from coordinator.core.job.events import NodeLost
+from coordinator.core.job.state import Job, Participant, Shard, WorkState
 from coordinator.core.plan.decision import NodePlan
-from hypergpu.ids import Slot
+from hypergpu.ids import JobId, NodeId, Slot
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds
 
 START_S = 1_790_000_000
@@ -168,6 +172,17 @@ def test_a_node_that_is_at_work_is_not_held_for_one_that_is_gone() -> None:
     assert arrival_sample(participant(WorkState.RECEIVED), has_progress=False) == 1.0
     assert arrival_sample(participant(WorkState.UNREADABLE), has_progress=True) is None
     assert arrival_sample(participant(WorkState.PENDING), has_progress=True) is None
+
+
+def test_a_node_that_is_lost_with_a_lease_over_several_rounds_loses_reliability() -> None:
+    node, lost_ms = NodeId("0x" + "a1" * 20), Milliseconds(9)
+    job = Job(JobId("job-1"), JobSpec(workload="digits-softmax"))
+    event = NodeLost(at_ms=lost_ms, node=node, reason="not heard of for 15 s")
+    assert health_evidence(job, event, job) == []
+    at_work = replace(job, long_leases={node: participant(WorkState.UNDER_WAY)})
+    (evidence,) = health_evidence(at_work, event, job)
+    assert (evidence.node, evidence.quality) == (node, None)
+    assert arrival_sample(evidence.participant, has_progress=True) == 0.0
 
 
 def test_an_absurd_speed_is_passed_over_and_workloads_are_bounded() -> None:

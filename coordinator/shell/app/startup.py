@@ -21,11 +21,8 @@ from coordinator.config import Settings
 from coordinator.core.job.commands import Command
 from coordinator.core.job.state import ENDED
 from coordinator.core.round.evaluation_steps import needs_evaluator
-from coordinator.shell.app.listeners import (
-    HealthServicer,
-    Listeners,
-    Servicers,
-)
+from coordinator.shell.app.listeners import HealthServicer, Listeners, Servicers
+from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
@@ -111,6 +108,8 @@ class Ready(msgspec.Struct, frozen=True):
     authority: str
     """BLAKE3 of the CA's certificate; empty without TLS."""
     process_id: int
+    metrics_port: int
+    """0: no metrics are served."""
     chain: PaymentSummary | None = None
     """Ledger that pays jobs; None: no chain is configured."""
 
@@ -160,13 +159,7 @@ class CoordinatorApp:
         """Serve until SIGTERM or SIGINT. Anything that breaks the driver ends the process too."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         hosts = dialled_hosts(self._settings)
-        self._listeners.bind(hosts, unix_s())
-        node_port = self._services.readings.node_port = self._listeners.node_port
-        await self._services.echo.open(self._settings.listen, node_port)
-        certificates = self._bulk_certificates(hosts)
-        await self._services.bulk.bind(
-            self._settings.listen, self._settings.bulk_port, certificates
-        )
+        await self._bind(hosts)
         self._catch_signals()
         # Before anything else runs: an error here ends the start with its own words.
         payments = self._services.job_terms.payments
@@ -205,7 +198,19 @@ class CoordinatorApp:
                 task.cancel()
             self._services.driver.close()
             await driving
+        await self._metrics.close()
         await self._close()
+
+    async def _bind(self, hosts: tuple[str, ...]) -> None:
+        """Take every port, and answer on the one for metrics."""
+        settings = self._settings
+        self._listeners.bind(hosts, unix_s())
+        node_port = self._services.readings.node_port = self._listeners.node_port
+        await self._services.echo.open(settings.listen, node_port)
+        certificates = self._bulk_certificates(hosts)
+        await self._services.bulk.bind(settings.listen, settings.bulk_port, certificates)
+        judges = (self._tokens, self._guesses)
+        self._metrics = await open_metrics(settings, self._services, judges, certificates)
 
     def _check_turn(self, ended: asyncio.Task[object]) -> None:
         """End this process at once where its turn is over: no call of it is to be ended in order,
@@ -272,6 +277,7 @@ class CoordinatorApp:
             operator_token_file=str(token_file),
             authority=self._digest,
             process_id=os.getpid(),
+            metrics_port=self._metrics.port,
             chain=None if payments is None else payments.summary(),
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
@@ -307,8 +313,8 @@ class CoordinatorApp:
             payments.wake()
         if self._outbox is not None:
             self._outbox.wake(decision.jobs)
-        for _, round_ in decision.folded:
-            self._services.health.record_round(round_, self._services.nodes.progress)
+        health, progress = self._services.health, self._services.nodes.progress
+        health.record_evidence(decision.evidence, progress)
         for job_id, job in decision.jobs.items():
             runtime = self._services.driver.runtimes.get(job_id)
             if runtime is not None and job.phase in ENDED:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,12 +23,14 @@ from coordinator.shell.app.ports import (
 from coordinator.shell.gateway.calls import SERVICE, PassedCalls
 from coordinator.shell.gateway.coordinators import Coordinators
 from coordinator.shell.gateway.counts import GatewayCounts
+from coordinator.shell.gateway.figures import gateway_metrics
 from coordinator.shell.gateway.session import SessionParts
 from coordinator.shell.gateway.settings import GatewaySettings
 from coordinator.shell.gateway.splice import BulkSplice
 from coordinator.shell.gateway.tickets import OwnPorts, PortRewriter
 from coordinator.shell.gateway.upstream import ReachedCoordinator
 from coordinator.shell.identity.rate import NODE_CALLS, RateLimiter
+from coordinator.shell.metrics.server import MetricsServer, admit_loopback, require_loopback
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
@@ -54,6 +57,8 @@ class GatewayReady(msgspec.Struct, frozen=True):
     bulk_port: int
     coordinator: str
     process_id: int
+    metrics_port: int
+    """0: no metrics are served."""
 
 
 class GatewayApp:
@@ -76,6 +81,8 @@ class GatewayApp:
             )
             raise HyperGPUError(Reason.ADDRESS_UNUSABLE, detail)
         check_hosts(settings.advertise)
+        if settings.metrics_listen:
+            require_loopback(settings.metrics_listen, "a gateway knows no operator but its own")
         self._settings = settings
         self._token = token
         self._hosts = dialled_hosts(settings)
@@ -101,10 +108,13 @@ class GatewayApp:
         if upstream is None:
             return
         passed = await self._bind(upstream)
+        metrics = MetricsServer(partial(self._tell_metrics, passed), admit_loopback)
+        if self._settings.metrics_listen:
+            await metrics.open(self._settings.metrics_listen)
         await self._main.start()
         await self._node.start()
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
-        self._announce(upstream)
+        self._announce(upstream, metrics)
         forever = [
             asyncio.create_task(self._coordinators.run()),
             asyncio.create_task(passed.watch()),
@@ -113,6 +123,7 @@ class GatewayApp:
         ]
         # All but the last end with an error only.
         ended, _ = await asyncio.wait(forever, return_when=asyncio.FIRST_COMPLETED)
+        await metrics.close()
         await self._leave(passed)
         for task in forever:
             task.cancel()
@@ -182,7 +193,7 @@ class GatewayApp:
     def _lost_after_ms(self) -> int:
         return self._coordinators.active.certified.lost_after_ms
 
-    def _announce(self, upstream: ReachedCoordinator) -> None:
+    def _announce(self, upstream: ReachedCoordinator, metrics: MetricsServer) -> None:
         addresses = tuple(joined_address(host, self._port) for host in self._hosts)
         ready = GatewayReady(
             address=addresses[-1],
@@ -191,10 +202,14 @@ class GatewayApp:
             bulk_port=self._splice.port,
             coordinator=upstream.address,
             process_id=os.getpid(),
+            metrics_port=metrics.port,
         )
         sys.stdout.write(msgspec.json.encode(ready).decode() + "\n")
         sys.stdout.flush()
         log.info("serving", addresses=addresses, node_port=self._node_port)
+
+    async def _tell_metrics(self, passed: PassedCalls) -> bytes:
+        return gateway_metrics(self._counts, passed.sessions, self._coordinators.active.address)
 
     async def _tell_counts(self) -> None:
         while True:

@@ -51,6 +51,11 @@ class PassedCalls:
         self._sessions: set[GatewaySession] = set()
         self._is_stopping = False
 
+    @property
+    def sessions(self) -> frozenset[GatewaySession]:
+        """Open streams of nodes."""
+        return frozenset(self._sessions)
+
     def join_handler(self) -> grpc.GenericRpcHandler:
         """The handler of the port that anybody may dial."""
         join: Any = grpc.unary_unary_rpc_method_handler(self._serve_call(self._join))

@@ -23,9 +23,21 @@ class GatewayCounts(msgspec.Struct):
     heartbeats: str = ""
     """How often heartbeats come, as the node was told that was greeted last, and why."""
 
+    before: dict[str, int] = {}
+    """Sums up to the last log line, of what counts anew after it."""
+
     def take(self) -> dict[str, int]:
         """All of them; from now on they count anew."""
         found = {name: getattr(self, name) for name in self.__struct_fields__}
-        for name in found.keys() - {"sessions", "heartbeats"}:
+        self.before = self.totals()
+        for name in _COUNTED:
             setattr(self, name, 0)
+        del found["before"]
         return found
+
+    def totals(self) -> dict[str, int]:
+        """What was counted since this gateway began, by name."""
+        return {name: self.before.get(name, 0) + getattr(self, name) for name in _COUNTED}
+
+
+_COUNTED = ("answered", "folded", "passed", "postponed", "silent", "calls")

@@ -66,6 +66,12 @@ class GatewaySession:
         self.heard_ms = monotonic_ms()
         self.pace = StreamPace.begin(UsualPace(lost_after_ms=parts.lost_after_ms()))
         """How often heartbeats come; a greeting changes it."""
+        self.passed = 0
+        """Messages of the node that went on to the coordinator."""
+        self.job = ""
+        """Job that the node said last that it works for; empty: it has not."""
+        self.round_trip_us = 0
+        """The newest that the node measured; 0: none."""
         self._context = context
         self._call = call
         self._parts = parts
@@ -177,6 +183,7 @@ class GatewaySession:
         await self._pass_down(message.SerializeToString())
 
     async def _hear_progress(self, raw: bytes, progress: node_pb2.Progress) -> None:
+        self.job = progress.lease.job_id
         mark = WorkMark(progress.lease.job_id, progress.lease.number, progress.phase)
         self._parts.counts.folded += bool(self._progress)
         self._progress = raw
@@ -187,6 +194,8 @@ class GatewaySession:
     async def _hear_report(self, report: node_pb2.Measured) -> None:
         self._parts.counts.folded += self._folding.holds_report
         self._report = merged_report(self._report, report)
+        if report.round_trips_us:
+            self.round_trip_us = report.round_trips_us[-1]
         step = fold_report(self._folding, len(report.transfers), monotonic_ms())
         if self._takes(step):
             await self._pass_up(self._take_report())
@@ -206,6 +215,7 @@ class GatewaySession:
 
     async def _pass_up(self, raw: bytes) -> None:
         self._parts.counts.passed += 1
+        self.passed += 1
         async with self._up:
             await self._call.write(raw)
 

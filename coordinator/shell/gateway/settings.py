@@ -30,5 +30,7 @@ class GatewaySettings(BaseSettings):
     """
     streams_per_s: int = Field(default=200, ge=1)
     """Nodes whose streams it opens each second; others are told when to come again."""
+    metrics_listen: str = ""
+    """Loopback HOST:PORT with /metrics for Prometheus; none when empty."""
     drain_timeout_ms: int = Field(default=5_000, ge=0)
     """How long SIGTERM waits for calls in flight."""

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from coordinator.core.health import HealthEvidence, health_evidence
 from coordinator.core.job.commands import Command, WriteRecord
 from coordinator.core.job.events import (
     AggregateReady,
@@ -23,7 +24,7 @@ from coordinator.core.job.events import (
     UpdateReceived,
     UpdateRejected,
 )
-from coordinator.core.job.state import Job, Round
+from coordinator.core.job.state import Job
 from coordinator.core.persistent_map import PersistentMap
 from coordinator.core.round.transition import rejection, transition
 from coordinator.shell.aggregation.measurements import RoundMeasurements
@@ -272,8 +273,8 @@ class Decision:
         self.commands: list[tuple[JobId, Command]] = []
         self.verdicts: list[tuple[asyncio.Future[str], str]] = []
         self.snapshots: set[JobId] = set()
-        self.folded: list[tuple[JobId, Round]] = []
-        """Rounds that became a model, as they were closed and weighed."""
+        self.evidence: list[HealthEvidence] = []
+        """What the events say of nodes' health."""
         self.moves_nodes = False
         """Whether a change calls for a new allocation of nodes to jobs."""
 
@@ -319,9 +320,7 @@ def _decide(
     decision.commands += [
         (job_id, command) for command in step.commands if not isinstance(command, WriteRecord)
     ]
-    has_folded = isinstance(event, AggregateReady) and job is not None and not job.lost_model
-    if has_folded and step.job.closed is not None:
-        decision.folded.append((job_id, step.job.closed))
+    decision.evidence += [] if job is None else health_evidence(job, event, step.job)
     if submitted.claim is not None:
         decision.claims.append(submitted.claim)
     if job is None or step.job.phase is not job.phase or not isinstance(event, _WITHIN_A_ROUND):

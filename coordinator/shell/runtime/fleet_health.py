@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.health import (
     Exclusion,
     FleetMedians,
+    HealthEvidence,
     HealthHistory,
     HealthParts,
     HealthRecord,
@@ -23,9 +24,8 @@ from coordinator.core.health import (
     health_history,
     health_parts,
     health_reason,
-    quality_sample,
 )
-from coordinator.core.job.state import Job, Round
+from coordinator.core.job.state import Job
 from coordinator.core.measure.line import likely_loss
 from coordinator.core.measure.reading import NodeReading
 from coordinator.shell.translate import NodeProgress
@@ -37,7 +37,7 @@ FORGOTTEN_DAYS = 30
 STORED_A_MINUTE = 500
 """Records that are written at a time; the one that was written longest ago goes first."""
 FEW_NODES = 500
-"""Of a larger fleet the medians are made anew each minute only."""
+"""The medians of a larger fleet are made anew each minute only."""
 
 _NEW = HealthRecord()
 
@@ -56,7 +56,7 @@ class NodeHealth(NamedTuple):
 
 
 def rate_key(job: Job) -> str:
-    """Whose speeds are compared with each other: nodes that train one workload and layout."""
+    """Key of the nodes whose speeds are compared: those that train one workload and layout."""
     return f"{job.spec.workload}/{job.layout[:16]}"
 
 
@@ -92,25 +92,24 @@ class FleetHealth:
         """
         self._change(node, after_rate(self._record(node), key, samples_per_s))
 
-    def record_round(self, round_: Round, progress: Mapping[NodeId, NodeProgress]) -> None:
-        """Add what a folded round says of each of its participants.
+    def record_evidence(
+        self, evidence: Iterable[HealthEvidence], progress: Mapping[NodeId, NodeProgress]
+    ) -> None:
+        """Add what durable events say of nodes.
 
         Args:
-            round_: As it was closed and weighed.
+            evidence: By `health_evidence`.
             progress: The newest of each node.
         """
         now_s = self._clock()
-        for node, participant in round_.participants.items():
-            newest = progress.get(node)
-            has_progress = (
-                newest is not None and newest.lease == participant.lease and newest.steps_done > 0
-            )
+        for each in evidence:
+            newest, lease = progress.get(each.node), each.participant.lease
+            has_progress = newest is not None and newest.lease == lease and newest.steps_done > 0
             arrival = arrival_sample(
-                participant, has_progress=has_progress, is_interrupted=round_.is_interrupted
+                each.participant, has_progress=has_progress, is_interrupted=each.is_interrupted
             )
-            quality = quality_sample(round_, node)
-            record = after_round(self._record(node), arrival, quality, now_s)
-            self._change(node, record)
+            record = after_round(self._record(each.node), arrival, each.quality, now_s)
+            self._change(each.node, record)
 
     def look(self, connected: Iterable[NodeId], readings: Mapping[NodeId, NodeReading]) -> bool:
         """Add a minute to every node's history.
@@ -169,7 +168,7 @@ class FleetHealth:
         """Every node's."""
         return self._records
 
-    def unstored(self, most: int = STORED_A_MINUTE) -> dict[NodeId, HealthRecord]:
+    def records_to_store(self, most: int = STORED_A_MINUTE) -> dict[NodeId, HealthRecord]:
         """Records that changed since they were stored, at most so many, the oldest first."""
         changed = [
             node

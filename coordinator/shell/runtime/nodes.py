@@ -389,7 +389,7 @@ class Readings:
         """Whether the node was here since this process began."""
         return node in self._nodes
 
-    def known(self) -> dict[NodeId, NodeReading]:
+    def by_node(self) -> dict[NodeId, NodeReading]:
         """Readings by node, of every one that is remembered."""
         return {node: known.reading for node, known in self._nodes.items()}
 

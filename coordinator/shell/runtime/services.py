@@ -453,14 +453,14 @@ async def keep_health(services: Services) -> None:
     while True:
         await asyncio.sleep(MINUTE_S)
         health, readings, streams = services.health, services.readings, services.nodes.streams
-        if health.look(streams, readings.known()):
+        if health.look(streams, readings.by_node()):
             services.allocator.review()
         await store_health(services)
 
 
 async def store_health(services: Services) -> None:
     """Store what changed of nodes' health, the longest unstored first."""
-    records, removed = services.health.unstored(), tuple(services.health.forgotten)
+    records, removed = services.health.records_to_store(), tuple(services.health.forgotten)
     try:
         await services.driver.in_writer(services.journal.store_health, records, removed)
     except HyperGPUError as refused:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.health import NEWCOMER, HealthRecord, after_round
+from coordinator.core.health import NEWCOMER, HealthEvidence, HealthRecord, after_round
 from coordinator.core.job.events import AggregateReady
-from coordinator.core.job.state import Round, TrustMemory, Weighing
+from coordinator.core.job.state import TrustMemory, Weighing
 from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import SubmittedEvent, decide
@@ -45,8 +45,8 @@ def bad_record(clock: Clock) -> HealthRecord:
     return record
 
 
-async def folded_round(folder: Path, weighing: Weighing | None) -> Round:
-    """A round with one update, as the driver tells it after the fold."""
+async def folded_round(folder: Path, weighing: Weighing | None) -> list[HealthEvidence]:
+    """What the driver tells of a round with one update after its fold."""
     services = services_in(folder)
     async with driving(services):
         await begin_job(services)
@@ -56,15 +56,13 @@ async def folded_round(folder: Path, weighing: Weighing | None) -> Round:
         verdict = services.driver.submit(JOB, event)
         decision = decide(runtimes, [SubmittedEvent(JOB, event, verdict)])
         await verdict
-    ((job_id, round_),) = decision.folded
-    assert job_id == JOB
-    return round_
+    return decision.evidence
 
 
 async def test_a_folded_round_tells_reliability_and_quality_of_its_nodes(tmp_path: Path) -> None:
     useless = Weighing(clips={}, votes={NODE: 0}, reasons={}, memory=TrustMemory(), useless=(NODE,))
     health = FleetHealth()
-    health.record_round(await folded_round(tmp_path, useless), {})
+    health.record_evidence(await folded_round(tmp_path, useless), {})
     parts = health.parts(NODE)
     assert parts.reliability > NEWCOMER > parts.quality
 
@@ -72,7 +70,7 @@ async def test_a_folded_round_tells_reliability_and_quality_of_its_nodes(tmp_pat
 async def test_a_round_without_evidence_leaves_the_quality_as_it_was(tmp_path: Path) -> None:
     blind = Weighing(clips={}, votes={}, reasons={}, memory=TrustMemory(), no_evidence="none")
     health = FleetHealth()
-    health.record_round(await folded_round(tmp_path, blind), {})
+    health.record_evidence(await folded_round(tmp_path, blind), {})
     assert health.parts(NODE).quality == NEWCOMER
 
 
@@ -130,7 +128,7 @@ async def test_health_outlives_a_restart(tmp_path: Path) -> None:
     async with driving(services):
         await store_health(services)
     before = services.health.records[NODE]
-    assert services.health.unstored() == {}
+    assert services.health.records_to_store() == {}
     assert services.journal.health() == {NODE: before}
 
 
@@ -138,11 +136,11 @@ def test_few_records_are_written_at_a_time_the_longest_unstored_first() -> None:
     clock = Clock()
     health = FleetHealth(clock=clock)
     health.look([NODE, OTHER], {})
-    first = health.unstored(most=1)
+    first = health.records_to_store(most=1)
     health.mark_stored(first)
     clock.now_s += 60
     health.look([NODE, OTHER], {})
-    assert health.unstored(most=1).keys() == {NODE, OTHER} - first.keys()
+    assert health.records_to_store(most=1).keys() == {NODE, OTHER} - first.keys()
 
 
 async def test_a_node_that_was_away_for_a_month_is_forgotten(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""The coordinator's figures for a monitor, where its settings name a port for them."""
+
+from functools import partial
+
+from coordinator.config import Settings
+from coordinator.shell.bulk.messages import Certificates
+from coordinator.shell.bulk.server import tls_context
+from coordinator.shell.identity.rate import GuessLimiter
+from coordinator.shell.identity.tokens import IssuedTokens
+from coordinator.shell.metrics.coordinator import coordinator_metrics
+from coordinator.shell.metrics.server import (
+    MetricsServer,
+    OperatorCheck,
+    admit_loopback,
+    metrics_address,
+    require_loopback,
+)
+from coordinator.shell.runtime.services import Services
+from hypergpu.wire.credentials import is_loopback
+
+
+async def open_metrics(
+    settings: Settings,
+    services: Services,
+    judges: tuple[IssuedTokens, GuessLimiter],
+    certificates: Certificates | None,
+) -> MetricsServer:
+    """Serve `/metrics` where the settings say; on loopback to everybody, else by TLS to operators.
+
+    Raises:
+        HyperGPUError: ADDRESS_UNUSABLE, the address is taken, none of this machine's, or one that
+            others could dial in plaintext.
+    """
+    address, tell = settings.metrics_listen, partial(coordinator_metrics, services)
+    if address and is_loopback(metrics_address(address)[0]):
+        server = MetricsServer(tell, admit_loopback)
+    elif address and certificates is not None:
+        server = MetricsServer(tell, OperatorCheck(*judges), tls_context(certificates))
+    else:
+        if address:
+            require_loopback(address, "the coordinator runs without TLS")
+        return MetricsServer(tell, admit_loopback)
+    await server.open(address)
+    return server

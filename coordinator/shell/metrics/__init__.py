@@ -1,0 +1,1 @@
+"""Figures for Prometheus, of a coordinator and of a gateway."""
