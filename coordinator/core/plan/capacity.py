@@ -41,21 +41,27 @@ def capacities(
 
 
 def weighted_median(values: Mapping[NodeId, float], weights: Mapping[NodeId, float]) -> float:
-    """The value that half of the weight lies on either side of; between two values their middle.
+    """The value that half of the weight lies on either side of. Between two values it goes from one
+    to the other as weights do, by their inverses, so that noise in weights moves it a little only
+    and the larger of two values hardly counts where its weight is small.
 
-    Equal weights give the plain median.
+    An odd number of equal weights gives the plain median.
 
     Args:
-        values: At least one.
+        values: At least one, all more than 0.
         weights: Of each of them, more than 0.
     """
-    ordered = sorted(values, key=lambda node: values[node])
-    half = sum(weights[node] for node in ordered) / 2
-    passed = 0.0
-    for place, node in enumerate(ordered):
+    ordered = sorted(values, key=lambda node: (values[node], node))
+    whole = sum(weights[node] for node in ordered)
+    passed, before = 0.0, ordered[0]
+    middle_before = 0.0
+    for node in ordered:
+        middle = (passed + weights[node] / 2) / whole
+        if middle >= 0.5:
+            if node == ordered[0]:
+                return values[node]
+            share = (0.5 - middle_before) / (middle - middle_before)
+            return 1 / ((1 - share) / values[before] + share / values[node])
         passed += weights[node]
-        if abs(passed - half) <= 1e-9 * half and place + 1 < len(ordered):
-            return (values[node] + values[ordered[place + 1]]) / 2
-        if passed > half:
-            return values[node]
+        before, middle_before = node, middle
     return values[ordered[-1]]

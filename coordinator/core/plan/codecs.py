@@ -101,7 +101,7 @@ def round_family(
     return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
 
 
-SPARSE_MOST, _SPARSE_ANEW = 0.4, 0.35
+SPARSE_MOST, _SPARSE_ANEW = 0.4, 0.3
 """Share of a round's work that may be sparse where other updates are dense; the second is for those
 whose updates were dense before.
 """

@@ -35,8 +35,17 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
         inner_steps=round_.inner_steps,
         codecs=dict(Counter(part.codec for part in round_.participants.values())),
         resting=len(round_.resting),
-        forecast_error=_forecast_error(round_),
+        forecast_error=_forecast_error(round_, _late(job, round_)),
     )
+
+
+def _late(job: Job, round_: Round) -> list[Participant]:
+    """Those whom the round had waited for, and who go on after it."""
+    return [
+        each
+        for each in job.long_leases.values()
+        if each.base and each.base.round == round_.number and each.plan.rounds == 1
+    ]
 
 
 def _under_way(job: Job, round_: Round) -> int:
@@ -45,20 +54,20 @@ def _under_way(job: Job, round_: Round) -> int:
     return sum(1 for number in given if number == round_.number)
 
 
-def _forecast_error(round_: Round) -> float | None:
+def _forecast_error(round_: Round, late: list[Participant]) -> float | None:
     errors = [
         abs(part.plan.forecast_ms - took_ms) / took_ms
-        for part in round_.participants.values()
+        for part in (*round_.participants.values(), *late)
         if part.plan.forecast_ms and (took_ms := _least_ms(round_, part))
     ]
     return sum(errors) / len(errors) if errors else None
 
 
 def _least_ms(round_: Round, part: Participant) -> int:
-    """Time that a participant took, or for one that was cut the least that it would have taken, if
+    """Time that a participant took, or for one that was late the least that it would have taken, if
     that is beyond its forecast; 0: not known.
     """
-    if part.work is not WorkState.CUT:
+    if (part.base is None and part.work is not WorkState.CUT) or part.took_ms:
         return part.took_ms
     least_ms = round_.deadline_at_ms - part.assigned_at_ms
     return least_ms if least_ms > part.plan.forecast_ms else 0

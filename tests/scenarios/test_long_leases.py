@@ -1,0 +1,206 @@
+"""Leases over several rounds: what no round waits for, and what becomes of it."""
+
+from msgspec.structs import replace
+
+from coordinator.core.job import events
+from coordinator.core.job.blobs import live_blobs
+from coordinator.core.job.commands import (
+    Aggregate,
+    AssignShard,
+    CancelShard,
+    PlanRound,
+    WriteRecord,
+)
+from coordinator.core.job.state import Job, Phase, WorkState
+from coordinator.core.plan.decision import NodePlan
+from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.long_leases import staleness_factor
+from coordinator.core.round.streams import shard_samples
+from coordinator.core.round.transition import rejection, transition
+from hypergpu.units import Milliseconds
+from netsim.virtual.invariants import violations
+from tests.scenarios.test_planned_rounds import plan_event, planning
+from tests.unit.job_states import (
+    ALICE,
+    BOB,
+    after,
+    at,
+    fold_event,
+    node_plan,
+    only,
+    update_event,
+)
+
+LASTS = 4
+
+
+def long_plan(rounds: int = LASTS) -> NodePlan:
+    return replace(node_plan(1), rounds=rounds)
+
+
+def opened(rounds: int = LASTS) -> Job:
+    """Round 0, in which Alice works, and Bob under a lease over several rounds."""
+    return after(planning(), plan_event(0, {ALICE: node_plan(2), BOB: long_plan(rounds)}))
+
+
+def next_round(job: Job, number: int, at_ms: int) -> Job:
+    """The open round closed and folded, and the next one open, in which Alice alone takes part."""
+    lease = job.open_round.participants[ALICE].lease
+    job = after(job, update_event(ALICE, round_=number, lease=lease, at_ms=at_ms))
+    assert job.phase is Phase.AGGREGATING
+    job = after(job, fold_event(number, at_ms=at_ms + 10))
+    assert not violations(job)
+    return after(job, plan_event(number + 1, {ALICE: node_plan(2)}))
+
+
+def bobs_update(at_ms: int, *, round_: int = 0, lease: int = 2) -> events.Event:
+    return update_event(BOB, round_=round_, lease=lease, at_ms=at_ms)
+
+
+def test_no_round_waits_for_it_and_the_next_plan_does_not_ask_its_node() -> None:
+    job = opened()
+    assert set(job.open_round.participants) == {ALICE}
+    assert job.long_leases[BOB].work is WorkState.UNDER_WAY
+    job = after(job, update_event(ALICE, round_=0, lease=1, at_ms=140))
+    assert job.phase is Phase.AGGREGATING
+    step = transition(job, fold_event(0, at_ms=150))
+    plan = only(step.commands, PlanRound).request
+    assert set(plan.candidates) == {ALICE}
+    assert plan.under_way == {BOB}
+
+
+def test_its_update_is_folded_by_the_round_that_closes_next_and_counts_less() -> None:
+    job = next_round(opened(), 0, 140)
+    job = after(job, bobs_update(200))
+    assert job.long_leases[BOB].work is WorkState.RECEIVED
+    assert job.phase is Phase.TRAINING, "it fills no quorum"
+    alice = job.open_round.participants[ALICE]
+    step = transition(job, update_event(ALICE, round_=1, lease=alice.lease, at_ms=240))
+    folded = {each.node: each for each in only(step.commands, Aggregate).updates}
+    assert set(folded) == {ALICE, BOB}
+    samples = {
+        ALICE: shard_samples(alice.shard.ranges),
+        BOB: shard_samples(job.long_leases[BOB].shard.ranges),
+    }
+    relative = (folded[BOB].weight / samples[BOB]) / (folded[ALICE].weight / samples[ALICE])
+    assert abs(relative - staleness_factor(1)) < 0.01
+    assert BOB not in step.job.long_leases
+    record = transition(step.job, fold_event(1, at_ms=250))
+    (measured,) = [
+        each.record
+        for each in record.commands
+        if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
+    ]
+    signed = {each.contribution.node: each.contribution for each in measured.updates}
+    assert signed[BOB].round == 0
+    assert signed[BOB].model == "model-0"
+    assert signed[ALICE].round == 1
+
+
+def test_the_factor_falls_with_every_round_and_is_a_quarter_at_last() -> None:
+    factors = [staleness_factor(rounds) for rounds in range(16)]
+    assert factors[0] == 1
+    assert factors == sorted(factors, reverse=True)
+    assert factors[-1] == 0.25
+
+
+def test_an_update_that_comes_while_a_round_is_folded_is_in() -> None:
+    job = after(opened(), update_event(ALICE, round_=0, lease=1, at_ms=140), bobs_update(145))
+    assert job.long_leases[BOB].work is WorkState.RECEIVED
+    job = after(job, fold_event(0, at_ms=150), plan_event(1, {ALICE: node_plan(2)}))
+    lease = job.open_round.participants[ALICE].lease
+    step = transition(job, update_event(ALICE, round_=1, lease=lease, at_ms=190))
+    assert {each.node for each in only(step.commands, Aggregate).updates} == {ALICE, BOB}
+
+
+def test_it_is_void_after_its_last_round_and_its_samples_go_out_again() -> None:
+    job = opened(rounds=2)
+    held = job.long_leases[BOB].shard
+    job = next_round(job, 0, 140)
+    lease = job.open_round.participants[ALICE].lease
+    step = transition(job, update_event(ALICE, round_=1, lease=lease, at_ms=240))
+    cancelled = [each for each in step.commands if isinstance(each, CancelShard)]
+    assert cancelled == [CancelShard(BOB, 0, 2, "its lease of 2 rounds is over")]
+    assert step.job.streams[held.partition].returned == held.ranges
+    assert rejection(step.job, bobs_update(250))
+
+
+def test_a_node_that_is_lost_gives_it_back() -> None:
+    job = opened()
+    held = job.long_leases[BOB].shard
+    job = after(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
+    assert not job.long_leases
+    assert job.streams[held.partition].returned == held.ranges
+    assert not violations(job)
+
+
+def test_one_that_is_handed_back_is_given_back_and_memory_that_lacked_is_minded() -> None:
+    back = events.ShardHandedBack(
+        at_ms=at(60), node=BOB, round=0, lease=2, reason="out of memory", lacks_memory=True
+    )
+    job = after(opened(), back)
+    assert not job.long_leases
+    assert job.members[BOB].fit.micro_batch
+    assert not violations(job)
+
+
+def test_a_pause_takes_it_back_and_a_resume_plans_its_node_again() -> None:
+    step = transition(opened(), events.JobPaused(at_ms=at(60)))
+    cancelled = {each.node for each in step.commands if isinstance(each, CancelShard)}
+    assert cancelled == {ALICE, BOB}
+    job = after(step.job, events.JobResumed(at_ms=at(70)))
+    assert not job.long_leases
+    assert not violations(job)
+
+
+def test_a_drained_node_ends_it_and_leaves() -> None:
+    job = after(opened(), events.NodeDraining(at_ms=at(60), node=BOB, reason="its owner"))
+    assert job.long_leases[BOB].is_open
+    job = after(job, bobs_update(80))
+    assert not job.members[BOB].is_present
+    assert job.long_leases[BOB].work is WorkState.RECEIVED
+
+
+def test_a_job_that_stops_takes_it_back_and_pays_what_had_come() -> None:
+    job = after(next_round(opened(), 0, 140), bobs_update(200))
+    step = transition(job, events.JobStopped(at_ms=at(210)))
+    (measured,) = [
+        each.record
+        for each in step.commands
+        if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
+    ]
+    assert [each.contribution.node for each in measured.updates] == [BOB]
+    stopped = transition(next_round(opened(), 0, 140), events.JobStopped(at_ms=at(210)))
+    assert BOB in {each.node for each in stopped.commands if isinstance(each, CancelShard)}
+    assert not violations(stopped.job)
+
+
+def test_a_node_that_comes_back_gets_the_same_work_and_its_base_is_kept() -> None:
+    job = opened()
+    (first,) = [
+        each for each in outstanding(job) if isinstance(each, AssignShard) and each.node == BOB
+    ]
+    later = next_round(job, 0, 140)
+    (again,) = [
+        each for each in outstanding(later) if isinstance(each, AssignShard) and each.node == BOB
+    ]
+    assert again == first
+    assert first.deadline_at_ms == 0
+    assert first.assignment.task.model.digest in live_blobs(later)
+
+
+def test_an_old_lease_number_is_void() -> None:
+    job = next_round(opened(), 0, 140)
+    assert "is void" in rejection(job, bobs_update(200, lease=1))
+    assert "is not the open one" in rejection(job, bobs_update(200, round_=7))
+    assert not rejection(job, bobs_update(200))
+
+
+def test_funding_covers_it_while_it_is_under_way() -> None:
+    job = opened()
+    reserved = shard_samples(job.long_leases[BOB].shard.ranges)
+    alice = shard_samples(job.open_round.participants[ALICE].shard.ranges)
+    enough = 2 * alice + reserved
+    for funded, phase in ((enough, Phase.TRAINING), (enough - 1, Phase.WAITING)):
+        funding = events.FundingChanged(at_ms=Milliseconds(at(50)), funded_samples=funded)
+        assert next_round(after(job, funding), 0, 140).phase is phase
