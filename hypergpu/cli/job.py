@@ -1,6 +1,5 @@
 """`hypergpu job`: submit, list, show, watch, pause, resume, stop, set, rm, export."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -192,14 +191,17 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
 
 def _work_text(detail: "JobDetail") -> str:
     """Rounds and samples that are done, and how many there are of what the job is counted in."""
+    import msgspec
+
+    from hypergpu.jobfile.spec import JobSpec, TrainingSettings
     from hypergpu.units import several
 
-    job, training = detail.job, detail.spec.get("training")
-    if detail.spec.get("strategy") != "aware" or not isinstance(training, dict):
+    job = detail.job
+    if detail.spec.get("strategy") != "aware":
         return f"{job.round} of {job.rounds}, {several(job.samples, 'sample')}"
-    names = ("rounds", "inner_steps", "batch_size", "nodes")
-    stated: int = math.prod([int(training.get(name, 1)) for name in names])
-    return f"{job.round}, {job.samples:,} of {stated:,} samples"
+    stated = msgspec.convert(detail.spec["training"], TrainingSettings)
+    samples = JobSpec("", training=stated).stated_samples
+    return f"{job.round}, {job.samples:,} of {samples:,} samples"
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypergpu.client import JobView
-from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
+from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
 from tests.processes import Cluster, Happening, json_lines
 
 MORE = 15
@@ -21,6 +21,7 @@ SPEC = JobSpec(
     strategy="diloco",
     training=TrainingSettings(rounds=100_000, inner_steps=20, nodes=2),
     evaluation=Evaluation(every=2),
+    round=RoundRule(quorum=1.0),
     trust=Trust(duplicates="none"),
 )
 """It is not done by the time that it is to be killed, and is made shorter after that."""

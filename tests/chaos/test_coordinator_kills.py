@@ -16,7 +16,7 @@ from hypergpu.client.blocking import run
 from hypergpu.client.transfer import ignore, send_folder
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.reading import spec_json
-from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, TrainingSettings, Trust
+from hypergpu.jobfile.spec import Evaluation, JobSpec, Pay, RoundRule, TrainingSettings, Trust
 from hypergpu.v1 import job_pb2
 from tests.payments_double import FREE_PAY
 from tests.processes import ROOT, Cluster, Happening, accepted_updates, failpoint_names
@@ -34,6 +34,7 @@ SPEC = JobSpec(
     training=TrainingSettings(rounds=ROUNDS, inner_steps=20, nodes=NODES),
     evaluation=Evaluation(every=2),
     pay=Pay(unit_price=1_000, rounds_per_epoch=7),
+    round=RoundRule(quorum=1.0),
     trust=Trust(duplicates="none"),
 )
 BEFORE_TRAINING = ("create.stored", "initialise.made", "initialise.stored")

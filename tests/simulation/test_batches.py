@@ -1,5 +1,9 @@
 """Devices in virtual time whose memory or speed does not bear the job's batch."""
 
+from pathlib import Path
+
+import pytest
+
 from coordinator.core.job.events import JobPaused, RoundPlanned
 from coordinator.core.job.state import Phase
 from hypergpu.ids import NodeId
@@ -7,9 +11,10 @@ from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
-from netsim.run.job import run_virtually
+from netsim.network.world_file import read_world_file
+from netsim.run.job import job_sizes, run_virtually
 from netsim.run.report import summary_lines
-from netsim.virtual.simulation import Simulation
+from netsim.virtual.simulation import Simulation, WorldOutcome
 from netsim.virtual.worlds import TransferSizes, described_world
 
 
@@ -63,3 +68,25 @@ def test_a_job_whose_every_device_is_too_small_finds_by_itself_what_fits() -> No
     parts = [plan.nodes[NodeId("one")] for plan in plans if "one" in plan.nodes]
     assert {part.batch(64) for part in parts} == {64}
     assert [part.micro_batch for part in parts[:2]] == [0, 8]
+
+
+@pytest.fixture(scope="module")
+def unequal_devices() -> WorldOutcome:
+    """The example of unequal devices, in virtual time."""
+    example = Path(__file__).parents[2] / "examples" / "worlds" / "unequal-devices.toml"
+    described = read_world_file(example)
+    assert described.job is not None
+    return Simulation(described_world(described, job_sizes(described.job))).run()
+
+
+def test_the_example_of_unequal_devices_uses_a_laptop_whose_memory_is_small(
+    unequal_devices: WorldOutcome,
+) -> None:
+    assert unequal_devices.violations == ()
+    for node in ("desktop", "laptop"):
+        assert unequal_devices.accepted[NodeId(node)] == unequal_devices.rounds
+
+
+@pytest.mark.xfail(strict=True, reason="its first lease is the median node's, and it is excluded")
+def test_the_example_of_unequal_devices_uses_an_old_card(unequal_devices: WorldOutcome) -> None:
+    assert unequal_devices.accepted.get(NodeId("old-card"), 0) >= unequal_devices.rounds // 2

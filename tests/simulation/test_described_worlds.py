@@ -49,7 +49,7 @@ JOB = JobId("job-0")
 SPEC = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=8, inner_steps=10, batch_size=8, nodes=2),
-    round=RoundRule(deadline_ms=0),
+    round=RoundRule(quorum=1.0),
 )
 NAMES = ("lan", "home-fibre", "home-cable", "home-dsl", "wifi-bad", "lte-moving")
 
@@ -265,7 +265,7 @@ def test_churn_takes_nodes_away_and_brings_them_back() -> None:
 SEEDED_SPEC = JobSpec(
     workload="digits-softmax",
     training=TrainingSettings(rounds=12, inner_steps=20, batch_size=8, nodes=4),
-    round=RoundRule(deadline_ms=0),
+    round=RoundRule(quorum=1.0),
 )
 STEADY = SimulatedWorld(seed=3, nodes=4, jobs=(SEEDED_SPEC,))
 OF_ALL = replace(STEADY, jobs=(replace(SEEDED_SPEC, round=RoundRule(quorum=1.0)),))

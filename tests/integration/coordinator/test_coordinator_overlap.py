@@ -28,7 +28,7 @@ SPEC = JobSpec(
     strategy="diloco",
     training=TrainingSettings(rounds=ROUNDS, inner_steps=12, nodes=2),
     codec=CodecChoice(up="int8"),
-    round=RoundRule(overlap="eager"),
+    round=RoundRule(overlap="eager", quorum=1.0),
     outer=OuterSettings(momentum=0.5),
     evaluation=Evaluation(every=100),
     trust=Trust(duplicates="none"),

@@ -20,6 +20,7 @@ from hypergpu.jobfile.spec import (
     CodecChoice,
     Evaluation,
     JobSpec,
+    RoundRule,
     TrainingSettings,
     Trust,
 )
@@ -37,6 +38,7 @@ QUICK = JobSpec(
     name="quick",
     training=TrainingSettings(rounds=6, inner_steps=5, nodes=2),
     evaluation=Evaluation(every=3),
+    round=RoundRule(quorum=1.0),
     trust=Trust(duplicates="none"),
 )
 LONG_ROUNDS = JobSpec(
