@@ -37,7 +37,7 @@ IS_OLD_NODE = 'process.exit(process.versions.node.split(".")[0] < 20 ? 1 : 0)'
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test fresh test-gpu wheel node-pex api full check sim bench chaos fuzz proto fmt lock lint types layers schemas drift tree
 .PHONY: bandit audit
-.PHONY: static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
+.PHONY: collect static web web-drift web-test contracts contracts-audit contracts-drift contracts-gas contracts-test
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ fresh: ## Run the README's two commands in a bare Debian 12 (root; up to an hour
 
 test-gpu: setup ## Run the tests that need a GPU: the worker on CUDA [ARGS=...].
 	@$(BIN)/pytest tests/gpu $(ARGS)
+
+# Several workers that compile the same modules at once do it once each: this does it before them.
+# Which tests lack their program is told by the run itself.
+collect: setup
+	@mkdir -p build
+	@env -u CI $(BIN)/pytest --collect-only -n 0 -qq >build/collect.txt 2>&1 || { tail -30 build/collect.txt >&2; exit 1; }
 
 wheel: setup node_modules/.installed .venv-pex/.installed ## Build the wheel and the PEX and use them in fresh environments, outside of this folder [ARGS=...].
 	@$(BIN)/pytest -n $(WORKERS) tests/wheel $(ARGS)

@@ -26,14 +26,16 @@ _CODECS = {
 
 
 def silent_nodes_slowdown(seed: int, *, strategy: str = "diloco", nodes: int = 20) -> float:
-    """How many times as long a job of 50 rounds takes with 30 % of its nodes silent as without
-    them. Links and speeds are drawn; no deadline is stated.
+    """How many times as long a sample takes with 30 % of a job's nodes silent as without them.
+
+    The job has 50 rounds. Links and speeds are drawn; no deadline is stated.
     """
     silent = round(0.3 * nodes)
     spec = job_spec(strategy, nodes=nodes - silent, rounds=50)
     with_silent = run_world(spec, seed, honest=nodes - silent, silent=silent)
     without = run_world(spec, seed, honest=nodes - silent)
-    return with_silent.virtual_ms / without.virtual_ms
+    taken = [each.virtual_ms / each.samples[JOB] for each in (with_silent, without)]
+    return taken[0] / taken[1]
 
 
 def job_spec(strategy: str, *, nodes: int, rounds: int, deadline_ms: int = 0) -> JobSpec:

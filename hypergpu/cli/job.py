@@ -1,5 +1,6 @@
 """`hypergpu job`: submit, list, show, watch, pause, resume, stop, set, rm, export."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -189,6 +190,18 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     say_table(*participants_table(detail), empty="no round is open")
 
 
+def _work_text(detail: "JobDetail") -> str:
+    """Rounds and samples that are done, and how many there are of what the job is counted in."""
+    from hypergpu.units import several
+
+    job, training = detail.job, detail.spec.get("training", {})
+    if detail.spec.get("strategy") != "aware":
+        return f"{job.round} of {job.rounds}, {several(job.samples, 'sample')}"
+    names = ("rounds", "inner_steps", "batch_size", "nodes")
+    stated = math.prod(int(training.get(name, 1)) for name in names)
+    return f"{job.round}, {job.samples:,} of {stated:,} samples"
+
+
 def _job_lines(detail: "JobDetail") -> list[str]:
     from hypergpu.units import several
 
@@ -199,7 +212,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"{job.name}  {job.id}".lstrip(),
         f"  phase     {job.phase}: {round_from_one(job.reason)}",
         f"  workload  {workload}",
-        f"  round     {job.round} of {job.rounds}, {nodes}, {several(job.samples, 'sample')}",
+        f"  round     {_work_text(detail)}, {nodes}",
         f"  loss      {score(job.loss)}   {metrics}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",

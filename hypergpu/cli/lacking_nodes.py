@@ -38,6 +38,8 @@ def lacking_nodes(
     """A line for each connected node without a workload, or with another version of it, and what
     installs it.
     """
+    from hypergpu.workloads.entry import OLDER_JOB_FIX
+
     lines = []
     for node in nodes:
         has, name = node.workloads.get(workload), node.name or short_id(node.id)
@@ -51,7 +53,7 @@ def lacking_nodes(
         elif has > (version or 0) and has == _version_here(workload):
             lines.append(
                 f"{name} has {workload} {has}, as is installed here, and the job began with"
-                f" {version}. Fix: hypergpu job continue JOB --rounds N, a new job from its model"
+                f" {version}. Fix: {OLDER_JOB_FIX}"
             )
         else:
             fix = "here" if has > (version or 0) else "there"

@@ -5,7 +5,10 @@ from typing import Any, NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "load.py")
+_PATTERNS = (
+    *("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "load.py"),
+    *("program/*.json", "program/*.safetensors"),
+)
 """Files of an export; what else lies in its folder stays."""
 _CARD = "README.md"
 
@@ -40,7 +43,9 @@ def publish(order: PublishOrder) -> str:
     files = _files(order.folder)
     card = card_text(order).encode()
     operations: list[Any] = [hub.CommitOperationAdd(_CARD, card)]
-    operations += (hub.CommitOperationAdd(path.name, path) for path in files)
+    operations += (
+        hub.CommitOperationAdd(path.relative_to(order.folder).as_posix(), path) for path in files
+    )
     name = order.repository
     try:
         api = hub.HfApi()

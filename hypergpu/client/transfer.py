@@ -256,7 +256,7 @@ class WantedBlob(NamedTuple):
     size_bytes: int
     ticket: tensor_pb2.Ticket
     part: Path
-    """What is fetched so far."""
+    """The file that holds those of its bytes that came."""
 
     @property
     def part_digest(self) -> Path:

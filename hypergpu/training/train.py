@@ -306,7 +306,8 @@ def job_spec(given: JobArguments, workload: str = "program") -> JobSpec:
         each = given.get("inner_steps", TrainingSettings().inner_steps)
         named["rounds"] = math.ceil(steps / each)
     keys = {_KEYS[name]: value for name, value in named.items() if name in _KEYS}
-    if unknown := sorted(named.keys() - _KEYS.keys() - _OWN):
+    own = _OWN if workload == "program" else _OWN - {"evaluate_all"}
+    if unknown := sorted(named.keys() - _KEYS.keys() - own):
         raise HyperGPUError(
             Reason.SPEC_INVALID,
             f"train takes no {', '.join(unknown)}",

@@ -105,6 +105,10 @@ class HeldOutExample(msgspec.Struct, frozen=True, omit_defaults=True):
     """The right answer, where there is one."""
 
 
+OLDER_JOB_FIX = "hypergpu job continue JOB --rounds N, a new job from its model"
+"""What helps a job of an older workload version than those that are installed."""
+
+
 def trains_version(entry: WorkloadEntry, version: int) -> bool:
     """Whether a workload trains jobs of this version alike."""
     return (entry.oldest_version or entry.version) <= version <= entry.version

@@ -5,9 +5,11 @@ The world's timeline of faults and churn is carried out here, too.
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +19,7 @@ from coordinator.core.job.state import ENDED, Job, Phase
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
 from hypergpu.statements import Domain, terms_of
-from hypergpu.units import Milliseconds
+from hypergpu.units import Milliseconds, Samples
 from netsim.link import LinkCourse
 from netsim.network.timeline import ActionKind, WorldAction, timeline
 from netsim.network.world import (
@@ -143,6 +145,10 @@ class WorldOutcome(msgspec.Struct, frozen=True):
     transfers: dict[NodeId, NodeTransfers]
     rejected: dict[JobId, int]
     """Updates that the coordinator rejected."""
+    accepted: dict[NodeId, int]
+    """Updates of each node that it accepted; nodes without any are left out."""
+    samples: dict[JobId, Samples]
+    """Of accepted updates, each sample once."""
 
 
 @contextmanager
@@ -222,6 +228,14 @@ class Simulation:
                 for node in self._nodes
             },
             rejected={job_id: job.tally.updates_rejected for job_id, job in jobs.items()},
+            accepted=dict(self._accepted_updates()),
+            samples={job_id: job.tally.samples for job_id, job in jobs.items()},
+        )
+
+    def _accepted_updates(self) -> Counter[NodeId]:
+        journalled = chain.from_iterable(self._coordinator.journals.values())
+        return Counter(
+            event.node for event in journalled if isinstance(event, events.UpdateReceived)
         )
 
     @property

@@ -201,7 +201,8 @@ def test_an_abort_of_another_lease_changes_nothing(worker: Worker, kit: ShardKit
 
 UNFIT = [
     ({"workload": "sorcery"}, "no workload 'sorcery'"),
-    ({"workload_version": 99}, "Fix: upgrade the older side"),
+    ({"workload_version": 99}, "and 99 in the job. Fix: upgrade the node"),
+    ({"workload_version": 0}, "and 0 in the job. Fix: hypergpu job continue JOB --rounds N"),
     ({"options": {"sorcery": 1}}, "has no such option"),
 ]
 

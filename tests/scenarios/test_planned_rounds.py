@@ -259,18 +259,18 @@ def opening_round() -> Job:
 def test_a_round_of_nodes_that_nobody_knows_has_no_deadline_until_its_quorum_is_there() -> None:
     job = after(opening_round(), update_event(ALICE, round_=0, lease=1, at_ms=140))
     assert job.open_round.deadline_at_ms == 0
-    step = transition(job, update_event(BOB, round_=0, lease=2, at_ms=240))
-    assert step.commands == (SetDeadline(0, at(440)),), "twice the 200 ms of Bob"
-    assert SetDeadline(0, at(440)) in outstanding(step.job)
+    step = transition(job, update_event(BOB, round_=0, lease=2, at_ms=840))
+    assert step.commands == (SetDeadline(0, at(1640)),), "twice the 800 ms of Bob"
+    assert SetDeadline(0, at(1640)) in outstanding(step.job)
 
 
 def test_a_node_that_hangs_in_its_first_round_holds_nobody_up_for_ever() -> None:
     job = after(
         opening_round(),
         update_event(ALICE, round_=0, lease=1, at_ms=140),
-        update_event(BOB, round_=0, lease=2, at_ms=240),
+        update_event(BOB, round_=0, lease=2, at_ms=840),
     )
-    step = transition(job, events.DeadlineReached(at_ms=at(440), round=0))
+    step = transition(job, events.DeadlineReached(at_ms=at(1640), round=0))
     assert step.job.phase is Phase.AGGREGATING
     assert [each.node for each in step.commands if isinstance(each, CancelShard)] == [CAROL]
 
@@ -280,10 +280,10 @@ def test_a_quorum_that_comes_during_a_pause_sets_the_deadline_when_it_is_over() 
         opening_round(),
         update_event(ALICE, round_=0, lease=1, at_ms=140),
         events.JobPaused(at_ms=at(200)),
-        update_event(BOB, round_=0, lease=2, at_ms=240),
+        update_event(BOB, round_=0, lease=2, at_ms=840),
     )
     step = transition(job, events.JobResumed(at_ms=at(1000)))
-    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1240)), "400 ms and the pause"
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(2440)), "1,600 ms and the pause"
 
 
 def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_anybody() -> None:
@@ -291,11 +291,11 @@ def test_a_model_that_is_made_again_while_the_quorum_comes_takes_no_work_from_an
         opening_round(),
         events.ModelLost(at_ms=at(50), model=model(0).blob.digest, reason="flipped bit"),
         update_event(ALICE, round_=0, lease=1, at_ms=140),
-        update_event(BOB, round_=0, lease=2, at_ms=240),
+        update_event(BOB, round_=0, lease=2, at_ms=840),
     )
     again = events.ModelInitialised(at_ms=at(300), model=model(0), partition_sizes=(Samples(9),))
     step = transition(job, again)
-    assert only(step.commands, SetDeadline) == SetDeadline(0, at(440))
+    assert only(step.commands, SetDeadline) == SetDeadline(0, at(1640))
     assert [each.node for each in step.commands if isinstance(each, AssignShard)] == [CAROL]
 
 

@@ -5,27 +5,40 @@ among two it would make every round last half of its own time.
 """
 
 from collections.abc import Mapping
+from statistics import median
 
+from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
+
+
+_MOST_TIMES = 8
+"""No node counts for more than so many middle ones: as many steps as it is given at most."""
 
 
 def capacities(
     known: Mapping[NodeId, NodeSpeed],
     moving_us: Mapping[NodeId, float],
+    memories: Mapping[NodeId, NodeMemory],
     inner_steps: int,
 ) -> dict[NodeId, float]:
-    """Rounds of so many steps of the job's own batch that each node could do in a microsecond.
+    """Steps of the job's own batch that each node does in a microsecond, bytes included: as its
+    newest update showed, and before there is one, as is said of it.
+
+    What a node claims of its speed so moves nothing for longer than until its first update.
 
     Args:
-        known: Speed of each node.
+        known: Speed of each node, at least one.
         moving_us: Time for which each moves bytes in a round.
+        memories: Of each of them.
         inner_steps: Of the round, at least 1.
     """
-    return {
-        node: 1 / (max(1.0, inner_steps * mine.step_us) + moving_us[node])
+    shown = {
+        node: 1 / (memories[node].pace_us or mine.step_us + moving_us[node] / inner_steps)
         for node, mine in known.items()
     }
+    most = _MOST_TIMES * median(shown.values())
+    return {node: min(most, each) for node, each in shown.items()} if len(shown) > 2 else shown
 
 
 def weighted_median(values: Mapping[NodeId, float], weights: Mapping[NodeId, float]) -> float:

@@ -101,8 +101,10 @@ def round_family(
     return CodecFamily(sparse, is_sparse=True, dense_rounds=dense_rounds)
 
 
-SPARSE_MOST = 0.4
-"""Share of a round's work that may be sparse where other updates are dense."""
+SPARSE_MOST, _SPARSE_ANEW = 0.4, 0.35
+"""Share of a round's work that may be sparse where other updates are dense; the second is for those
+whose updates were dense before.
+"""
 
 
 def node_codecs(
@@ -132,12 +134,15 @@ def node_codecs(
     dense = tuple(level for level in family_.levels if level not in SPARSE_CODECS)
     if not dense:
         return found
-    left = SPARSE_MOST * sum(weights.values())
+    whole, used = sum(weights.values()), 0.0
+    anew = {node: memories[node].codec not in SPARSE_CODECS for node in memories}
     sparse = [node for node, (codec, _) in found.items() if codec in SPARSE_CODECS]
-    for node in sorted(sparse, key=lambda node: (budgets[node], node)):
-        left -= weights.get(node, 0.0)
-        if left < 0:
+    for node in sorted(sparse, key=lambda node: (anew[node], budgets[node], node)):
+        most = whole * (_SPARSE_ANEW if anew[node] else SPARSE_MOST)
+        if used + weights.get(node, 0.0) > most:
             found[node] = (dense[-1], 0)
+        else:
+            used += weights.get(node, 0.0)
     return found
 
 

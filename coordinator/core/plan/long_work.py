@@ -17,9 +17,9 @@ ROUNDS_MOST = 16
 _BEFORE_CLOSE = 0.06
 """Part of a round's span that the update is made to be in before it closes."""
 _SPREADS = 1.5
-"""And so many mean deviations of the forecast, as far as they are within a quarter of a round."""
-_SPREADS_MOST = 0.25
-_BUSY = 0.85
+"""And so many mean deviations of the forecast, as far as they are within this part of a round."""
+_SPREADS_MOST = 0.15
+_BUSY = 0.88
 """Share of its time that a node is to compute, as far as any length lets it."""
 _BUSY_OF_BEST = 0.95
 _SLACK_ROUNDS, _SLACK_TIMES = 2, 2
@@ -48,7 +48,7 @@ class WorkTimes(NamedTuple):
     spread_us: float
     """Mean deviation of the forecast of a round's work."""
     span_us: float
-    """What a round is made to take."""
+    """When the round is forecast to close."""
 
 
 def least_batch(stated: int) -> int:

@@ -26,6 +26,8 @@ no more than this too early: noise is no reason.
 """
 _HOLD_LATE = 1.12
 """Or no more than this too late, which others wait for."""
+_HOLD_US = 50_000
+"""Or so little off that a busy machine's scheduler may have made it."""
 
 _SPAN_CHANGE = 1.15
 _STRAYED = 1.03
@@ -107,7 +109,8 @@ def own_steps(
     is_near = wanted <= held * _HOLD_STEPS + 0.5 and held <= wanted * _HOLD_STEPS + 0.5
     # Of a node that mostly moves bytes a little noise is many steps, and still little time.
     finish_us = held * step_us + moving_us
-    is_in_time = span_us / _HOLD_STEPS <= finish_us <= span_us * _HOLD_LATE and not cuts
+    is_in_time = span_us / _HOLD_STEPS <= finish_us <= span_us * _HOLD_LATE
+    is_in_time = not cuts and (is_in_time or abs(finish_us - span_us) <= _HOLD_US)
     return held if is_near or is_in_time else wanted
 
 
@@ -119,6 +122,7 @@ def strayed_rounds(
     """
     finish_us = steps * step_us + moving_us
     is_near = span_us / _STRAYED <= finish_us <= span_us * _STRAYED
+    is_near = is_near or abs(finish_us - span_us) <= _HOLD_US
     if is_near or not memory.inner_steps or memory.strayed_rounds >= _PATIENCE:
         return 0
     return memory.strayed_rounds + 1

@@ -1,4 +1,4 @@
-"""Who takes part, and for whom a round waits: for those who do at least half of the middle node's
+"""Who takes part, and for whom a round waits: for those who do at least a quarter of the middle node's
 work in it. Everybody else works under a lease that no round waits for, however slow it is; only
 whose updates do not come at all rests for a while. Who could not begin at once rests, too.
 
@@ -17,7 +17,7 @@ from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
 
-_AWAITED_FROM, _AWAITED_STILL_FROM = 0.5, 0.4
+_AWAITED_FROM, _AWAITED_STILL_FROM = 0.25, 0.2
 """Share of the middle node's work that a node fits into a round: below the first no round waits for
 it, and from the second on one that was waited for still is.
 """
@@ -114,7 +114,9 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     if result is None:
         return memory
     if result.took_ms > 0:
-        return replace(memory, cut_rounds=0)
+        stated = request.spec.training.batch_size
+        steps = result.plan.inner_steps * result.plan.batch(stated) / stated
+        return replace(memory, cut_rounds=0, pace_us=1000.0 * result.took_ms / steps)
     return replace(memory, cut_rounds=memory.cut_rounds + (_CUTS if result.is_lapsed else 1))
 
 
@@ -272,9 +274,9 @@ _LEAST_SPREAD = 0.04
 """No finish is known better than to a twenty-fifth."""
 _LEAST_SPREAD_MS = 40
 """A busy machine's scheduler is worth that much."""
-LEAST_MS = 4 * _LEAST_SPREAD_MS
+LEAST_MS = 1_000
 """No round closes without somebody sooner, however little there is to do: what is as good as
-immediate is hardly ever later than this.
+immediate is hardly ever later than this, on a busy machine too.
 """
 _GRACE = 0.25
 _MOMENTS = 64

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.capacity import capacities, weighted_median
 from coordinator.core.plan.codecs import (
@@ -59,6 +60,7 @@ from coordinator.core.plan.node_work import (
     strayed_rounds,
 )
 from coordinator.core.plan.participation import (
+    LEAST_MS,
     NodeShare,
     Participation,
     UpdateArrival,
@@ -88,6 +90,8 @@ _STRETCH = 1.15
 """A round is made so much longer for slow nodes before their batches become smaller."""
 _OVERRUN = 1.5
 """A node whose line is worse than the middle one's takes fewer steps before a sparser codec."""
+_LEAST_SPAN_US = 250_000
+"""Nobody is too slow for a round of so little: opening and closing it take as long."""
 _OF_STATED = 0.75
 """A round is made to take this much of a deadline that the job states."""
 
@@ -202,33 +206,54 @@ def _candidates_plan(
         {node: _share_of_middle(inputs, work) for node, work in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
+    round_us = _round_us(inputs, works, found)
     works = {
-        node: work if found[node].is_awaited else _with_long_work(inputs, work, memories[node])
+        node: work
+        if found[node].is_awaited
+        else _with_long_work(inputs, work, memories[node], round_us)
         for node, work in works.items()
     }
     return _assemble_plan(inputs, works, found)
 
 
+def _round_us(
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
+) -> float:
+    """When the last of those whom the round waits for is forecast to be in."""
+    awaited = {
+        node: work
+        for node, work in works.items()
+        if found[node].is_awaited and found[node].is_taking_part
+    }
+    span_us = _stretched_us(inputs, awaited)
+    return 1000.0 * max(
+        _finish(inputs, work, _inner_steps(work, span_us, found[node].memory)).mean_ms
+        for node, work in awaited.items()
+    )
+
+
 def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
     common = inputs.common
-    fitting = (common.span_us - work.moving_us) / work.known.step_us
+    span_us = max(_LEAST_SPAN_US, common.span_us)
+    fitting = (span_us - work.moving_us) / work.known.step_us
     is_measured = bool(work.known.reading.step_us.count)
-    computing = (common.span_us - work.moving_us) / max(1.0, common.middle.computing_us)
+    computing = (span_us - work.moving_us) / max(1.0, common.middle.computing_us)
     return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
 
 
-def _with_long_work(inputs: PlanInputs, work: NodeWork, memory: NodeMemory) -> NodeWork:
+def _with_long_work(
+    inputs: PlanInputs, work: NodeWork, memory: NodeMemory, round_us: float
+) -> NodeWork:
     """The work of a node that no round waits for: one step where nothing is known of its speed."""
     stated, known = inputs.stated_batch, work.known
     moving_us = work.moving_us + work.hidden_us
     if not known.reading.step_us.count:
         long = LongWork(1, Batch(stated), ROUNDS_MOST, 1)
     else:
-        forecast = known.finish(
-            inputs.common.span_us / known.step_us, inputs.sizes.update_bytes[work.codec], Bytes(0)
-        )
+        up_bytes = inputs.sizes.update_bytes[work.codec]
+        forecast = known.finish(round_us / known.step_us, up_bytes, Bytes(0))
         spread_us = 1000.0 * forecast.deviation_ms
-        times = WorkTimes(known.step_us, moving_us, spread_us, inputs.common.span_us)
+        times = WorkTimes(known.step_us, moving_us, spread_us, round_us)
         long = long_work(times, inputs.limits, stated, cut_rounds=memory.cut_rounds)
     return work._replace(
         moving_us=moving_us,
@@ -258,7 +283,7 @@ def _common_plan(
     utilisation = request.spec.aware.utilisation
     dense_bytes = sizes.update_bytes[FINEST]
     dense_us = {node: mine.moving_us(dense_bytes, dense_bytes) for node, mine in known.items()}
-    weights = capacities(known, dense_us, request.spec.training.inner_steps)
+    weights = capacities(known, dense_us, memories, request.spec.training.inner_steps)
     step_us = weighted_median({node: mine.step_us for node, mine in known.items()}, weights)
     most = most_inner_steps(request, known, step_us)
     comfortable_us = step_us * min(most, _COMFORT * request.spec.training.inner_steps)
@@ -467,6 +492,15 @@ def _stretched_us(inputs: PlanInputs, working: Mapping[NodeId, NodeWork]) -> flo
     return max(common.span_us, steady_span_us(span_us, previous.stretched_ms))
 
 
+def _finish(inputs: PlanInputs, work: NodeWork, given: int) -> FinishForecast:
+    """When a node is done with so many steps, less what it took ahead."""
+    sizes = inputs.sizes.update_bytes
+    steps = given * work.batch.size / inputs.stated_batch
+    if given >= work.prefetched:
+        steps = max(0.0, steps - work.hidden_us / work.known.step_us)
+    return work.known.finish(steps, sizes[work.codec], sizes[inputs.common.down])
+
+
 def _node_plans(
     inputs: PlanInputs,
     working: Mapping[NodeId, NodeWork],
@@ -477,14 +511,10 @@ def _node_plans(
 ) -> dict[NodeId, NodePlan]:
     """The participants' plans, most of their reasons still to be written."""
     stated, sizes, spec = inputs.stated_batch, inputs.sizes, inputs.request.spec
-    down_bytes = sizes.update_bytes[inputs.common.down]
     finishes, uploads = {}, {}
     for node, work in working.items():
         size = sizes.update_bytes[work.codec]
-        steps = given[node] * work.batch.size / stated
-        if given[node] >= work.prefetched:
-            steps = max(0.0, steps - work.hidden_us / work.known.step_us)
-        forecast = finishes[node] = work.known.finish(steps, size, down_bytes)
+        forecast = finishes[node] = _finish(inputs, work, given[node])
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         if work.long is None:
             uploads[node] = PlannedUpload(ready_us, size, work.known.up_bits_per_s)
@@ -540,7 +570,7 @@ def _deadline(
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
         latest.append(deadline(arrivals, quorum))
-    return max(latest)
+    return max(LEAST_MS, *latest)
 
 
 def _memory(

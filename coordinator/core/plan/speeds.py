@@ -35,7 +35,7 @@ from hypergpu.units import Bytes, Milliseconds
 
 _PACKET_BYTES = 1448
 _SMALL_BYTES = 64 * 1024
-"""Smaller transfers are over before a second connection helps."""
+"""Smaller transfers are over before a second connection helps, or a slow line shows."""
 _SHARE_BYTES = 16 * 1024
 """A connection's least share of a transfer."""
 _WITHOUT_LOSS = 4
@@ -190,7 +190,9 @@ class NodeSpeed(msgspec.Struct, frozen=True):
     cautious_up_bits_per_s: float
     """The lower quartile: three of four uploads are faster."""
     is_measured: bool
-    """Whether its own steps and its own line were seen, or forecasts of it were compared."""
+    """Whether its own steps were seen, and its own line where updates are large, or forecasts of it
+    were compared.
+    """
 
     def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> FinishForecast:
         """When it is done with a round's work, from its assignment on. Steps are those of the job's
@@ -263,12 +265,15 @@ def node_speeds(
             reading,
             usual,
             stated or connection_count(reading, usual, size_bytes, held.get(node, 0)),
+            needs_line=size_bytes >= _SMALL_BYTES,
         )
         for node, reading in mine.items()
     }
 
 
-def _known_node(reading: NodeReading, usual: NodeReading, count: int) -> NodeSpeed:
+def _known_node(
+    reading: NodeReading, usual: NodeReading, count: int, *, needs_line: bool
+) -> NodeSpeed:
     up = goodput_of(reading, TransferDirection.UP, count, usual.up_bits_per_s.mean)
     # A line that wanders by more than its mean is no line without bytes, and the deviation of a
     # line that was hardly measured says more of the measurement than of the line.
@@ -284,6 +289,7 @@ def _known_node(reading: NodeReading, usual: NodeReading, count: int) -> NodeSpe
         up_bits_per_s=up.mean / reading.correction,
         cautious_up_bits_per_s=cautious / reading.correction,
         is_measured=bool(
-            reading.step_us.count and (reading.up_bits_per_s.count or reading.forecast_error.count)
+            reading.step_us.count
+            and (not needs_line or reading.up_bits_per_s.count or reading.forecast_error.count)
         ),
     )

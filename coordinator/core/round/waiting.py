@@ -11,6 +11,9 @@ once nobody else is awaited. Its shard goes back into the stream and out first i
 While no update is in, nobody is late: all may be slow alike. A shard goes to an idle node then.
 
 Where all updates are required (a quorum of 1), a round waits for every node that is not lost.
+
+With fixed steps (``diloco``) and no stated deadline a slow node never costs more than it brings:
+by what its updates take, a round waits for it only as far as more updates a second come of it.
 """
 
 from collections.abc import Collection
@@ -39,13 +42,25 @@ _LEAST_MS = 15_000
 _UNHEARD_MS = 600_000
 """Without any update a shard stays so long with its node while another node is idle."""
 _PATIENCE_SHARE = 32
-_PATIENCE_TIMES = 1
+_PATIENCE_TIMES = 1.0
 """The first rounds may wait for so many times what their updates took."""
+_AS_GOOD = 0.97
+_SPARING_SHARE, _SPARING_TIMES = 64, 0.5
+"""The same where rounds wait for nobody who costs more than their update."""
 
 
 def waits_for_all(spec: JobSpec) -> bool:
     """Whether a round closes with every update that is not lost, and not without."""
     return spec.round.quorum >= 1
+
+
+def forgoes_slow_nodes(spec: JobSpec) -> bool:
+    """Whether a round goes on without nodes that cost it more time than their updates are worth.
+
+    A plan gives slow nodes less work instead; and a deadline or a quorum of 1 is the user's word.
+    """
+    is_stated = bool(spec.round.deadline_ms) or waits_for_all(spec)
+    return spec.strategy == "diloco" and not is_stated
 
 
 def is_awaited(spec: JobSpec, standing: Standing) -> bool:
@@ -131,10 +146,49 @@ def late_at_ms(job: Job, node: NodeId) -> Milliseconds:
     participant = round_.participants[node]
     if not round_.longest_ms:
         return Milliseconds(participant.assigned_at_ms + _UNHEARD_MS)
-    allowed_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _own_ms(job, node))
+    if forgoes_slow_nodes(round_.spec):
+        allowed_ms = _worthwhile_ms(job, node)
+    else:
+        allowed_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _own_ms(job, node))
     at_ms = Milliseconds(participant.assigned_at_ms + int(allowed_ms))
     is_stated = round_.spec.round.deadline_ms > 0
     return max(at_ms, round_.deadline_at_ms) if is_stated else at_ms
+
+
+def _worthwhile_ms(job: Job, node: NodeId) -> float:
+    """How long a round that forgoes slow nodes waits for the participant.
+
+    The round closes best when most updates a second are in, by the updates that are and by the
+    others' pace. Whoever's pace is known to be slower than makes up for it is waited for no longer;
+    an unknown one until one more update would just make up for it.
+    """
+    round_ = job.open_round
+    times_ms = sorted(_expected_times_ms(job).values())
+    rates = [count / max(1.0, time_ms) for count, time_ms in enumerate(times_ms, 1)]
+    # Of what is as good, most updates.
+    count = max(n for n, rate in enumerate(rates, 1) if rate >= _AS_GOOD * max(rates))
+    best_ms = times_ms[count - 1]
+    even_ms = best_ms * (count + 1) / count
+    standing, participant = job.members[node].standing, round_.participants[node]
+    pace_ms = standing.pace_for(participant.inner_steps)
+    if not pace_ms and job.patience_ms is None and not is_quorum_in(round_):
+        return _own_ms(job, node)
+    if pace_ms > even_ms:
+        return max(LEAST_MS, best_ms)
+    usual_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _FORECAST_TIMES * pace_ms)
+    return max(LEAST_MS, usual_ms if pace_ms else even_ms)
+
+
+def _expected_times_ms(job: Job) -> dict[NodeId, float]:
+    """What the updates of the open round take: those that are in, and of others the known."""
+    times_ms = {}
+    for node, participant in job.open_round.participants.items():
+        pace_ms = job.members[node].standing.pace_for(participant.inner_steps)
+        if participant.work is WorkState.RECEIVED:
+            times_ms[node] = float(participant.took_ms)
+        elif participant.work is WorkState.PENDING and pace_ms:
+            times_ms[node] = float(max(pace_ms, job.open_round.longest_ms))
+    return times_ms
 
 
 def _own_ms(job: Job, node: NodeId) -> float:
@@ -175,14 +229,17 @@ def remaining_patience_ms(job: Job) -> Milliseconds:
     """How long later rounds may wait for nodes on trial, once the open one has closed."""
     round_ = job.open_round
     took_ms = round_.longest_ms
+    share, times = _PATIENCE_SHARE, _PATIENCE_TIMES
+    if forgoes_slow_nodes(round_.spec):
+        share, times = _SPARING_SHARE, _SPARING_TIMES
     if job.patience_ms is None:
-        left_ms = (1 + _PATIENCE_TIMES) * took_ms - (job.at_ms - round_.opened_at_ms)
+        left_ms = int((1 + times) * took_ms) - (job.at_ms - round_.opened_at_ms)
     elif round_.trial_until_ms:
         left_ms = round_.trial_until_ms - job.at_ms
     else:
         left_ms = job.patience_ms
     most_ms = _FEW_TIMES * took_ms
-    return Milliseconds(min(most_ms, max(0, left_ms) + took_ms // _PATIENCE_SHARE))
+    return Milliseconds(min(most_ms, max(0, left_ms) + took_ms // share))
 
 
 def standings_after(job: Job) -> dict[NodeId, Member]:

@@ -40,6 +40,7 @@ from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.entry import (
     BUILT_IN,
+    OLDER_JOB_FIX,
     OptionError,
     WorkloadEntry,
     missing_modules,
@@ -257,6 +258,7 @@ def _check_version(entry: WorkloadEntry, request: Request) -> None:
         Reason.WORKLOAD_UNKNOWN,
         f"workload {entry.name} has version {entry.version} where the coordinator runs and {wanted}"
         " in the job, whose models are judged by its own version alone",
+        fix="upgrade the coordinator" if wanted > entry.version else OLDER_JOB_FIX,
     )
 
 

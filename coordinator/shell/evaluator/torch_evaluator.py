@@ -15,6 +15,7 @@ from coordinator.shell.evaluator.model_evaluator import (
     workload_examples,
 )
 from hypergpu.tensors.layout import Flat, TensorKind, pack
+from hypergpu.workloads.evaluation import BoundedWorkload, EvaluationTotals
 from hypergpu.workloads.networks.task import (
     TorchWorkload,
     chosen_device,
@@ -24,13 +25,11 @@ from hypergpu.workloads.networks.task import (
     named_tensors,
 )
 from hypergpu.workloads.workload import (
-    BoundedWorkload,
     Dataset,
     Example,
     ExampleWorkload,
     LargeSamplesWorkload,
     MeasuredWorkload,
-    Measurement,
     NotedWorkload,
     OperatorWorkload,
     Sums,
@@ -78,14 +77,14 @@ class TorchEvaluator:
         """See `ModelEvaluator`."""
         device = torch.device(chosen_device().kind)
         load_module(self._model.to(device), self.layout, model)
-        measurement = Measurement(self._workload)
+        totals = EvaluationTotals(self._workload)
         with torch.inference_mode():
             for batch in self._batches(samples_most):
                 fields = [
                     torch.from_numpy(array).to(device) for array in self.dataset.test.batch(batch)
                 ]
-                measurement.add(self._model, *fields)
-            return measurement.sums()
+                totals.add(self._model, *fields)
+            return totals.sums()
 
     def gradient(self, model: Flat, samples_most: int) -> LossGradient:
         """See `ModelEvaluator`. The module stays in evaluation mode: nothing is drawn at random."""

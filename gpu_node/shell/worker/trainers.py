@@ -41,7 +41,13 @@ from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
-from hypergpu.workloads.entry import OptionError, WorkloadEntry, missing_modules, trains_version
+from hypergpu.workloads.entry import (
+    OLDER_JOB_FIX,
+    OptionError,
+    WorkloadEntry,
+    missing_modules,
+    trains_version,
+)
 from hypergpu.workloads.node_data import training_samples
 from hypergpu.workloads.workload import (
     BuilderMissingError,
@@ -415,9 +421,11 @@ class Trainers:
                 raise ShardError(f"workload {workload} needs packages that are missing. {fix}")
             raise ShardError(f"a {self._kind} worker here has no workload {workload!r}")
         if not trains_version(entry, version):
+            is_newer = version > entry.version
+            fix = "upgrade the node" if is_newer else OLDER_JOB_FIX
             raise ShardError(
                 f"workload {entry.name} has version {entry.version} here and"
-                f" {version} in the job. Fix: upgrade the older side"
+                f" {version} in the job. Fix: {fix}"
             )
         return entry
 

@@ -143,9 +143,9 @@ def plan(
         # Else so short a job would be divided into rounds of a few steps each.
         spec = replace(spec, aware=Aware(rounds_min=spec.training.rounds))
     if is_fixed:
-        spec = replace(_fixed(spec), pay=Pay())
+        spec = replace(_with_fixed_steps(spec), pay=Pay())
     if is_attacked:
-        spec = _fixed(spec)
+        spec = _with_fixed_steps(spec)
     sync_steps = size.sync_steps_short if is_short else size.sync_steps
     return DemoPlan(
         checked_spec(spec),
@@ -160,7 +160,7 @@ def plan(
     )
 
 
-def _fixed(spec: JobSpec) -> JobSpec:
+def _with_fixed_steps(spec: JobSpec) -> JobSpec:
     """The same job with fixed steps, of all nodes in each round, whose models the seed decides."""
     rule, trust = RoundRule(quorum=1.0), Trust(duplicates="none")
     return replace(with_strategy(spec, "diloco"), round=rule, trust=trust)

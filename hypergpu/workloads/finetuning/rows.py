@@ -221,8 +221,21 @@ def _parquet_rows(path: Path, name: str) -> Iterator[tuple[int, Mapping[str, Any
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(1024):
-                for values in batch.to_pylist():
+                columns = [_column_list(column) for column in batch.columns]
+                for values in zip(*columns, strict=True):
                     number += 1
-                    yield number, values
+                    yield number, dict(zip(batch.schema.names, values, strict=True))
     except ArrowException as broken:
         raise DatasetError(f"{name} cannot be read: {broken}") from broken
+
+
+def _column_list(column: Any) -> list[Any]:
+    """Values of a column of pyarrow, one a row; a tensor is lists in lists, in its own order."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.FixedShapeTensorArray):
+        values: list[Any] = column.to_pylist()
+        return values
+    # pyarrow gives a tensor's numbers in the order of storage, without its shape.
+    tensors = iter(column.drop_null().to_numpy_ndarray().tolist())
+    return [next(tensors) if is_there else None for is_there in column.is_valid().to_pylist()]

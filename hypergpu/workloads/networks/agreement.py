@@ -31,11 +31,6 @@ from hypergpu.workloads.networks.traceable import (
     tensor_place,
 )
 from hypergpu.workloads.networks.tracing import BatchShape, Loss, Measure, TracedProgram
-from hypergpu.workloads.networks.whole_set_tracing import (
-    GRAPH,
-    EvaluateAllFunction,
-    run_whole_set,
-)
 
 TOLERANCE = 1e-4
 """Relative to the length of the value, in float32."""
@@ -309,49 +304,6 @@ def _program_step(tested: ModuleUnderTest, workload: ProgramWorkload, steps: int
     return StepValues(loss.detach(), gradients, state, evaluation)
 
 
-def check_whole_set(
-    function: EvaluateAllFunction,
-    outputs: Mapping[str, Tensor],
-    traced: TracedProgram,
-    workload: ProgramWorkload,
-) -> None:
-    """Compare a user's metrics over all samples with the program's, on one and on two batches.
-
-    Args:
-        function: The user's.
-        outputs: Of a batch, as the module gives them.
-        traced: The program, with the lines of its calls.
-        workload: The same as the coordinator has it.
-
-    Raises:
-        ProgramError: They differ, or fail.
-    """
-    whole = traced.program.evaluate_all
-    if whole is None:
-        return
-    for batches in (1, 2):
-        parts = [[outputs[name] for name in whole.outputs]] * batches
-        theirs = run_whole_set(
-            function, {name: torch.cat([each] * batches) for name, each in outputs.items()}
-        )
-        try:
-            values = workload.measure_all(parts)
-        except RuntimeError as error:
-            line = traced.lines.get(failed_call(error) or ("", 0)) or traced.line_of(GRAPH)
-            raise ProgramError(
-                f"evaluate_all fails as a program where it does not in Python ({line}):"
-                f" {short(str(error))}. Fix: write it with other operators of torch"
-            ) from error
-        for name, value in values.items():
-            gap = _relative(theirs[name].double(), torch.tensor(value).double(), 0.0)
-            if gap > TOLERANCE:
-                raise ProgramError(
-                    f"evaluate_all as a program computes otherwise than in Python"
-                    f" ({traced.line_of(GRAPH)}): {name} differs by {gap:.2g} of its value."
-                    " Fix: compute it of its outputs alone, by torch's operators"
-                )
-
-
 class Difference(NamedTuple):
     """The first value in which two steps differ."""
 
@@ -372,7 +324,7 @@ def _difference(one: StepValues, other: StepValues) -> Difference | None:
     """The first difference of two steps; the first of them is right."""
     floor = _LEAST_SHARE * math.hypot(*(float(each.norm()) for each in one.gradients.values()))
     for what, tensor, mine, theirs, least in _pairs(one, other, floor):
-        share = _relative(mine, theirs, least)
+        share = relative_difference(mine, theirs, least)
         if share > TOLERANCE:
             return Difference(what, tensor, share)
     return None
@@ -393,7 +345,7 @@ def _pairs(one: StepValues, other: StepValues, floor: float) -> Iterator[_Pair]:
         yield what, "", mine, theirs, 0.0
 
 
-def _relative(one: Tensor | None, other: Tensor | None, least: float) -> float:
+def relative_difference(one: Tensor | None, other: Tensor | None, least: float) -> float:
     """Length of the difference over that of the first value, or over ``least`` if that is more."""
     if one is None or other is None:
         present = one if other is None else other

@@ -11,14 +11,11 @@ from torch.nn.modules.loss import _Loss
 
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import JobFiles, read_samples
-from hypergpu.workloads.networks.agreement import (
-    ModuleUnderTest,
-    check_agreement,
-    check_whole_set,
-)
+from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.traceable import check_model
 from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram, trace
+from hypergpu.workloads.networks.whole_set_agreement import check_whole_set
 from hypergpu.workloads.networks.whole_set_tracing import (
     EvaluateAllFunction,
     run_whole_set,

@@ -18,13 +18,13 @@ from hypergpu.workloads.entry import (
     Options,
     Value,
 )
+from hypergpu.workloads.evaluation import EvaluationTotals
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.workload import (
     BuilderMissingError,
     DatasetError,
     JobWorkload,
     LargeSamplesWorkload,
-    Measurement,
     NumpyWorkload,
     Sums,
     UnknownWorkloadError,
@@ -66,20 +66,20 @@ class TrainedModel(NamedTuple):
         samples = read.test
         is_large = isinstance(self.workload, LargeSamplesWorkload)
         batch = self.workload.evaluation_batch if is_large else _BATCH
-        measurement = Measurement(self.workload)
+        totals = EvaluationTotals(self.workload)
         for start in range(0, len(samples.labels), batch):
             indices = np.arange(start, min(start + batch, len(samples.labels)))
-            self._evaluate_batch(measurement, *samples.batch(indices))
-        return measurement.sums()
+            self._evaluate_batch(totals, *samples.batch(indices))
+        return totals.sums()
 
-    def _evaluate_batch(self, measurement: Measurement, *fields: NDArray[Any]) -> None:
+    def _evaluate_batch(self, totals: EvaluationTotals, *fields: NDArray[Any]) -> None:
         if isinstance(self.model, Mapping):
-            measurement.add(self.model, *fields)
+            totals.add(self.model, *fields)
             return
         import torch
 
         with torch.inference_mode():
-            measurement.add(self.model, *map(torch.from_numpy, fields))
+            totals.add(self.model, *map(torch.from_numpy, fields))
 
 
 def export_options(folder: Path) -> Options:

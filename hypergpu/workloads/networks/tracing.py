@@ -280,16 +280,23 @@ def trace(
         metrics=made[1].metrics,
         rules=tuple(numbering.rules),
     )
-    has_masks = numbering.has_masks
-    program = replace(program, version=RULES_VERSION) if has_masks else needed_version(program)
     stored = {name: _stored_values(tensor) for name, tensor in numbering.tensors.items()}
     lines = numbering.lines
     if whole is not None:
         _check_names(whole.evaluate_all, made[1])
-        program = replace(program, version=VERSION, evaluate_all=whole.evaluate_all)
         lines = {**lines, **whole.lines}
+    program = _in_least_version(program, whole, has_masks=numbering.has_masks)
     check_program(program)
     return TracedProgram(program, stored, lines)
+
+
+def _in_least_version(
+    program: Program, whole: TracedWholeSet | None, *, has_masks: bool
+) -> Program:
+    """The program in the least version of the container that can hold it."""
+    if whole is not None:
+        return replace(program, version=VERSION, evaluate_all=whole.evaluate_all)
+    return replace(program, version=RULES_VERSION) if has_masks else needed_version(program)
 
 
 def _check_names(whole: EvaluateAll, evaluation: TracedGraph) -> None:

@@ -97,9 +97,9 @@ def trace_whole_set(function: EvaluateAllFunction, outputs: Mapping[str, Tensor]
             placed[node] = values[next(own)]
             continue
         name = f"constants_{GRAPH}.{spec.target.replace('.', '_')}"
-        constants[name] = _stored(found[spec.target], name)
+        constants[name] = _constant_values(found[spec.target], name)
         placed[node] = values[name] = Value()
-    return _numbered(exported.graph_module, placed, values, constants, named.metrics)
+    return _number_graph(exported.graph_module, placed, values, constants, named.metrics)
 
 
 def _export(named: "_NamedOutputs", examples: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
@@ -126,7 +126,7 @@ def _export(named: "_NamedOutputs", examples: tuple[Tensor, ...]) -> torch.expor
         raise explain_failure(error, subject=GRAPH) from error
 
 
-def _numbered(
+def _number_graph(
     module: Any,
     placed: dict[Any, Any],
     values: Mapping[str, Value],
@@ -161,7 +161,7 @@ def _numbered(
     return TracedWholeSet(EvaluateAll(names, metrics, graph, tuple(constants)), constants, lines)
 
 
-def _stored(tensor: Tensor, name: str) -> Tensor:
+def _constant_values(tensor: Tensor, name: str) -> Tensor:
     if dtype_name(tensor.dtype) not in DTYPES:
         raise ProgramError(
             f"evaluate_all holds a tensor of {dtype_name(tensor.dtype)} ({name})."

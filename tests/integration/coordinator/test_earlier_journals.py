@@ -1,4 +1,4 @@
-"""Data folders that coordinators of earlier versions left: what is finished is shown and settled, and
+"""Data folders that coordinators of earlier versions left: finished jobs are shown and settled, and
 what ran goes on from its next round.
 """
 

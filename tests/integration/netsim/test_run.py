@@ -78,13 +78,13 @@ def test_a_worlds_job_ends_with_a_report_whatever_goes_wrong(backend: str, world
     assert report["phase"] == "finished", err
     assert running.returncode == (0 if report["verdict"]["is_valid"] else 1)
     assert (report["world"], report["seed"], report["backend"]) == ("small", 3, backend)
-    assert [each["number"] for each in report["rounds"]] == [1, 2, 3]
+    assert [each["number"] for each in report["rounds"]] == [*range(1, len(report["rounds"]) + 1)]
     assert report["metric"] is not None
     ends = [each["ended_ms"] for each in report["rounds"]]
     assert ends == sorted(ends)
     assert ends[0] >= report["rounds"][0]["duration_ms"]
-    assert (report["strategy"], report["target"], report["to_target"]) == ("diloco", 0.0, None)
-    before, evaluation = report["evaluations"]
+    assert (report["strategy"], report["target"], report["to_target"]) == ("aware", 0.0, None)
+    before, *_, evaluation = report["evaluations"]
     assert (before["round"], before["bytes_up"]) == (0, 0)
     assert evaluation["metric"] == report["metric"]
     assert evaluation["bytes_up"] == sum(each["bytes_up"] for each in report["rounds"])

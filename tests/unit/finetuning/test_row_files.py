@@ -4,13 +4,14 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from hypergpu.workloads.finetuning.labels import check_numbers, class_number
 from hypergpu.workloads.finetuning.row_files import choose_files
-from hypergpu.workloads.finetuning.rows import DataRow, read_rows
+from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
 from hypergpu.workloads.workload import DatasetError
 
 
@@ -66,6 +67,37 @@ def test_a_folder_without_rows_names_the_files_that_it_has(tmp_path: Path) -> No
     write(tmp_path, "train.xlsx")
     with pytest.raises(DatasetError, match=r"needs one; left out train\.xlsx\. Fix: add files"):
         read_rows(tmp_path)
+
+
+CUBES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+TURNED = np.ascontiguousarray(CUBES.transpose(0, 2, 1)).transpose(0, 2, 1)
+WITHOUT_FIRST = pa.array(
+    [None, CUBES[1].ravel()], pa.fixed_shape_tensor(pa.float32(), (3, 4)).storage_type
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(CUBES), CUBES.tolist()),
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(TURNED), CUBES.tolist()),
+        (pa.array(CUBES.tolist()), CUBES.tolist()),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.float32(), (3, 4)), WITHOUT_FIRST
+            ),
+            [None, CUBES[1].tolist()],
+        ),
+    ],
+)
+def test_tensors_of_a_parquet_row_keep_their_shape_and_order(
+    tmp_path: Path, column: object, wanted: list[object]
+) -> None:
+    parquet.write_table(pa.table({"text": ["a", "b"], "x": column}), tmp_path / "rows.parquet")
+    rows = all_rows(tmp_path).rows
+    assert [row.values for row in rows] == [
+        {"text": text, "x": cube} for text, cube in zip("ab", wanted, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("classes", [2, 10, 20, 200])

@@ -160,7 +160,12 @@ class Fleet:
         parts = {node: self._parts(node, mine, plan.down) for node, mine in plan.nodes.items()}
         times_ms = {node: int(sum(part) / 1000) + 1 for node, part in parts.items()}
         closed_ms = self._closed_ms(plan, times_ms)
-        cut = frozenset(node for node, took_ms in times_ms.items() if took_ms > closed_ms)
+        # Work under a lease over several rounds is in when it is: nobody waits, nothing is cut.
+        cut = frozenset(
+            node
+            for node, took_ms in times_ms.items()
+            if took_ms > closed_ms and plan.nodes[node].rounds == 1
+        )
         batch = self.job.training.batch_size
         samples = batch * sum(p.inner_steps for n, p in plan.nodes.items() if n not in cut)
         computed_us = sum(min(parts[node][1], closed_ms * 1000) for node in plan.nodes)
@@ -177,7 +182,7 @@ class Fleet:
         return Played(plan, closed_ms, times_ms, cut, samples, utilisation)
 
     def _closed_ms(self, plan: RoundPlan, times_ms: Mapping[NodeId, int]) -> int:
-        order = sorted(times_ms.values())
+        order = sorted(ms for node, ms in times_ms.items() if plan.nodes[node].rounds == 1)
         needed = max(1, -(-int(self.job.round.quorum * 100) * len(order) // 100))
         if not plan.deadline_ms:
             return order[-1]
@@ -224,6 +229,8 @@ class Fleet:
         at_ms = Milliseconds(self.at_ms + closed_ms)
         for node, (down_us, computing_us, up_us) in parts.items():
             mine, left_us = plan.nodes[node], closed_ms * 1000
+            if mine.rounds > 1:
+                left_us = max(left_us, down_us + computing_us + up_us)
             trip_us = int(self.truths[node].rtt_ms * 500)
             self._transfer(
                 node,

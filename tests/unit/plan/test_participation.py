@@ -26,6 +26,7 @@ from coordinator.core.plan.median_node import (
 )
 from coordinator.core.plan.node_work import fit_steps
 from coordinator.core.plan.participation import (
+    NodeShare,
     Participation,
     absentees,
     candidate_memories,
@@ -39,7 +40,7 @@ from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_s
 
 NODES = names(5)
 SLOW = NODES[0]
-EQUAL = dict.fromkeys(NODES, 1.0)
+EQUAL = dict.fromkeys(NODES, NodeShare(1.0, 1.0, is_measured=True))
 STARTING, AWAY = NodeReading(is_starting=True), NodeReading(is_present=False)
 PART = NodePlan(20, "int4", "", Milliseconds(1), Milliseconds(1))
 
@@ -64,62 +65,112 @@ def _request(
 
 
 def _part(
-    spans: float, memory: NodeMemory | None = None, *, took_ms: int | None = 1, quorum: float = 0.6
+    work: NodeShare,
+    memory: NodeMemory | None = None,
+    *,
+    took_ms: int | None = 1,
+    is_lapsed: bool = False,
+    quorum: float = 0.6,
 ) -> Participation:
-    """The slow node's part when it needs so many spans; None: it had no part in the last round."""
+    """The slow node's part when it does so much; None: it had no part in the last round."""
     memory = memory or NodeMemory("int4")
     took = dict.fromkeys(NODES, 1) | {SLOW: took_ms or 0}
     if took_ms is None:
         del took[SLOW]
-    results = {node: NodeResult(PART, Milliseconds(ms)) for node, ms in took.items()}
+    results = {
+        node: NodeResult(PART, Milliseconds(ms), is_lapsed and node == SLOW)
+        for node, ms in took.items()
+    }
     request = _request({SLOW: memory}, results, quorum=quorum)
-    needs = dict.fromkeys(NODES, 0.5) | {SLOW: spans}
-    return participations(request, candidate_memories(request), needs, EQUAL, {})[SLOW]
+    works = EQUAL | {SLOW: work}
+    return participations(request, candidate_memories(request), works, {})[SLOW]
 
 
-def test_a_node_that_fits_takes_part() -> None:
-    assert _part(1.2).is_taking_part
+def share(of_middle: float, computing: float = 1.0, *, is_measured: bool = True) -> NodeShare:
+    return NodeShare(of_middle, computing, is_measured)
 
 
-def test_a_node_that_needs_twice_the_round_takes_part_in_every_other_one() -> None:
-    rests = _part(2.0)
-    assert not rests.is_taking_part
-    assert rests.reason.endswith("takes part again in round 11")
-    assert _part(2.0, rests.memory, took_ms=None).is_taking_part
+def test_a_round_waits_for_a_node_that_does_a_quarter_of_the_middle_ones_work() -> None:
+    assert _part(share(0.3)).is_awaited
+    assert not _part(share(0.2)).is_awaited
 
 
-def test_a_node_that_needs_far_too_long_is_excluded_and_tried_again() -> None:
-    excluded = _part(4.0)
-    assert not excluded.is_taking_part
-    assert excluded.reason == (
-        "excluded: needs 4.0 times as long as the round; tries again in round 12"
-    )
+def test_who_is_waited_for_is_not_given_up_for_a_little_noise() -> None:
+    kept = NodeMemory("int4", is_awaited=True)
+    assert _part(share(0.22), kept).is_awaited
+    assert not _part(share(0.22)).is_awaited
+
+
+@pytest.mark.parametrize("times", [4.5, 64, 1e6])
+def test_a_node_that_is_slow_takes_part_in_every_round_and_nobody_waits_for_it(
+    times: float,
+) -> None:
+    part = _part(share(1 / times))
+    assert part.is_taking_part
+    assert not part.is_awaited
+    assert part.reason.endswith("of the median node's work fits in; no round waits")
+
+
+def test_nobody_waits_for_a_node_that_mostly_moves_bytes() -> None:
+    part = _part(share(0.9, computing=0.4))
+    assert part.is_taking_part
+    assert not part.is_awaited
+    assert part.reason == "it would move bytes for most of a round; no round waits"
+
+
+def test_nobody_waits_for_a_node_of_which_nothing_is_known() -> None:
+    part = _part(share(1.0, is_measured=False))
+    assert part.reason == "nothing of its speed is known yet; no round waits"
+    assert not part.is_awaited
+
+
+def test_somebody_is_waited_for_however_slow_all_are() -> None:
+    request = _request({}, {})
+    works = dict.fromkeys(NODES, share(0.1)) | {NODES[3]: share(0.15)}
+    parts = participations(request, candidate_memories(request), works, {})
+    assert [node for node, part in parts.items() if part.is_awaited] == [NODES[3]]
 
 
 def test_each_exclusion_in_a_row_is_twice_as_long() -> None:
-    waits = [_part(4.0, NodeMemory("int4", retries=n)).memory.rests_until_round for n in range(6)]
+    waits = [
+        _part(
+            share(1.0), NodeMemory("int4", retries=n), took_ms=0, is_lapsed=True
+        ).memory.rests_until_round
+        for n in range(6)
+    ]
     assert waits == [12, 14, 18, 26, 42, 42]
 
 
 def test_a_node_on_trial_takes_part_and_nobody_waits_for_it() -> None:
-    trial = _part(4.0, NodeMemory("int4", rests_until_round=10, retries=1), took_ms=None)
+    memory = NodeMemory("int4", rests_until_round=10, retries=1)
+    trial = _part(share(1.0), memory, took_ms=None)
     assert trial.is_taking_part
     assert not trial.is_awaited
+    assert trial.reason == "on trial after an exclusion; no round waits"
 
 
-def test_a_node_that_was_late_three_times_in_a_row_is_excluded() -> None:
-    assert _part(1.0, NodeMemory("int4", cut_rounds=1), took_ms=0).is_taking_part
-    assert not _part(1.0, NodeMemory("int4", cut_rounds=2), took_ms=0).is_taking_part
+def test_a_node_whose_updates_were_missing_three_times_in_a_row_is_excluded() -> None:
+    once = _part(share(1.0), took_ms=0)
+    assert once.is_taking_part
+    assert not once.is_awaited
+    assert not _part(share(1.0), NodeMemory("int4", cut_rounds=2), took_ms=0).is_taking_part
+
+
+def test_a_lease_over_several_rounds_that_ends_without_its_update_excludes_at_once() -> None:
+    excluded = _part(share(0.1), took_ms=0, is_lapsed=True)
+    assert not excluded.is_taking_part
+    assert excluded.reason == ("excluded: no update in time, 3 in a row; tries again in round 12")
 
 
 def test_nobody_rests_whom_the_quorum_needs() -> None:
-    assert _part(4.0, quorum=1.0).reason == "slow, needed for the quorum"
+    part = _part(share(0.1), took_ms=0, is_lapsed=True, quorum=1.0)
+    assert part.reason == "its updates were missing, needed for the quorum"
 
 
-def test_a_node_that_is_fast_again_is_forgiven() -> None:
-    part = _part(1.0, NodeMemory("int4", retries=3))
-    assert part.is_taking_part
-    assert part.memory == NodeMemory("int4")
+def test_a_node_whose_update_comes_is_forgiven() -> None:
+    part = _part(share(1.0), NodeMemory("int4", retries=3))
+    assert part.is_awaited
+    assert part.memory == NodeMemory("int4", is_awaited=True)
 
 
 def _absent(memory: NodeMemory, rounds: int) -> dict[NodeId, NodeMemory]:
@@ -154,9 +205,7 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
         memories = absentees(replace(request, candidates=gone))
     back = _request(memories, {}, number=40)
-    part = participations(back, candidate_memories(back), dict.fromkeys(NODES, 0.5), EQUAL, {})[
-        SLOW
-    ]
+    part = participations(back, candidate_memories(back), EQUAL, {})[SLOW]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
@@ -246,40 +295,36 @@ def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
     for _ in range(3):
         # It takes part, vanishes, and rests while its worker starts again.
         request = _request({SLOW: memory}, _result(0))
-        part = participations(
-            request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: STARTING}
-        )
+        part = participations(request, candidate_memories(request), EQUAL, {SLOW: STARTING})
         memory = part[SLOW].memory
         assert part[SLOW].reason == "its worker is starting"
     request = _request({SLOW: memory}, {})
-    part = participations(
-        request, candidate_memories(request), dict.fromkeys(NODES, 0.5), EQUAL, {}
-    )
+    part = participations(request, candidate_memories(request), EQUAL, {})
     assert part[SLOW].reason.startswith("excluded: no update in time, 3 in a row")
 
 
 def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
     request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
     memories = candidate_memories(request)
-    part = participations(request, memories, dict.fromkeys(NODES, 0.5), EQUAL, {SLOW: AWAY})[SLOW]
+    part = participations(request, memories, EQUAL, {SLOW: AWAY})[SLOW]
     assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
     assert part.reason == "not connected"
 
 
-def test_for_the_quorum_slow_nodes_are_asked_back_first_and_those_that_are_away_last() -> None:
+def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_last() -> None:
     readings = {NODES[0]: AWAY, NODES[1]: STARTING}
-    needs = dict.fromkeys(NODES, 0.5) | {NODES[2]: 4.0}
+    missing = {NODES[2]: NodeMemory("int4", cut_rounds=3)}
 
     def reasons(quorum: float) -> list[str]:
-        request = _request({}, {}, quorum=quorum)
-        found = participations(request, candidate_memories(request), needs, EQUAL, readings)
-        return [part.reason for part in found.values() if part.is_taking_part and part.reason]
+        request = _request(missing, {}, quorum=quorum)
+        parts = participations(request, candidate_memories(request), EQUAL, readings)
+        return [part.reason for part in parts.values() if part.is_taking_part and part.reason]
 
     assert reasons(0.4) == []
-    assert reasons(0.6) == ["slow, needed for the quorum"]
+    assert reasons(0.6) == ["its updates were missing, needed for the quorum"]
     assert reasons(0.8) == [
         "its worker is starting, needed for the quorum",
-        "slow, needed for the quorum",
+        "its updates were missing, needed for the quorum",
     ]
     assert "not connected, needed for the quorum" in reasons(1.0)
 

@@ -256,5 +256,5 @@ def test_the_slow_one_is_waited_for_that_does_most_of_the_work() -> None:
 
 
 def test_no_round_is_so_short_that_its_deadline_is_none() -> None:
-    assert deadline([_at(0, 0), _at(0, 0)], 1) == 160
+    assert deadline([_at(0, 0), _at(0, 0)], 1) == 1_000
     assert deadline([_at(1, 0), _at(10, 0)], 2) == 160

@@ -1,5 +1,6 @@
 """Creation of jobs that begin with another's model, and take its data over."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -8,21 +9,25 @@ from msgspec.structs import replace
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
+from coordinator.shell.runtime.nodes import ControlStream
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer
+from coordinator.shell.translate import Capabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json
-from hypergpu.jobfile.spec import Data, JobSpec
+from hypergpu.jobfile.spec import Data, JobSpec, TrainingSettings
 from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import blob_message
+from hypergpu.workloads.workload import find
+from tests.journals import close_journals
 from tests.unit.shell.test_job_services import Context
-from tests.unit.shell.whole_shell import driving, services_in
+from tests.unit.shell.whole_shell import NODE, driving, services_in
 
 SPEC = JobSpec("text-gpt", data=Data(path="texts"))
 SOURCE = JobId("job-00000000000a")
@@ -43,19 +48,22 @@ def request(spec: JobSpec = SPEC) -> job_pb2.CreateJobRequest:
     )
 
 
-async def begin_source(services: Services) -> tuple[JobRuntime, BlobRef]:
+async def begin_source(
+    services: Services, spec: JobSpec = SPEC, workload_version: int = 1
+) -> tuple[JobRuntime, BlobRef]:
     """A job with data and a first model; and its file of data."""
     file = services.blobs.put(b"texts", keep_s=-1)
     entries = [tensor_pb2.ManifestEntry(path="a.txt", blob=blob_message(file))]
     manifest = services.blobs.put(tensor_pb2.Manifest(entries=entries).SerializeToString())
     created = JobCreated(
-        at_ms=Milliseconds(0), job_id=SOURCE, spec=SPEC, manifest=manifest, owner=OWNER
+        at_ms=Milliseconds(0), job_id=SOURCE, spec=spec, manifest=manifest, owner=OWNER
     )
     assert await services.driver.submit(SOURCE, created) == ""
     made = ModelInitialised(
         at_ms=Milliseconds(0),
         model=Model(0, services.blobs.put(b"first", keep_s=-1)),
         partition_sizes=(Samples(9),),
+        workload_version=workload_version,
     )
     assert await services.driver.submit(SOURCE, made) == ""
     return services.driver.runtimes[SOURCE], file
@@ -123,3 +131,46 @@ async def test_nobody_names_a_file_that_only_others_have_sent(tmp_path: Path) ->
             assert not (await servicer.offer_data(offer, other)).is_stored
         offer = job_pb2.OfferDataRequest(blob=blob_message(file))
         assert (await servicer.offer_data(offer, owner)).is_stored
+
+
+@pytest.mark.parametrize(
+    "workload", ["text-gpt", "hf-causal-lm", "imagefolder-resnet18", "hf-image-classifier"]
+)
+async def test_a_job_of_an_older_workload_version_waits_and_goes_on_as_a_new_job(
+    tmp_path: Path, workload: str
+) -> None:
+    version = find(workload).version
+    spec = JobSpec(workload, data=Data(path="data"), training=TrainingSettings(nodes=1))
+    before = services_in(tmp_path)
+    async with driving(before):
+        await begin_source(before, spec, version - 1)
+    close_journals()
+    services = services_in(tmp_path)
+    replay = replay_jobs(services.journal)
+    assert not replay.unreadable
+    services.driver.runtimes.update(replay.runtimes)
+    source = replay.runtimes[SOURCE]
+    source.is_recovering = False
+    able = Capabilities(workloads={workload: version})
+    services.nodes.connect(ControlStream(NODE, able, "test"))
+    async with driving(services), asyncio.timeout(240):
+        allocating = asyncio.create_task(services.allocator.run())
+        caller = Caller(Context(), "CreateJob")
+        made = await JobServicer(services).create_job(request(spec), caller)
+        continued = services.driver.runtimes[JobId(made.job_id)]
+        assert source.job.model is not None
+        first = ModelInitialised(
+            at_ms=Milliseconds(0),
+            model=source.job.model,
+            partition_sizes=(Samples(9),),
+            workload_version=version,
+        )
+        assert await services.driver.submit(continued.job.job_id, first) == ""
+        services.allocator.review()
+        while NODE not in continued.job.members:
+            await continued.change().wait()
+        allocating.cancel()
+    assert continued.job.weights is not None
+    assert continued.job.weights.blob == source.job.model.blob
+    assert source.job.workload_version == version - 1
+    assert not source.job.members

@@ -1,0 +1,75 @@
+"""Evaluations batch by batch, with metrics that only all samples together give."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from hypergpu.workloads.workload import Sums
+
+
+class MeasuredBatch(Protocol):
+    """What a `WholeSetWorkload` gives of one batch."""
+
+    @property
+    def sums(self) -> Sums:
+        """Loss and metrics that are means."""
+
+    @property
+    def outputs(self) -> Any:
+        """What metrics over all samples are computed from."""
+
+
+@runtime_checkable
+class WholeSetWorkload(Protocol):
+    """Optional part of a workload: metrics that are no means over samples, such as F1."""
+
+    def measure_batch(self, model: Any, *fields: Any) -> MeasuredBatch:
+        """As ``evaluate``, with outputs."""
+
+    def measure_all(self, outputs: Any) -> Mapping[str, float]:
+        """Metrics by name of all samples, from a list of the batches' outputs. They come before
+        those that are means.
+        """
+
+
+@runtime_checkable
+class BoundedWorkload(Protocol):
+    """Optional part of a workload: whether an evaluation fits into memory is known before it."""
+
+    def check_evaluation(self, most_bytes: int | None = None) -> None:
+        """Refuse an evaluation that would take more. Raises `DatasetError`, whose text says what
+        to do.
+
+        Args:
+            most_bytes: Memory for its results; None: this machine's.
+        """
+
+
+class EvaluationTotals:
+    """Adds up an evaluation's batches.
+
+    Args:
+        workload: With ``evaluate``, see `NumpyWorkload`.
+    """
+
+    def __init__(self, workload: Any) -> None:
+        self._workload = workload
+        self._total = Sums(0.0, 0.0, 0)
+        self._outputs: list[Any] = []
+
+    def add(self, model: Any, *fields: Any) -> None:
+        """Evaluate a batch."""
+        if isinstance(self._workload, WholeSetWorkload):
+            batch = self._workload.measure_batch(model, *fields)
+            self._total = self._total.plus(batch.sums)
+            self._outputs.append(batch.outputs)
+        else:
+            self._total = self._total.plus(self._workload.evaluate(model, *fields))
+
+    def sums(self) -> Sums:
+        """Loss and metrics of all that was added."""
+        total = self._total
+        if not isinstance(self._workload, WholeSetWorkload):
+            return total
+        whole = self._workload.measure_all(self._outputs)
+        exact = {name: value * total.samples for name, value in whole.items()}
+        return total._replace(metrics={**exact, **total.metrics})
