@@ -194,11 +194,11 @@ def _work_text(detail: "JobDetail") -> str:
     """Rounds and samples that are done, and how many there are of what the job is counted in."""
     from hypergpu.units import several
 
-    job, training = detail.job, detail.spec.get("training", {})
-    if detail.spec.get("strategy") != "aware":
+    job, training = detail.job, detail.spec.get("training")
+    if detail.spec.get("strategy") != "aware" or not isinstance(training, dict):
         return f"{job.round} of {job.rounds}, {several(job.samples, 'sample')}"
     names = ("rounds", "inner_steps", "batch_size", "nodes")
-    stated = math.prod(int(training.get(name, 1)) for name in names)
+    stated: int = math.prod([int(training.get(name, 1)) for name in names])
     return f"{job.round}, {job.samples:,} of {stated:,} samples"
 
 

@@ -22,7 +22,7 @@ STRATEGIES = ("sync", "fedavg", "diloco", "aware")
 """How a job trades communication for progress. `hypergpu.jobfile` knows what each of them fixes."""
 
 DEFAULT_STRATEGY = "aware"
-"""Of a job file, a job of Python or the page's form that names none."""
+"""The strategy of a job file, a job of Python or the page's form that names none."""
 
 PLANNED = ("codec.up", "codec.down", "round.connections")
 """Keys that the plans of ``aware`` decide for each node, unless the job's file states them."""

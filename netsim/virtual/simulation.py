@@ -148,7 +148,7 @@ class WorldOutcome(msgspec.Struct, frozen=True):
     accepted: dict[NodeId, int]
     """Updates of each node that it accepted; nodes without any are left out."""
     samples: dict[JobId, Samples]
-    """Of accepted updates, each sample once."""
+    """Samples of accepted updates, each counted once."""
 
 
 @contextmanager

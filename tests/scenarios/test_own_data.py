@@ -7,7 +7,7 @@ from coordinator.core.demand import JobDemand, NodeOffer
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job
-from coordinator.core.round.assignment import shard_samples
+from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data

@@ -19,7 +19,8 @@ from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
 
 JOB = JobId("job-0")
 ADDED = NodeId("added")
-BATCH = 16
+BATCH, STEP_MS = 16, 200
+CALM = DrawnFaults()
 CODECS = {
     "fp32": 400_000,
     "bf16": 200_000,
@@ -63,18 +64,24 @@ def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = 
     return with_strategy(stated, strategy)
 
 
+class UsualNodes(NamedTuple):
+    """What all nodes of a fleet but the added ones are like, and what goes wrong in it."""
+
+    link: Link = COORDINATOR_LINK
+    step_ms: int = STEP_MS
+    faults: DrawnFaults = CALM
+
+
 def run_fleet(
     spec: JobSpec,
     *,
     seed: int,
-    step_ms: int = 200,
-    link: Link = COORDINATOR_LINK,
+    usual: UsualNodes = UsualNodes(),  # noqa: B008 - immutable
     added: Sequence[AddedNode] = (),
-    codecs: Mapping[str, int] = CODECS,
-    faults: DrawnFaults = DrawnFaults(),
 ) -> FleetRun:
     """Run a job among as many equal nodes as it states, and those that are added."""
-    usual = [
+    link, step_ms = usual.link, usual.step_ms
+    equal = [
         NodeDescription(
             name=NodeId(f"node-{number}"),
             group="usual",
@@ -93,14 +100,14 @@ def run_fleet(
         for number, each in enumerate(added)
     ]
     description = WorldDescription(
-        name="fleet", seed=seed, coordinator=COORDINATOR_LINK, nodes=(*usual, *more)
+        name="fleet", seed=seed, coordinator=COORDINATOR_LINK, nodes=(*equal, *more)
     )
     world = SimulatedWorld(
         seed=seed,
         nodes=len(description.nodes),
         jobs=(spec,),
-        faults=faults,
-        sizes=TransferSizes(codecs["int4"], codecs["int4"], codecs["fp32"], dict(codecs)),
+        faults=usual.faults,
+        sizes=TransferSizes(CODECS["int4"], CODECS["int4"], CODECS["fp32"], CODECS),
         step_ms=(1, 1),
         limit_ms=Milliseconds(30 * 86_400_000),
         description=description,
@@ -141,7 +148,7 @@ def hurts(without: FleetRun, with_it: FleetRun) -> float:
     return with_it.took_ms / without.took_ms
 
 
-def counts(found: FleetRun, node: AddedNode, step_ms: int = 200, batch: int = BATCH) -> float:
+def counts(found: FleetRun, node: AddedNode, step_ms: int = STEP_MS, batch: int = BATCH) -> float:
     """Accepted samples of the added node over what it computes in the job's time."""
     capacity = found.took_ms / (step_ms * node.times_slower) * batch
     return found.samples[ADDED] / capacity

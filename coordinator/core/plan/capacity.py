@@ -11,7 +11,6 @@ from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 
-
 _MOST_TIMES = 8
 """No node counts for more than so many middle ones: as many steps as it is given at most."""
 

@@ -15,6 +15,8 @@ from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 from hypergpu.optimizer import schedule_share
 
+_SHORT_US = 250_000
+"""Opening and closing a round takes as long, however little there is to do."""
 _LEAST = 10
 """Fewer steps gain nothing on the fastest line: a round has costs that no line explains."""
 _PATIENCE = 5
@@ -165,9 +167,19 @@ def drift(request: PlanRequest, moving_share: float) -> Drift:
     return Drift(before.factor)
 
 
-def wanted_steps(request: PlanRequest, network: int, most: int, drift_: Drift) -> tuple[int, str]:
-    """The median node's H if nothing came before, and what decided it."""
-    least = min(_LEAST, request.spec.training.inner_steps)
+def wanted_steps(
+    request: PlanRequest, network: int, most: int, drift_: Drift, short: int = 0
+) -> tuple[int, str]:
+    """The median node's H if nothing came before, and what decided it.
+
+    Args:
+        request: What is planned.
+        network: The H that bytes ask for.
+        most: The largest H.
+        drift_: What the agreement of updates makes of it.
+        short: The H of a round so short that opening and closing it takes as long.
+    """
+    least = min(max(_LEAST, short), request.spec.training.inner_steps)
     decayed = decay_steps(request)
     wanted, why = max(
         (network, "the network"), (decayed, "the decayed learning rate"), (least, "the least")
@@ -211,7 +223,8 @@ def plan_median_node(
         shown_us = moving - hidden_us(previous.inner_steps)
     drift_ = drift(request, shown_us / max(1.0, shown_us + held_us))
     network = ceil(computing_us / step_us)
-    steps, why = wanted_steps(request, network, most, drift_)
+    short = int(_SHORT_US / step_us)
+    steps, why = wanted_steps(request, network, most, drift_, short)
     changed_at, at_change_us = request.round, dense
     if previous is not None and not _changes(request, previous, steps, dense, drift_, most):
         steps, why = previous.inner_steps, "as before"

@@ -1,6 +1,6 @@
-"""Who takes part, and for whom a round waits: for those who do at least a quarter of the middle node's
-work in it. Everybody else works under a lease that no round waits for, however slow it is; only
-whose updates do not come at all rests for a while. Who could not begin at once rests, too.
+"""Who takes part, and for whom a round waits: for those who do at least a quarter of the middle
+node's work in it. Everybody else works under a lease that no round waits for, however slow it is.
+Only whose updates do not come at all rests for a while, and who could not begin at once.
 
 And when a round closes without those who are late: at the moment that makes the most of it.
 """

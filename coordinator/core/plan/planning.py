@@ -570,7 +570,7 @@ def _deadline(
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
         latest.append(deadline(arrivals, quorum))
-    return max(LEAST_MS, *latest)
+    return Milliseconds(max(LEAST_MS, *latest))
 
 
 def _memory(

@@ -25,7 +25,7 @@ from hypergpu.wire.credentials import parse_token
 from hypergpu.workloads.workload import digits
 from tests.processes import Cluster
 
-SETTINGS = {"codec.up": "int8", "trust.duplicates": "none"}
+SETTINGS = {"strategy": "diloco", "codec.up": "int8", "trust.duplicates": "none"}
 
 
 @pytest.fixture(scope="module")

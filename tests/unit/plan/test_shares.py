@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.core.job.state import AcceptedUpdate
-from coordinator.core.measure.reading import Conditions, NodeReading
-from coordinator.core.plan.decision import Band, MemoryFit, NodeMemory, NodeResult, RoundPlan
+from coordinator.core.measure.reading import Conditions, Estimate, NodeReading
+from coordinator.core.plan.decision import (
+    Band,
+    MemoryFit,
+    ModelSizes,
+    NodeMemory,
+    NodeResult,
+    RoundPlan,
+)
 from coordinator.core.plan.node_work import balanced_span_us, own_batch
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
@@ -257,4 +264,33 @@ def test_the_slow_one_is_waited_for_that_does_most_of_the_work() -> None:
 
 def test_no_round_is_so_short_that_its_deadline_is_none() -> None:
     assert deadline([_at(0, 0), _at(0, 0)], 1) == 1_000
-    assert deadline([_at(1, 0), _at(10, 0)], 2) == 160
+    assert deadline([_at(1, 0), _at(400, 0)], 2) == 1_000
+
+
+def without_bytes() -> ModelSizes:
+    """A model that is moved at once."""
+    return replace(SIZES, update_bytes=dict.fromkeys(SIZES.update_bytes, Bytes(1000)))
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(1, 20), (200, 10)])
+def test_rounds_on_a_fast_line_take_the_stated_steps_where_those_are_short(
+    step_ms: float, steps: int
+) -> None:
+    near = Truth(step_ms=step_ms, up_mbit_s=1000, down_mbit_s=1000, rtt_ms=1)
+    truths = dict.fromkeys(names(3), near)
+    fleet = Fleet(spec(nodes=3), truths, sizes=without_bytes())
+    for _ in range(3):
+        fleet.play()
+    assert fleet.play().plan.memory.inner_steps == steps
+
+
+def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_its_steps() -> None:
+    truths = dict.fromkeys(names(3), Truth(step_ms=1))
+    known = {node: reading_of(truth) for node, truth in truths.items()}
+    unseen = {
+        node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
+        for node, each in known.items()
+    }
+    plan = plan_round(Fleet(spec(nodes=3), truths).request(truths), unseen, without_bytes())
+    assert all(part.forecast_ms > 0 for part in plan.nodes.values())
+    assert plan.deadline_ms == 1_000
