@@ -38,7 +38,7 @@ FORGOTTEN_DAYS = 30
 STORED_A_MINUTE = 500
 """Records that are written at a time; the one that was written longest ago goes first."""
 SLICE_NODES = 500
-"""Nodes that are looked at before others get their turn in the event loop: some 15 ms."""
+"""Nodes that are looked at before others get their turn in the event loop: 10 to 15 ms."""
 FEW_NODES = 500
 """The medians of a larger fleet are made anew each minute only."""
 
