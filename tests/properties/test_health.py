@@ -1,5 +1,7 @@
 """A node's health: its parts stay in [0, 1], and slowness alone excludes nobody."""
 
+from statistics import median
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -100,6 +102,21 @@ def test_a_perfect_node_is_never_excluded_however_slow_it_is(
 @given(slow=_rates, factor=st.floats(1.0, 1000.0), usual=_rates)
 def test_a_faster_node_never_scores_less(slow: float, factor: float, usual: float) -> None:
     assert relative_score(slow * factor, usual) >= relative_score(slow, usual)
+
+
+@given(stated=_rates, others=st.lists(_rates, min_size=4, max_size=20))
+def test_a_median_node_gains_a_tenth_of_the_health_at_most_by_a_false_speed(
+    stated: float, others: list[float]
+) -> None:
+    middle = median(others)
+    honest = after_line(after_rate(NEW, "mlp", middle), 1e6, 1e6, 0.0)
+    liar = after_line(after_rate(NEW, "mlp", stated), 1e6, 1e6, 0.0)
+    fleet = [after_line(after_rate(NEW, "mlp", rate), 1e6, 1e6, 0.0) for rate in others]
+    values = [
+        health_parts(record, fleet_medians([*fleet, record]), START_S).value
+        for record in (honest, liar)
+    ]
+    assert values[1] - values[0] <= 0.1
 
 
 def test_the_scale_of_the_speed_is_what_the_manual_says() -> None:

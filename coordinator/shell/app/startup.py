@@ -351,7 +351,7 @@ class CoordinatorApp:
             runtime.close()
         self._services.echo.close()
         await store_node_counts(self._services)
-        await store_health(self._services)
+        await store_health(self._services, len(self._services.health.records))
         await self._services.evaluator.stop()
         await self._services.heavy.close()
         if self._outbox is not None:

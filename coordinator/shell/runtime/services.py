@@ -33,7 +33,7 @@ from coordinator.shell.journal.registry import NONCE_MAX
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
-from coordinator.shell.runtime.fleet_health import MINUTE_S, FleetHealth
+from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE, FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
 from hypergpu.engine.engine import Engine
 from hypergpu.errors import HyperGPUError, Reason
@@ -453,14 +453,14 @@ async def keep_health(services: Services) -> None:
     while True:
         await asyncio.sleep(MINUTE_S)
         health, readings, streams = services.health, services.readings, services.nodes.streams
-        if health.look(streams, readings.by_node()):
+        if await health.look(streams, readings.by_node()):
             services.allocator.review()
         await store_health(services)
 
 
-async def store_health(services: Services) -> None:
-    """Store what changed of nodes' health, the longest unstored first."""
-    records, removed = services.health.records_to_store(), tuple(services.health.forgotten)
+async def store_health(services: Services, most: int = STORED_A_MINUTE) -> None:
+    """Store at most so many records of nodes' health that changed, the longest unstored first."""
+    records, removed = services.health.records_to_store(most), tuple(services.health.forgotten)
     try:
         await services.driver.in_writer(services.journal.store_health, records, removed)
     except HyperGPUError as refused:

@@ -74,12 +74,12 @@ async def test_a_round_without_evidence_leaves_the_quality_as_it_was(tmp_path: P
     assert health.parts(NODE).quality == NEWCOMER
 
 
-def test_an_idle_node_has_a_health_with_a_history_and_a_reason() -> None:
+async def test_an_idle_node_has_a_health_with_a_history_and_a_reason() -> None:
     clock = Clock()
     health = FleetHealth(clock=clock)
     for _ in range(10):
         clock.now_s += 60
-        health.look([NODE], {})
+        await health.look([NODE], {})
     shown = health.health(NODE)
     assert shown.history.step_minutes == 1
     assert len(shown.history.points) == 10
@@ -88,14 +88,14 @@ def test_an_idle_node_has_a_health_with_a_history_and_a_reason() -> None:
     assert shown.reason
 
 
-def test_a_line_far_below_the_fleets_lowers_the_speed_and_excludes_nobody() -> None:
+async def test_a_line_far_below_the_fleets_lowers_the_speed_and_excludes_nobody() -> None:
     def reading(bits_per_s: float) -> NodeReading:
         goodput = Estimate(mean=bits_per_s, count=3)
         return NodeReading(up_bits_per_s=goodput, down_bits_per_s=goodput)
 
     slow, third = reading(1e5), NodeId("0x" + "c3" * 20)
     health = FleetHealth()
-    health.look([NODE, OTHER, third], {NODE: slow, OTHER: reading(1e8), third: reading(1e8)})
+    await health.look([NODE, OTHER, third], {NODE: slow, OTHER: reading(1e8), third: reading(1e8)})
     assert health.parts(NODE).speed == 0.0
     assert health.exclusion(NODE) is None
     assert health.rank(NODE) < health.rank(OTHER)
@@ -109,48 +109,48 @@ def test_speeds_of_different_workloads_are_not_compared() -> None:
     assert speeds == pytest.approx([NEWCOMER, NEWCOMER])
 
 
-def test_the_end_of_an_exclusion_is_told_by_the_look_that_finds_it() -> None:
+async def test_the_end_of_an_exclusion_is_told_by_the_look_that_finds_it() -> None:
     clock = Clock()
     health = FleetHealth({NODE: bad_record(clock)}, clock)
     excluded = health.exclusion(NODE)
     assert excluded is not None
-    assert health.look([NODE], {}), "it was not known before"
-    assert not health.look([NODE], {})
+    assert await health.look([NODE], {}), "it was not known before"
+    assert not await health.look([NODE], {})
     clock.now_s = excluded.until_s
-    assert health.look([NODE], {})
+    assert await health.look([NODE], {})
     assert health.exclusion(NODE) is None
 
 
 async def test_health_outlives_a_restart(tmp_path: Path) -> None:
     services = services_in(tmp_path)
     services.health.record_rate(NODE, "mlp/1", 100.0)
-    services.health.look([NODE], {})
+    await services.health.look([NODE], {})
     async with driving(services):
         await store_health(services)
     before = services.health.records[NODE]
-    assert services.health.records_to_store() == {}
+    assert services.health.records_to_store(9) == {}
     assert services.journal.health() == {NODE: before}
 
 
-def test_few_records_are_written_at_a_time_the_longest_unstored_first() -> None:
+async def test_few_records_are_written_at_a_time_the_longest_unstored_first() -> None:
     clock = Clock()
     health = FleetHealth(clock=clock)
-    health.look([NODE, OTHER], {})
+    await health.look([NODE, OTHER], {})
     first = health.records_to_store(most=1)
     health.mark_stored(first)
     clock.now_s += 60
-    health.look([NODE, OTHER], {})
+    await health.look([NODE, OTHER], {})
     assert health.records_to_store(most=1).keys() == {NODE, OTHER} - first.keys()
 
 
 async def test_a_node_that_was_away_for_a_month_is_forgotten(tmp_path: Path) -> None:
     clock, services = Clock(), services_in(tmp_path)
     services = services._replace(health=FleetHealth(clock=clock))
-    services.health.look([NODE], {})
+    await services.health.look([NODE], {})
     async with driving(services):
         await store_health(services)
         clock.now_s += (FORGOTTEN_DAYS * 24 * 60 + 1) * 60
-        services.health.look([], {})
+        await services.health.look([], {})
         await store_health(services)
     assert services.health.records == {}
     assert services.journal.health() == {}
