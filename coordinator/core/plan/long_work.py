@@ -28,6 +28,9 @@ _LEAST_SHARE, _LEAST_SAMPLES = 1 / 8, 4
 """Smallest part of the job's batch, and the fewest samples: batch norm needs several."""
 
 
+_STEPS_WHOLE = 8
+
+
 class LongWork(NamedTuple):
     """Work of a node that no round waits for."""
 
@@ -93,7 +96,9 @@ def _sized(
     if room_us < bounds.least * least * times.step_us:
         return bounds.least, least, 0.0
     wanted = room_us / times.step_us
-    steps = min(max(bounds.least, ceil(wanted)), bounds.most)
+    # Of many steps a part of one is not worth a batch of its own.
+    whole = int(wanted) if wanted >= _STEPS_WHOLE else ceil(wanted)
+    steps = min(max(bounds.least, whole), bounds.most)
     share = min(1.0, max(least, wanted / steps))
     # Samples are whole: a batch is what fits, never more.
     share = max(least, int(share * stated_batch) / stated_batch)

@@ -60,6 +60,8 @@ class NodeShare(NamedTuple):
     computing: float
     """Share of a round for which it would compute, over the middle node's."""
     is_measured: bool
+    in_least: float = 0.0
+    """What would fit into a round that takes as long as opening and closing it."""
 
 
 class Participation(NamedTuple):
@@ -234,8 +236,9 @@ def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, work: NodeShar
     least = _AWAITED_STILL_FROM if memory.is_awaited else _AWAITED_FROM
     computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
     reason = f"{share:.2g} of the median node's work fits in"
-    if share < least or work.computing < computing:
-        if share >= least:
+    is_slow = max(share, work.in_least) < least
+    if is_slow or work.computing < computing:
+        if not is_slow:
             reason = "it would move bytes for most of a round"
         memory = replace(memory, is_awaited=False)
         return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)

@@ -234,11 +234,12 @@ def _round_us(
 
 def _share_of_middle(inputs: PlanInputs, work: NodeWork) -> NodeShare:
     common = inputs.common
-    span_us = max(_LEAST_SPAN_US, common.span_us)
-    fitting = (span_us - work.moving_us) / work.known.step_us
+    middle_us = common.middle.inner_steps * work.known.step_us
+    in_least = (max(_LEAST_SPAN_US, common.span_us) - work.moving_us) / middle_us
     is_measured = bool(work.known.reading.step_us.count)
-    computing = (span_us - work.moving_us) / max(1.0, common.middle.computing_us)
-    return NodeShare(fitting / common.middle.inner_steps, computing, is_measured)
+    room_us = common.span_us - work.moving_us
+    computing = max(room_us, _LEAST_SPAN_US - work.moving_us) / max(1.0, common.middle.computing_us)
+    return NodeShare(room_us / middle_us, computing, is_measured, in_least)
 
 
 def _with_long_work(
