@@ -8,7 +8,8 @@ import random
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Model, extend_chain
+from coordinator.core.job.chain import extend_chain
+from coordinator.core.job.state import Model
 from coordinator.core.plan import decision
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import (

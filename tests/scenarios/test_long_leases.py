@@ -19,7 +19,6 @@ from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
-from tests.scenarios.test_planned_rounds import plan_event, planning
 from tests.unit.job_states import (
     ALICE,
     BOB,
@@ -28,6 +27,8 @@ from tests.unit.job_states import (
     fold_event,
     node_plan,
     only,
+    plan_event,
+    planning,
     update_event,
 )
 
@@ -38,7 +39,7 @@ def long_plan(rounds: int = LASTS) -> NodePlan:
     return replace(node_plan(1), rounds=rounds)
 
 
-def opened(rounds: int = LASTS) -> Job:
+def open_round(rounds: int = LASTS) -> Job:
     """Round 0, in which Alice works, and Bob under a lease over several rounds."""
     return after(planning(), plan_event(0, {ALICE: node_plan(2), BOB: long_plan(rounds)}))
 
@@ -58,7 +59,7 @@ def bobs_update(at_ms: int, *, round_: int = 0, lease: int = 2) -> events.Event:
 
 
 def test_no_round_waits_for_it_and_the_next_plan_does_not_ask_its_node() -> None:
-    job = opened()
+    job = open_round()
     assert set(job.open_round.participants) == {ALICE}
     assert job.long_leases[BOB].work is WorkState.UNDER_WAY
     job = after(job, update_event(ALICE, round_=0, lease=1, at_ms=140))
@@ -70,7 +71,7 @@ def test_no_round_waits_for_it_and_the_next_plan_does_not_ask_its_node() -> None
 
 
 def test_its_update_is_folded_by_the_round_that_closes_next_and_counts_less() -> None:
-    job = next_round(opened(), 0, 140)
+    job = next_round(open_round(), 0, 140)
     job = after(job, bobs_update(200))
     assert job.long_leases[BOB].work is WorkState.RECEIVED
     assert job.phase is Phase.TRAINING, "it fills no quorum"
@@ -105,7 +106,7 @@ def test_the_factor_falls_with_every_round_and_is_a_quarter_at_last() -> None:
 
 
 def test_an_update_that_comes_while_a_round_is_folded_is_in() -> None:
-    job = after(opened(), update_event(ALICE, round_=0, lease=1, at_ms=140), bobs_update(145))
+    job = after(open_round(), update_event(ALICE, round_=0, lease=1, at_ms=140), bobs_update(145))
     assert job.long_leases[BOB].work is WorkState.RECEIVED
     job = after(job, fold_event(0, at_ms=150), plan_event(1, {ALICE: node_plan(2)}))
     lease = job.open_round.participants[ALICE].lease
@@ -114,7 +115,7 @@ def test_an_update_that_comes_while_a_round_is_folded_is_in() -> None:
 
 
 def test_it_is_void_after_its_last_round_and_its_samples_go_out_again() -> None:
-    job = opened(rounds=2)
+    job = open_round(rounds=2)
     held = job.long_leases[BOB].shard
     job = next_round(job, 0, 140)
     lease = job.open_round.participants[ALICE].lease
@@ -126,7 +127,7 @@ def test_it_is_void_after_its_last_round_and_its_samples_go_out_again() -> None:
 
 
 def test_a_node_that_is_lost_gives_it_back() -> None:
-    job = opened()
+    job = open_round()
     held = job.long_leases[BOB].shard
     job = after(job, events.NodeLost(at_ms=at(60), node=BOB, reason="silent"))
     assert not job.long_leases
@@ -138,14 +139,14 @@ def test_one_that_is_handed_back_is_given_back_and_memory_that_lacked_is_minded(
     back = events.ShardHandedBack(
         at_ms=at(60), node=BOB, round=0, lease=2, reason="out of memory", lacks_memory=True
     )
-    job = after(opened(), back)
+    job = after(open_round(), back)
     assert not job.long_leases
     assert job.members[BOB].fit.micro_batch
     assert not violations(job)
 
 
 def test_a_pause_takes_it_back_and_a_resume_plans_its_node_again() -> None:
-    step = transition(opened(), events.JobPaused(at_ms=at(60)))
+    step = transition(open_round(), events.JobPaused(at_ms=at(60)))
     cancelled = {each.node for each in step.commands if isinstance(each, CancelShard)}
     assert cancelled == {ALICE, BOB}
     job = after(step.job, events.JobResumed(at_ms=at(70)))
@@ -154,7 +155,7 @@ def test_a_pause_takes_it_back_and_a_resume_plans_its_node_again() -> None:
 
 
 def test_a_drained_node_ends_it_and_leaves() -> None:
-    job = after(opened(), events.NodeDraining(at_ms=at(60), node=BOB, reason="its owner"))
+    job = after(open_round(), events.NodeDraining(at_ms=at(60), node=BOB, reason="its owner"))
     assert job.long_leases[BOB].is_open
     job = after(job, bobs_update(80))
     assert not job.members[BOB].is_present
@@ -162,7 +163,7 @@ def test_a_drained_node_ends_it_and_leaves() -> None:
 
 
 def test_a_job_that_stops_takes_it_back_and_pays_what_had_come() -> None:
-    job = after(next_round(opened(), 0, 140), bobs_update(200))
+    job = after(next_round(open_round(), 0, 140), bobs_update(200))
     step = transition(job, events.JobStopped(at_ms=at(210)))
     (measured,) = [
         each.record
@@ -170,13 +171,13 @@ def test_a_job_that_stops_takes_it_back_and_pays_what_had_come() -> None:
         if isinstance(each, WriteRecord) and isinstance(each.record, events.RoundMeasured)
     ]
     assert [each.contribution.node for each in measured.updates] == [BOB]
-    stopped = transition(next_round(opened(), 0, 140), events.JobStopped(at_ms=at(210)))
+    stopped = transition(next_round(open_round(), 0, 140), events.JobStopped(at_ms=at(210)))
     assert BOB in {each.node for each in stopped.commands if isinstance(each, CancelShard)}
     assert not violations(stopped.job)
 
 
 def test_a_node_that_comes_back_gets_the_same_work_and_its_base_is_kept() -> None:
-    job = opened()
+    job = open_round()
     (first,) = [
         each for each in outstanding(job) if isinstance(each, AssignShard) and each.node == BOB
     ]
@@ -190,14 +191,14 @@ def test_a_node_that_comes_back_gets_the_same_work_and_its_base_is_kept() -> Non
 
 
 def test_an_old_lease_number_is_void() -> None:
-    job = next_round(opened(), 0, 140)
+    job = next_round(open_round(), 0, 140)
     assert "is void" in rejection(job, bobs_update(200, lease=1))
     assert "is not the open one" in rejection(job, bobs_update(200, round_=7))
     assert not rejection(job, bobs_update(200))
 
 
 def test_funding_covers_it_while_it_is_under_way() -> None:
-    job = opened()
+    job = open_round()
     reserved = shard_samples(job.long_leases[BOB].shard.ranges)
     alice = shard_samples(job.open_round.participants[ALICE].shard.ranges)
     enough = 2 * alice + reserved

@@ -17,14 +17,12 @@ from coordinator.core.allocation import (
 )
 from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.job.blobs import live_blobs
+from coordinator.core.job.chain import DELTAS_MOST, extend_chain, initial_of
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import (
-    DELTAS_MOST,
     Job,
     Model,
     Phase,
-    extend_chain,
-    initial_of,
 )
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Digest, JobId, NodeId

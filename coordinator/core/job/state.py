@@ -149,7 +149,7 @@ class Participant(msgspec.Struct, frozen=True):
     seed_slot: Slot | None = None
     """Slot that its seed follows from, where its shard is another's; None: its own."""
     base: LeaseBase | None = None
-    """Of a lease over several rounds; None: its lease ends with its round."""
+    """What a lease over several rounds began with; None: its lease ends with its round."""
 
     @property
     def is_open(self) -> bool:
@@ -486,26 +486,3 @@ class Job(msgspec.Struct, frozen=True):
         if self.model is None:
             raise AssertionError("the first model is not made yet")
         return self.model
-
-
-DELTAS_MOST = 16
-_SHARE = 2
-"""Together they stay below one half of a model: beyond it the whole model is not much more."""
-
-
-def extend_chain(base: Model, delta: Delta, model_bytes: Bytes) -> tuple[Delta, ...]:
-    """The deltas of the model that ``delta`` makes of ``base``: the newest of them, the last it.
-
-    The newest one is kept whatever its size.
-    """
-    chain = (*base.deltas, delta)[-DELTAS_MOST:]
-    while len(chain) > 1 and _SHARE * sum(each.blob.size_bytes for each in chain) >= model_bytes:
-        chain = chain[1:]
-    return chain
-
-
-def initial_of(model: Model) -> Digest | None:
-    """The job's first model, where ``model`` is it or its deltas lead on from it."""
-    if len(model.deltas) != model.round:
-        return None
-    return model.deltas[0].base if model.deltas else model.blob.digest

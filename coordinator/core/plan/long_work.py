@@ -70,7 +70,7 @@ def long_work(
         stated_batch: The job's.
         cut_rounds: Its leases in a row that ended without its update: each halves its work.
     """
-    sizes = [_sized(times, bounds, stated_batch, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
+    sizes = [_work_for(times, bounds, stated_batch, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
     best = max(busy for _, _, busy in sizes)
     wanted = min(_BUSY, _BUSY_OF_BEST * best)
     made_for, (steps, share, _) = next(
@@ -85,7 +85,7 @@ def long_work(
     return LongWork(steps, Batch(size, reason), lasts, made_for)
 
 
-def _sized(
+def _work_for(
     times: WorkTimes, bounds: StepBounds, stated_batch: int, rounds: int
 ) -> tuple[int, float, float]:
     """Steps, share of the batch, and the part of so many rounds that the node would compute."""

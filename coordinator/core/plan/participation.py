@@ -50,7 +50,7 @@ def work_band(work: float) -> Band:
     return Band.HIGH if work >= _HIGH_FROM else Band.NORMAL
 
 
-class NodeShare(NamedTuple):
+class PartOfMiddle(NamedTuple):
     """What a node does in a round."""
 
     of_middle: float
@@ -150,7 +150,7 @@ def is_excluded(memory: NodeMemory, number: int) -> bool:
 def participations(
     request: PlanRequest,
     memories: Mapping[NodeId, NodeMemory],
-    works: Mapping[NodeId, NodeShare],
+    works: Mapping[NodeId, PartOfMiddle],
     readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, Participation]:
     """The part and the band of each candidate: the only place that decides them.
@@ -193,7 +193,7 @@ def participations(
 
 def _with_one_awaited(
     request: PlanRequest,
-    works: Mapping[NodeId, NodeShare],
+    works: Mapping[NodeId, PartOfMiddle],
     found: Mapping[NodeId, Participation],
 ) -> dict[NodeId, Participation]:
     """The same parts, of which one at least is waited for: the one that does most."""
@@ -212,7 +212,9 @@ def _nodes_needed(request: PlanRequest, candidates: int) -> int:
     return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
-def _part(request: PlanRequest, node: NodeId, memory: NodeMemory, work: NodeShare) -> Participation:
+def _part(
+    request: PlanRequest, node: NodeId, memory: NodeMemory, work: PartOfMiddle
+) -> Participation:
     number, is_tried = request.round, node in request.on_trial or bool(memory.retries)
     if is_excluded(memory, number):
         return _resting(memory, _exclusion(memory))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from blake3 import blake3
 from msgspec.structs import replace
 
+from coordinator.core.job.chain import initial_of
 from coordinator.core.job.commands import AssignShard, CancelShard, Command, SetDeadline
 from coordinator.core.job.state import (
     Job,
@@ -22,7 +23,6 @@ from coordinator.core.job.state import (
     Shard,
     Stream,
     WorkState,
-    initial_of,
 )
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.decision import (

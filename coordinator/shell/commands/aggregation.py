@@ -8,9 +8,10 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
+from coordinator.core.job.chain import extend_chain
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, JobPaused
-from coordinator.core.job.state import Model, Weighing, extend_chain
+from coordinator.core.job.state import Model, Weighing
 from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold_files import (
     BaseDamagedError,

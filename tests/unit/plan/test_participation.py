@@ -26,8 +26,8 @@ from coordinator.core.plan.median_node import (
 )
 from coordinator.core.plan.node_work import fit_steps
 from coordinator.core.plan.participation import (
-    NodeShare,
     Participation,
+    PartOfMiddle,
     absentees,
     candidate_memories,
     participations,
@@ -40,7 +40,7 @@ from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_s
 
 NODES = names(5)
 SLOW = NODES[0]
-EQUAL = dict.fromkeys(NODES, NodeShare(1.0, 1.0, is_measured=True))
+EQUAL = dict.fromkeys(NODES, PartOfMiddle(1.0, 1.0, is_measured=True))
 STARTING, AWAY = NodeReading(is_starting=True), NodeReading(is_present=False)
 PART = NodePlan(20, "int4", "", Milliseconds(1), Milliseconds(1))
 
@@ -65,7 +65,7 @@ def _request(
 
 
 def _part(
-    work: NodeShare,
+    work: PartOfMiddle,
     memory: NodeMemory | None = None,
     *,
     took_ms: int | None = 1,
@@ -86,8 +86,8 @@ def _part(
     return participations(request, candidate_memories(request), works, {})[SLOW]
 
 
-def share(of_middle: float, computing: float = 1.0, *, is_measured: bool = True) -> NodeShare:
-    return NodeShare(of_middle, computing, is_measured)
+def share(of_middle: float, computing: float = 1.0, *, is_measured: bool = True) -> PartOfMiddle:
+    return PartOfMiddle(of_middle, computing, is_measured)
 
 
 def test_a_round_waits_for_a_node_that_does_a_quarter_of_the_middle_ones_work() -> None:

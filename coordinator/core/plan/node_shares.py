@@ -1,0 +1,306 @@
+"""The third stage of a plan, the shares: each candidate's codec, batch and inner steps, who takes
+part, and for whom the round waits.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.measure.forecast import FinishForecast
+from coordinator.core.plan.codecs import (
+    byte_budget,
+    node_codecs,
+)
+from coordinator.core.plan.decision import (
+    ModelSizes,
+    NodeMemory,
+    PlanRequest,
+)
+from coordinator.core.plan.long_work import ROUNDS_MOST, LongWork, WorkTimes, long_work
+from coordinator.core.plan.node_work import (
+    Batch,
+    StepBounds,
+    exchanges_each_step,
+    fit_steps,
+    held_batch,
+    own_batch,
+    own_bounds,
+    own_steps,
+    steady_span_us,
+)
+from coordinator.core.plan.participation import (
+    Participation,
+    PartOfMiddle,
+    candidate_memories,
+    participations,
+)
+from coordinator.core.plan.round_shape import OVERRUN, RoundShape, is_middle_kept
+from coordinator.core.plan.speeds import (
+    NodeSpeed,
+)
+from hypergpu.ids import NodeId
+from hypergpu.units import Bytes
+
+_STRETCH = 1.15
+"""A round is made so much longer for slow nodes before their batches become smaller."""
+_LEAST_SPAN_US = 250_000
+"""Nobody is too slow for a round of so little: opening and closing it take as long."""
+_JOB_ENDS = "the job ends before its work would"
+
+
+class PlanInputs(NamedTuple):
+    """What the plans of all nodes of the round are made of."""
+
+    request: PlanRequest
+    sizes: ModelSizes
+    common: RoundShape
+    limits: StepBounds
+
+    @property
+    def stated_batch(self) -> int:
+        """Samples in a step of the job's own batch."""
+        return self.request.spec.training.batch_size
+
+
+class NodeWork(NamedTuple):
+    """One node's work while the plan is made."""
+
+    known: NodeSpeed
+    codec: str
+    lighter_rounds: int
+    moving_us: float
+    """Time that it can only wait for bytes."""
+    hidden_us: float
+    """Further time in which bytes move, while it takes steps that it was granted."""
+    batch: Batch
+    step_us: float
+    """Time of a step with its own batch."""
+    prefetched: int
+    """Inner steps of this round that it may have taken already."""
+    bounds: StepBounds
+    is_batch_held: bool
+    """Whether its steps before were of the same batch, so that their number may be kept."""
+    long: LongWork | None = None
+    """Its work where no round waits for it."""
+
+    @property
+    def least_us(self) -> float:
+        """Time of the fewest steps that it may take, with moving."""
+        least = max(self.bounds.least, min(self.prefetched, self.bounds.most))
+        return least * self.step_us + self.moving_us
+
+
+class NodeShares(NamedTuple):
+    """What each candidate does in the round."""
+
+    works: Mapping[NodeId, NodeWork]
+    parts: Mapping[NodeId, Participation]
+    asked: Mapping[NodeId, int]
+    """Inner steps of participants that fill the round."""
+    given: Mapping[NodeId, int]
+    """The same, fewer where the job ends."""
+    span_us: float
+    """The round's span with what it is made longer by for those whom it waits for."""
+
+    @property
+    def working(self) -> dict[NodeId, NodeWork]:
+        """Work of those who take part."""
+        return {node: work for node, work in self.works.items() if self.parts[node].is_taking_part}
+
+
+def node_shares(inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed]) -> NodeShares:
+    """Each candidate's work, and whether it takes part.
+
+    Args:
+        inputs: What holds for all of them.
+        known: Speed of each candidate.
+    """
+    request = inputs.request
+    memories = candidate_memories(request)
+    codecs = _codecs(inputs, known, memories)
+    works = {
+        node: _node_work(inputs, node, mine, memories[node], codecs[node])
+        for node, mine in known.items()
+    }
+    parts = participations(
+        request,
+        memories,
+        {node: _part_of_middle(inputs, work) for node, work in works.items()},
+        {node: mine.reading for node, mine in known.items()},
+    )
+    round_us = _round_us(inputs, works, parts)
+    works = {
+        node: work
+        if parts[node].is_awaited
+        else _with_long_work(inputs, work, memories[node], round_us)
+        for node, work in works.items()
+    }
+    taking_part = {node: work for node, work in works.items() if parts[node].is_taking_part}
+    span_us = _stretched_us(inputs, taking_part)
+    asked, given, rounds_left = _steps_of(inputs, taking_part, parts, span_us)
+    too_long = {n for n, w in taking_part.items() if w.long and w.long.made_for > rounds_left}
+    parts = {
+        node: part._replace(is_taking_part=False, reason=_JOB_ENDS) if node in too_long else part
+        for node, part in parts.items()
+    }
+    return NodeShares(works, parts, asked, given, span_us)
+
+
+def _round_us(
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
+) -> float:
+    """When the last of those whom the round waits for is forecast to be in."""
+    awaited = {
+        node: work
+        for node, work in works.items()
+        if found[node].is_awaited and found[node].is_taking_part
+    }
+    span_us = _stretched_us(inputs, awaited)
+    return 1000.0 * max(
+        finish(inputs, work, _inner_steps(work, span_us, found[node].memory)).mean_ms
+        for node, work in awaited.items()
+    )
+
+
+def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
+    common = inputs.common
+    middle_us = common.middle.inner_steps * work.known.step_us
+    in_least = (max(_LEAST_SPAN_US, common.span_us) - work.moving_us) / middle_us
+    is_measured = bool(work.known.reading.step_us.count)
+    room_us = common.span_us - work.moving_us
+    computing = max(room_us, _LEAST_SPAN_US - work.moving_us) / max(1.0, common.middle.computing_us)
+    return PartOfMiddle(room_us / middle_us, computing, is_measured, in_least)
+
+
+def _with_long_work(
+    inputs: PlanInputs, work: NodeWork, memory: NodeMemory, round_us: float
+) -> NodeWork:
+    """The work of a node that no round waits for: one step where nothing is known of its speed."""
+    stated, known = inputs.stated_batch, work.known
+    moving_us = work.moving_us + work.hidden_us
+    if not known.reading.step_us.count:
+        long = LongWork(1, Batch(stated), ROUNDS_MOST, 1)
+    else:
+        up_bytes = inputs.sizes.update_bytes[work.codec]
+        forecast = known.finish(round_us / known.step_us, up_bytes, Bytes(0))
+        spread_us = 1000.0 * forecast.deviation_ms
+        times = WorkTimes(known.step_us, moving_us, spread_us, round_us)
+        long = long_work(times, inputs.limits, stated, cut_rounds=memory.cut_rounds)
+    return work._replace(
+        moving_us=moving_us,
+        hidden_us=0.0,
+        batch=long.batch,
+        step_us=known.step_us * long.batch.size / stated,
+        prefetched=0,
+        long=long,
+    )
+
+
+def _codecs(
+    inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed], memories: Mapping[NodeId, NodeMemory]
+) -> dict[NodeId, tuple[str, int]]:
+    """Each candidate's codec, and how many plans in a row have seen room for a finer one."""
+    request, common = inputs.request, inputs.common
+    computing_us = OVERRUN * common.middle.computing_us
+    utilisation = request.spec.aware.utilisation
+    budgets = {node: byte_budget(mine, computing_us, utilisation) for node, mine in known.items()}
+    return node_codecs(common.family, memories, inputs.sizes, budgets, common.weights)
+
+
+def _node_work(
+    inputs: PlanInputs,
+    node: NodeId,
+    known: NodeSpeed,
+    memory: NodeMemory,
+    chosen: tuple[str, int],
+) -> NodeWork:
+    """A candidate's batch and least time: the steps follow when it is known who works."""
+    request, sizes, common = inputs.request, inputs.sizes, inputs.common
+    codec, lighter_rounds = chosen
+    moved_us = known.moving_us(sizes.update_bytes[codec], sizes.update_bytes[common.down])
+    stated, prefetched = inputs.stated_batch, request.prefetched.get(node, 0)
+    held = held_batch(request.spec, memory)
+    hidden_us = min(moved_us, prefetched * known.step_us * held.size / stated)
+    stretch = 1.0 if exchanges_each_step(request.spec) else _STRETCH
+    batch = own_batch(
+        request.spec,
+        memory,
+        fewest_us=inputs.limits.least * known.step_us,
+        room_us=stretch * common.span_us - moved_us + hidden_us,
+    )
+    if batch.size != (memory.batch_size or stated):
+        # Steps that were taken with another batch begin no shard of this one.
+        prefetched, hidden_us = 0, 0.0
+    return NodeWork(
+        known=known,
+        codec=codec,
+        lighter_rounds=lighter_rounds,
+        moving_us=moved_us - hidden_us,
+        hidden_us=hidden_us,
+        batch=batch,
+        step_us=known.step_us * batch.size / stated,
+        prefetched=prefetched,
+        bounds=own_bounds(inputs.limits, batch.size / stated, request.spec),
+        is_batch_held=batch.size == (memory.batch_size or stated),
+    )
+
+
+def _steps_of(
+    inputs: PlanInputs,
+    working: Mapping[NodeId, NodeWork],
+    found: Mapping[NodeId, Participation],
+    span_us: float,
+) -> tuple[dict[NodeId, int], dict[NodeId, int], int]:
+    """The steps that participants would take, those that the end of the job leaves them, and how
+    many rounds like this one are left.
+    """
+    request = inputs.request
+    asked = {
+        node: work.long.inner_steps
+        if work.long
+        else _inner_steps(work, span_us, found[node].memory)
+        for node, work in working.items()
+    }
+    awaited = {node: steps for node, steps in asked.items() if working[node].long is None}
+    batches = {node: work.batch.size for node, work in working.items()}
+    planned = sum(steps * batches[node] for node, steps in awaited.items())
+    beside = sum(
+        work.long.inner_steps * batches[node] / work.long.made_for
+        for node, work in working.items()
+        if work.long
+    )
+    left = request.samples_total - request.samples_done
+    rounds_left = max(1, ceil(left / max(1.0, planned + beside)))
+    fitted = fit_steps(awaited, batches, ceil(left * planned / max(1.0, planned + beside)))
+    # What was prefetched is done, or nearly so: the end of the job does not cut it.
+    given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in fitted.items()}
+    return asked, {**asked, **given}, rounds_left
+
+
+def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
+    """The steps that fill the round, and no fewer than were prefetched."""
+    if not work.is_batch_held:
+        memory = replace(memory, inner_steps=0)
+    steps = own_steps(work.step_us, work.moving_us, span_us, bounds_=work.bounds, memory=memory)
+    return max(steps, min(work.prefetched, work.bounds.most))
+
+
+def _stretched_us(inputs: PlanInputs, working: Mapping[NodeId, NodeWork]) -> float:
+    """The round's span with what it is made longer by for those whom it waits for."""
+    common, previous = inputs.common, inputs.request.previous
+    stretches = [work.least_us for work in working.values() if work.long is None]
+    span_us = max([common.span_us, *stretches])
+    if previous is None or not is_middle_kept(inputs.request, common.middle):
+        return span_us
+    return max(common.span_us, steady_span_us(span_us, previous.stretched_ms))
+
+
+def finish(inputs: PlanInputs, work: NodeWork, given: int) -> FinishForecast:
+    """When a node is done with so many steps, less what it took ahead."""
+    sizes = inputs.sizes.update_bytes
+    steps = given * work.batch.size / inputs.stated_batch
+    if given >= work.prefetched:
+        steps = max(0.0, steps - work.hidden_us / work.known.step_us)
+    return work.known.finish(steps, sizes[work.codec], sizes[inputs.common.down])
