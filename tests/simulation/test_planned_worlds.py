@@ -168,7 +168,8 @@ def test_stated_rounds_are_shorter_by_the_half_that_was_begun_early() -> None:
 
 def test_planned_rounds_that_overlap_wait_less() -> None:
     waiting, eager = (run_to_end(alike(job("aware", overlap))) for overlap in ("none", "eager"))
-    assert eager.virtual_ms < 0.85 * waiting.virtual_ms
+    # Both begin with a round of one step, and need a few more until their steps are known.
+    assert eager.virtual_ms < 0.9 * waiting.virtual_ms
 
 
 @BOTH

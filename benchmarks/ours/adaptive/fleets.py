@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from coordinator.core.job import events
@@ -51,6 +52,10 @@ class FleetRun(NamedTuple):
     updates: Counter[NodeId]
     first_rounds: Mapping[NodeId, int]
     """Rounds that had closed before each node's first update was folded."""
+    moving_ms: Mapping[NodeId, float]
+    """What each node's updates took beside computing, the median of them."""
+    inner_steps: int
+    """Median over rounds of the middle node's H."""
     rounds: int
     broken: tuple[str, ...]
 
@@ -117,30 +122,48 @@ def run_fleet(
     broken = outcome.violations
     if outcome.phases[JOB] is not Phase.FINISHED and not broken:
         broken = (f"the job is {outcome.phases[JOB].value}",)
-    return _figures(simulation.journals[JOB], broken)
+    steps_ms = {NodeId(each.name): each.step_floor_ms for each in description.nodes}
+    return _figures(simulation.journals[JOB], steps_ms, broken)
 
 
-def _figures(journal: Sequence[events.Event], broken: tuple[str, ...]) -> FleetRun:
+def _figures(
+    journal: Sequence[events.Event], steps_ms: Mapping[NodeId, float], broken: tuple[str, ...]
+) -> FleetRun:
     job: Job | None = None
     samples: Counter[NodeId] = Counter()
     updates: Counter[NodeId] = Counter()
     firsts: dict[NodeId, int] = {}
+    moving: dict[NodeId, list[float]] = {}
+    middle_steps: list[int] = []
     began_ms = Milliseconds(0)
     for event in journal:
         before, job = job, transition(job, event).job
         if not began_ms and job.round is not None:
             began_ms = job.at_ms
+        if isinstance(event, events.RoundPlanned):
+            middle_steps.append(event.plan.memory.inner_steps)
         if isinstance(event, events.UpdateReceived) and before is not None:
             participant = before.participant(event.node)
             if participant is None:
                 continue
             samples[event.node] += shard_samples(participant.shard.ranges)
             updates[event.node] += 1
+            steps = participant.inner_steps * participant.plan.batch(BATCH) / BATCH
+            took_ms = job.at_ms - participant.assigned_at_ms - steps * steps_ms.get(event.node, 0)
+            moving.setdefault(event.node, []).append(max(0.0, took_ms))
             firsts.setdefault(event.node, before.newest_model.round)
     if job is None or job.model is None:
         raise AssertionError("a job that ran has a model")
-    took_ms = Milliseconds(job.at_ms - began_ms)
-    return FleetRun(took_ms, samples, updates, firsts, job.model.round, broken)
+    return FleetRun(
+        took_ms=Milliseconds(job.at_ms - began_ms),
+        samples=samples,
+        updates=updates,
+        first_rounds=firsts,
+        moving_ms={node: median(each) for node, each in moving.items()},
+        inner_steps=round(median(middle_steps)),
+        rounds=job.model.round,
+        broken=broken,
+    )
 
 
 def hurts(without: FleetRun, with_it: FleetRun) -> float:
@@ -152,3 +175,12 @@ def counts(found: FleetRun, node: AddedNode, step_ms: int = STEP_MS, batch: int 
     """Accepted samples of the added node over what it computes in the job's time."""
     capacity = found.took_ms / (step_ms * node.times_slower) * batch
     return found.samples[ADDED] / capacity
+
+
+def counts_of_line(found: FleetRun, node: AddedNode) -> float:
+    """The same where the line is the limit: over what the added node would do in the job's time if
+    it did the middle node's steps and moved its own bytes, one round after the other.
+    """
+    step_ms = STEP_MS * node.times_slower
+    round_ms = found.inner_steps * step_ms + found.moving_ms.get(ADDED, 0.0)
+    return found.samples[ADDED] / (found.took_ms / round_ms * found.inner_steps * BATCH)

@@ -81,7 +81,8 @@ def long_work(
     steps = max(bounds.least, steps >> min(cut_rounds, 16))
     size = max(least_batch(stated_batch), min(stated_batch, int(share * stated_batch)))
     lasts = min(ROUNDS_MOST, max(_SLACK_TIMES * made_for, made_for + _SLACK_ROUNDS))
-    reason = f"batch {size} of {stated_batch}" if size != stated_batch else ""
+    is_own = size != stated_batch
+    reason = f"batch {size} of {stated_batch}: as much as its time holds" if is_own else ""
     return LongWork(steps, Batch(size, reason), lasts, made_for)
 
 

@@ -14,6 +14,7 @@ from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_sh
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
 from hypergpu.optimizer import schedule_share
+from hypergpu.units import several
 
 _SHORT_US = 250_000
 """Opening and closing a round takes as long, however little there is to do."""
@@ -284,7 +285,9 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
     if up_bits_per_s:
         said.append(f"uplink {rate(up_bits_per_s)}")
     said.append(f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured")
-    if deadline_ms:
+    if plan.rounds > 1:
+        said.append(f"within {several(plan.rounds, 'round')}")
+    elif deadline_ms:
         said.append(f"deadline {seconds(deadline_ms)}")
     if plan.connections > 1:
         said.append(f"{plan.connections} connections")

@@ -28,6 +28,7 @@ from coordinator.core.plan.node_work import (
     own_batch,
     own_bounds,
     own_steps,
+    prefetch_limit,
     steady_span_us,
 )
 from coordinator.core.plan.participation import (
@@ -165,12 +166,18 @@ def _round_us(
 
 
 def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
-    common = inputs.common
-    middle_us = common.middle.inner_steps * work.known.step_us
-    in_least = (max(_LEAST_SPAN_US, common.span_us) - work.moving_us) / middle_us
+    """What fits into a round, where the next one is begun while bytes move as far as the job lets
+    it.
+    """
+    common, step_us = inputs.common, work.known.step_us
+    middle_us = common.middle.inner_steps * step_us
+    moved_us = work.moving_us + work.hidden_us
+    begun = prefetch_limit(inputs.request.spec, common.middle.inner_steps)
+    moving_us = moved_us - min(moved_us, begun * step_us)
+    in_least = (max(_LEAST_SPAN_US, common.span_us) - moving_us) / middle_us
     is_measured = bool(work.known.reading.step_us.count)
-    room_us = common.span_us - work.moving_us
-    computing = max(room_us, _LEAST_SPAN_US - work.moving_us) / max(1.0, common.middle.computing_us)
+    room_us = common.span_us - moving_us
+    computing = max(room_us, _LEAST_SPAN_US - moving_us) / max(1.0, common.middle.computing_us)
     return PartOfMiddle(room_us / middle_us, computing, is_measured, in_least)
 
 

@@ -1,0 +1,106 @@
+"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts.
+
+A job of 40 stated rounds among equal nodes, with and without one more: up to 64 times slower, or on
+a bad line. Time is to the same number of accepted samples.
+"""
+
+import itertools
+
+from benchmarks.ours.adaptive.fleets import (
+    ADDED,
+    AddedNode,
+    FleetRun,
+    UsualNodes,
+    counts,
+    counts_of_line,
+    hurts,
+    job_spec,
+    run_fleet,
+)
+from benchmarks.ours.table import ResultTable
+from netsim.network.profiles import profile
+
+TIMES = (1, 2, 4, 8, 16, 32, 64)
+STEPS, NODES = (20, 100), (1, 4)
+LINES = ("3g-moving", "geo-sat", "lte-moving", "home-dsl", "wifi-bad", "stress", "D")
+FIBRE = UsualNodes(profile("home-fibre").shape.link)
+_QUICK_TIMES = (4, 64)
+
+
+def run(is_quick: bool) -> ResultTable:
+    """Each fleet once; virtual time gives the same figures each time."""
+    slower = _slower(_QUICK_TIMES if is_quick else TIMES)
+    lines = _lines(LINES[:1] if is_quick else LINES)
+    every = [*slower.values(), *lines.values()]
+    broken = [why for each in every for why in each.beside.broken]
+    if broken:
+        raise AssertionError(f"a world broke an invariant: {broken[0]}")
+    shares = {key: counts(each.beside, each.added) for key, each in slower.items()}
+    firsts = [
+        each.beside.first_rounds[ADDED] for (times, _, _), each in slower.items() if times <= 16
+    ]
+    return ResultTable(
+        title="One more node: time over the time without it, and its samples over its capacity",
+        columns=("node", "inner steps", "others", "hurts", "counts", "updates in rounds"),
+        rows=[
+            *(
+                _row(f"{times}x slower", key[1:], each, shares[key])
+                for key, each in slower.items()
+                for times in key[:1]
+            ),
+            *(
+                _row(name, (20, nodes), each, counts_of_line(each.beside, each.added))
+                for (name, nodes), each in lines.items()
+            ),
+        ],
+        metrics={
+            "hurts_max": max(each.hurts for each in every),
+            "counts_min_16": min(share for key, share in shares.items() if key[0] <= 16),
+            "counts_min_64": min(shares.values()),
+            "bad_line_share": min(
+                counts_of_line(each.beside, each.added) for each in lines.values()
+            ),
+            "first_update_rounds_max": max(firsts),
+        },
+        notes=(
+            "Virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
+            "Others are next to the coordinator, and on home-fibre beside a bad line.",
+            "Capacity: what it computes in the job's time at its own step time;",
+            "of a line, with its own time to move the bytes of each round.",
+        ),
+    )
+
+
+class Pair:
+    """A fleet with one more node beside the same one without it."""
+
+    def __init__(self, added: AddedNode, without: FleetRun, beside: FleetRun) -> None:
+        self.added = added
+        self.beside = beside
+        self.hurts = hurts(without, beside)
+
+
+def _slower(times: tuple[int, ...]) -> dict[tuple[int, int, int], Pair]:
+    return {
+        (each, steps, nodes): _pair(AddedNode(each), steps, nodes, UsualNodes())
+        for steps, nodes, each in itertools.product(STEPS, NODES, times)
+    }
+
+
+def _lines(names: tuple[str, ...]) -> dict[tuple[str, int], Pair]:
+    return {
+        (name, nodes): _pair(AddedNode(1, profile(name).shape.link), 20, nodes, FIBRE)
+        for nodes, name in itertools.product((1, 3), names)
+    }
+
+
+def _pair(added: AddedNode, steps: int, nodes: int, usual: UsualNodes) -> Pair:
+    spec = job_spec(inner_steps=steps, nodes=nodes)
+    without, beside = (run_fleet(spec, seed=1, usual=usual, added=each) for each in ((), (added,)))
+    return Pair(added, without, beside)
+
+
+def _row(name: str, of: tuple[int, ...], pair: Pair, share: float) -> list[str]:
+    beside = pair.beside
+    updates = f"{beside.updates[ADDED]} in {beside.rounds}"
+    return [name, *map(str, of), f"{pair.hurts:.3f}", f"{share:.2f}", updates]
