@@ -38,8 +38,11 @@ class Run:
         return cls(coordinator, coordinator.find_job(job))
 
     def __repr__(self) -> str:
-        job = self.detail().job
-        return f"<Run {self.id}: {job.phase}, round {job.round} of {job.rounds}>"
+        detail = self.detail()
+        job = detail.job
+        # Plans decide how many rounds there are.
+        stated = "" if detail.spec.get("strategy") == "aware" else f" of {job.rounds}"
+        return f"<Run {self.id}: {job.phase}, round {job.round}{stated}>"
 
     @property
     def sinks(self) -> tuple[Sink | str, ...]:

@@ -88,6 +88,17 @@ def test_evaluations_between_the_first_and_the_last_measure_the_stated_samples()
     assert only(outstanding(last), EvaluateModel).samples_most == 0
 
 
+def test_the_last_model_of_a_planned_job_is_measured_whole_whatever_its_round() -> None:
+    job = after_a_round(samples=7)
+    planned = replace(job, spec=replace(job.spec, strategy="aware"))
+    stated = replace(planned.tally, samples=planned.spec.stated_samples)
+    assert only(outstanding(replace(planned, tally=stated)), EvaluateModel).samples_most == 0
+    one_round = replace(planned.spec, training=replace(planned.spec.training, rounds=1))
+    short = replace(planned.tally, samples=Samples(0))
+    early = replace(planned, spec=one_round, tally=short)
+    assert only(outstanding(early), EvaluateModel).samples_most == 7
+
+
 def test_a_target_that_the_first_model_reaches_pauses_the_job() -> None:
     job = begin_training(begin_job(every=1, target=1.0).job)
     step = transition(job, score(0, 41.9, "mae"))

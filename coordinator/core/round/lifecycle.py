@@ -40,6 +40,7 @@ from coordinator.core.round.assignment import (
     deadline,
     deal_shards,
     due_prefetch,
+    is_done,
     plan_request,
     replace_participants,
     round_base,
@@ -447,7 +448,8 @@ def evaluation_command(job: Job, model: Model) -> EvaluateModel:
     """The command that measures a model: the first, the last and one whose target is to be
     confirmed on all held-out samples.
     """
-    is_end = model.round in {0, job.spec.training.rounds, *job.evaluating_whole}
+    is_last = model.round == job.newest_model.round and is_done(job)
+    is_end = is_last or model.round in {0, *job.evaluating_whole}
     samples_most = 0 if is_end else job.spec.evaluation.samples
     return EvaluateModel(model.round, model, job.spec, job.manifest, samples_most)
 

@@ -21,8 +21,7 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
         "",
         f"Trained by HyperGPU job `{job.job_id}` on workload `{spec.workload}`.",
         "",
-        f"- Rounds: {model.round} of {spec.training.rounds}",
-        f"- Inner steps a round: {spec.training.inner_steps}",
+        *_round_lines(spec, model.round),
         f"- Samples trained on, whole job: {job.tally.samples}",
         f"- Nodes that took part: {len(job.members)}",
         f"- Updates accepted: {job.tally.updates_accepted}, rejected: {job.tally.updates_rejected}",
@@ -46,6 +45,20 @@ def model_card(job: Job, model: Model, layout: Layout) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _round_lines(spec: JobSpec, rounds: int) -> list[str]:
+    """Rounds that made the model; where steps are fixed also how many were stated and their size.
+
+    Plans size rounds as they come: a planned job states samples, and its rounds are no part of
+    those of its file.
+    """
+    if spec.strategy == "aware":
+        return [f"- Rounds: {rounds}, each as planned, for {spec.stated_samples} stated samples"]
+    return [
+        f"- Rounds: {rounds} of {spec.training.rounds}",
+        f"- Inner steps a round: {spec.training.inner_steps}",
+    ]
 
 
 def _score_line(score: ModelScore) -> str:

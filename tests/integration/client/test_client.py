@@ -16,6 +16,7 @@ from tests.processes import Cluster
 
 JOB = """
 workload = "digits-softmax"
+strategy = "diloco"
 [training]
 rounds = 2
 inner_steps = 2
