@@ -71,7 +71,7 @@ def run(is_quick: bool) -> ResultTable:
     )
 
 
-class Pair:
+class FleetPair:
     """A fleet with one more node beside the same one without it."""
 
     def __init__(self, added: AddedNode, without: FleetRun, beside: FleetRun) -> None:
@@ -80,27 +80,27 @@ class Pair:
         self.hurts = hurts(without, beside)
 
 
-def _slower(times: tuple[int, ...]) -> dict[tuple[int, int, int], Pair]:
+def _slower(times: tuple[int, ...]) -> dict[tuple[int, int, int], FleetPair]:
     return {
         (each, steps, nodes): _pair(AddedNode(each), steps, nodes, UsualNodes())
         for steps, nodes, each in itertools.product(STEPS, NODES, times)
     }
 
 
-def _lines(names: tuple[str, ...]) -> dict[tuple[str, int], Pair]:
+def _lines(names: tuple[str, ...]) -> dict[tuple[str, int], FleetPair]:
     return {
         (name, nodes): _pair(AddedNode(1, profile(name).shape.link), 20, nodes, FIBRE)
         for nodes, name in itertools.product((1, 3), names)
     }
 
 
-def _pair(added: AddedNode, steps: int, nodes: int, usual: UsualNodes) -> Pair:
+def _pair(added: AddedNode, steps: int, nodes: int, usual: UsualNodes) -> FleetPair:
     spec = job_spec(inner_steps=steps, nodes=nodes)
     without, beside = (run_fleet(spec, seed=1, usual=usual, added=each) for each in ((), (added,)))
-    return Pair(added, without, beside)
+    return FleetPair(added, without, beside)
 
 
-def _row(name: str, of: tuple[int, ...], pair: Pair, share: float) -> list[str]:
+def _row(name: str, of: tuple[int, ...], pair: FleetPair, share: float) -> list[str]:
     beside = pair.beside
     updates = f"{beside.updates[ADDED]} in {beside.rounds}"
     return [name, *map(str, of), f"{pair.hurts:.3f}", f"{share:.2f}", updates]
