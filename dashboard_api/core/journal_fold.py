@@ -164,7 +164,10 @@ class JobFold:
         self.draft.set((*path, "ended_at_ms"), at_ms)
         for node in tuple(self.draft.get(*path, "lanes")):
             lane = (*path, "lanes", node)
-            self.end_lane(lane, at_ms, "lost", "its update was not in when the round closed")
+            if self.get("spec", "strategy") != "aware":
+                self.end_lane(lane, at_ms, "lost", "its update was not in when the round closed")
+            elif self.draft.get(*lane, "result") == "pending":
+                self.draft.set((*lane, "result_reason"), "its work goes on after the round")
             segments = closed_segments(self.draft.get(*lane, "segments"), at_ms)
             self.draft.set((*lane, "segments"), segments)
         if self.memory.open_round == number:
