@@ -25,7 +25,7 @@ from tests.integration.cli.conftest import JOIN, PROGRAM, Run, home
 Lines = list[dict[str, Any]]
 Nodes = list[subprocess.Popen[str]]
 STATED_SAMPLES = 6 * 20 * 32 * 2
-"""Of the first job: rounds, inner steps, batch and nodes."""
+"""What the first job's file states: rounds x inner steps x batch x nodes."""
 
 
 def test_another_ca_is_refused_before_the_secret_leaves(join_line: str) -> None:
