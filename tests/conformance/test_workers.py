@@ -18,6 +18,7 @@ from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
+from hypergpu.workloads.workload import find
 from tests.conformance.worker_process import (
     SUBJECTS,
     ShardKit,
@@ -372,7 +373,11 @@ def test_running_out_of_memory_is_fatal_to_the_worker_and_says_the_fix(
     tmp_path: Path, subject: Subject, cap_bytes: int, *, is_training: bool
 ) -> None:
     kit = ShardKit(tmp_path, Subject("null", "null", {"parameters": 1}))
-    wanted = {"workload": subject.workload, "options": subject.options}
+    wanted = {
+        "workload": subject.workload,
+        "workload_version": find(subject.workload).version,
+        "options": subject.options,
+    }
     request: protocol.Request = change(kit.request(0), **wanted)
     if not is_training:
         request = msgspec.structs.replace(kit.initial_request(0), **wanted)

@@ -132,7 +132,7 @@ every = 3
 def first_job(
     hypergpu: Run, nodes: list[subprocess.Popen[str]], folder: Path
 ) -> list[dict[str, Any]]:
-    """A job of six rounds on two nodes, watched to its end: every line of JSON that was printed."""
+    """A planned job for two nodes, watched to its end: every line of JSON that was printed."""
     assert len(nodes) == 2
     (folder / "job.toml").write_text(JOB_FILE.format(name="first", rounds=6, nodes=2), "utf-8")
     ended = hypergpu("job", "submit", "job.toml", "--watch", "--json")

@@ -24,6 +24,8 @@ from tests.integration.cli.conftest import JOIN, PROGRAM, Run, home
 
 Lines = list[dict[str, Any]]
 Nodes = list[subprocess.Popen[str]]
+STATED_SAMPLES = 6 * 20 * 32 * 2
+"""What the first job's file states: rounds x inner steps x batch x nodes."""
 
 
 def test_another_ca_is_refused_before_the_secret_leaves(join_line: str) -> None:
@@ -33,19 +35,24 @@ def test_another_ca_is_refused_before_the_secret_leaves(join_line: str) -> None:
     assert caught.value.reason is Reason.AUTHORITY_MISMATCH
 
 
+def count(first_job: Lines, kind: str) -> int:
+    """How many of the job's events are of a kind; plans decide how many rounds there are."""
+    return [event["kind"] for event in first_job[1:]].count(kind)
+
+
 def test_job_is_watched_to_its_end(first_job: Lines) -> None:
     submitted, *events = first_job
     assert submitted["schema"] == "hypergpu/submitted/1"
     assert [event["sequence"] for event in events] == list(range(len(events)))
-    kinds = [event["kind"] for event in events]
-    assert kinds.count("RoundRecorded") == 6
-    assert kinds.count("UpdateReceived") == 12
+    assert count(first_job, "RoundRecorded") == count(first_job, "AggregateReady") > 0
 
 
 def test_job_is_listed_and_shown(hypergpu: Run, first_job: Lines) -> None:
     job = json.loads(hypergpu("job", "ls", "--json").stdout)["jobs"][0]
     assert job["id"] == first_job[0]["job"]
-    assert (job["phase"], job["round"], job["updates_accepted"]) == ("finished", 6, 12)
+    rounds, updates = (count(first_job, kind) for kind in ("RoundRecorded", "UpdateReceived"))
+    assert (job["phase"], job["round"], job["updates_accepted"]) == ("finished", rounds, updates)
+    assert job["samples"] >= STATED_SAMPLES
     assert job["metric"] > 0.5
     assert "finished: all rounds are done" in hypergpu("job", "show", "first").stdout
 
@@ -58,8 +65,11 @@ def test_a_watch_writes_each_round_to_tensorboard_once(
         assert ended.returncode == 0, ended.stderr
     found = EventAccumulator(str(folder / "curves" / f"first-{first_job[0]['job']}"))
     found.Reload()
-    assert [each.step for each in found.Scalars("round/samples")] == [*range(1, 7)]
-    assert [each.step for each in found.Scalars("evaluation/accuracy")] == [0, 3, 6]
+    rounds = count(first_job, "RoundRecorded")
+    assert [each.step for each in found.Scalars("round/samples")] == [*range(1, rounds + 1)]
+    evaluated = [each.step for each in found.Scalars("evaluation/accuracy")]
+    assert (evaluated[0], evaluated[-1]) == (0, rounds)
+    assert evaluated == sorted(set(evaluated))
 
 
 def test_model_is_exported_as_the_job_names_it(
@@ -80,7 +90,7 @@ def test_model_is_exported_as_the_job_names_it(
 
 def test_nodes_are_listed_with_what_they_did(hypergpu: Run, first_job: Lines) -> None:
     found = json.loads(hypergpu("node", "ls", "--json").stdout)["nodes"]
-    accepted = [event["kind"] for event in first_job[1:]].count("UpdateReceived")
+    accepted = count(first_job, "UpdateReceived")
     assert sum(node["updates_accepted"] for node in found) >= accepted
     assert {node["worker"] for node in found} == {"numpy"}
     assert {"machine-1", "machine-2"} <= {node["name"] for node in found}
@@ -110,7 +120,7 @@ def wait_for_accepted(hypergpu: Run, folder: Path, most: int) -> list[dict[str, 
 def test_nodes_of_this_machine_count_what_was_accepted(
     hypergpu: Run, first_job: Lines, folder: Path
 ) -> None:
-    accepted = [event["kind"] for event in first_job[1:]].count("UpdateReceived")
+    accepted = count(first_job, "UpdateReceived")
     first, second = wait_for_accepted(hypergpu, folder, accepted)
     assert (first["schema"], first["name"], first["state"]) == (
         "hypergpu/status/1",
