@@ -169,6 +169,11 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether training samples never leave the nodes that have them."""
         return self.source == "node"
 
+    @property
+    def is_common(self) -> bool:
+        """Whether any node may train on any sample, so that unequal work biases no model."""
+        return self.sharding == "iid" and not self.stays_on_nodes
+
 
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Schedule of evaluations and snapshots."""

@@ -143,7 +143,7 @@ def _deadline(
         for node, plan in plans.items()
         if node in awaited and working[node].known.is_measured
     )
-    latest = [one.late_ms for one in arrivals] if spec.data.sharding != "iid" else []
+    latest = [] if spec.data.is_common else [one.late_ms for one in arrivals]
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:

@@ -78,13 +78,13 @@ def most_inner_steps(
         known: Speeds of the candidates.
         step_us: Step of the middle one.
     """
-    aware, sharding = request.spec.aware, request.spec.data.sharding
+    aware, is_common = request.spec.aware, request.spec.data.is_common
     rounds = max(1, min(aware.rounds_min, request.spec.training.rounds))
-    shares = [work_share(mine.step_us, step_us, sharding) for mine in known.values()]
+    shares = [work_share(mine.step_us, step_us, is_common=is_common) for mine in known.values()]
     per_round = request.samples_total / rounds / request.spec.training.batch_size
 
     def together(steps: int) -> float:
-        limits = step_bounds(steps, aware.inner_steps_max, sharding)
+        limits = step_bounds(steps, aware.inner_steps_max, is_common=is_common)
         return sum(min(limits.most, max(limits.least, steps * share)) for share in shares)
 
     least, most = 1, aware.inner_steps_max

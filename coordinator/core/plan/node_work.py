@@ -43,7 +43,7 @@ class StepBounds(NamedTuple):
     most: int
 
 
-def step_bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> StepBounds:
+def step_bounds(middle_steps: int, inner_steps_max: int, *, is_common: bool) -> StepBounds:
     """How far single nodes may stray from the median node's H.
 
     Where any node may train on any sample updates are weighted by their samples, so that few
@@ -51,7 +51,7 @@ def step_bounds(middle_steps: int, inner_steps_max: int, sharding: str) -> StepB
     middle node's.
     Where nodes hold samples that others do not, unequal work biases the model: half to twice.
     """
-    least, most = _reach(sharding)
+    least, most = _reach(is_common)
     upper = max(1, min(inner_steps_max, int(middle_steps * most)))
     return StepBounds(min(upper, max(1, ceil(middle_steps * least))), upper)
 
@@ -61,23 +61,23 @@ def own_bounds(limits: StepBounds, batch_share: float, spec: JobSpec) -> StepBou
 
     Where nodes hold samples that others do not, updates count by their steps, and the bounds stay.
     """
-    if spec.data.sharding != "iid":
+    if not spec.data.is_common:
         return limits
     most = int(limits.most / min(1.0, batch_share))
     return StepBounds(limits.least, min(spec.aware.inner_steps_max, most))
 
 
-def work_share(step_us: float, middle_step_us: float, sharding: str) -> float:
+def work_share(step_us: float, middle_step_us: float, *, is_common: bool) -> float:
     """A node's work in a round over the middle one's: as its speed is, as far as `bounds` lets it
     stray. What a node says of its speed moves nothing by more than that.
     """
-    least, most = _reach(sharding)
+    least, most = _reach(is_common)
     return min(most, max(least, middle_step_us / step_us))
 
 
-def _reach(sharding: str) -> tuple[float, float]:
+def _reach(is_common: bool) -> tuple[float, float]:  # noqa: FBT001 - the only argument
     """The least and the most of the median node's H."""
-    return (0.5, 2) if sharding != "iid" else (0, 8)
+    return (0, 8) if is_common else (0.5, 2)
 
 
 def steady_span_us(span_us: float, held_ms: int) -> float:

@@ -83,7 +83,7 @@ def _candidates_plan(
     limits = step_bounds(
         shape.middle.inner_steps,
         request.spec.aware.inner_steps_max,
-        request.spec.data.sharding,
+        is_common=request.spec.data.is_common,
     )
     inputs = PlanInputs(request, sizes, shape, limits)
     return close_plan(inputs, node_shares(inputs, known))
