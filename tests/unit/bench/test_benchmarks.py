@@ -93,9 +93,7 @@ def test_a_part_is_named_behind_its_benchmark() -> None:
         choose("metering/fast", is_quick=False)
     with pytest.raises(ValueError, match="codec has no part 'fast'; it has none"):
         choose("codec/fast", is_quick=False)
-    with pytest.raises(
-        ValueError, match="there is no benchmark 'speed'; there are adaptive, aggregate,"
-    ):
+    with pytest.raises(ValueError, match="there is no benchmark 'speed'; there are adaptive,"):
         choose("speed", is_quick=False)
 
 
