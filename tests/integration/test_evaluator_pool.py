@@ -179,8 +179,8 @@ async def test_a_job_over_its_time_is_ended_with_the_limit(tmp_path: Path) -> No
     kit = PoolKit(tmp_path, EvaluatorLimits(answer_s=15, places=2, spares=0))
     refused = await refusal_of(kit.deed(EVIL, "hold_lock"))
     assert refused.message == (
-        "the gradient of its held-out loss took more than 15 s, the most that an evaluator may take."
-        " Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
+        "the gradient of its held-out loss took more than 15 s, the most that an evaluator may"
+        " take. Fix: raise HYPERGPU_COORDINATOR_EVALUATOR_LIMIT_S where the coordinator runs"
     )
     assert kit.pool.serving_processes() == {}
     await kit.pool.stop()
