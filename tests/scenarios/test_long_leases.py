@@ -14,9 +14,10 @@ from coordinator.core.job.commands import (
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.long_leases import staleness_factor
+from coordinator.core.round.long_leases import BASES_MOST, staleness_factor, within_quota
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
@@ -29,6 +30,7 @@ from tests.unit.job_states import (
     only,
     plan_event,
     planning,
+    round_plan,
     update_event,
 )
 
@@ -205,3 +207,17 @@ def test_funding_covers_it_while_it_is_under_way() -> None:
     for funded, phase in ((enough, Phase.TRAINING), (enough - 1, Phase.WAITING)):
         funding = events.FundingChanged(at_ms=Milliseconds(at(50)), funded_samples=funded)
         assert next_round(after(job, funding), 0, 140).phase is phase
+
+
+def test_no_further_model_is_kept_than_the_quota_says() -> None:
+    job = open_round()
+    held = job.long_leases[BOB]
+    assert held.base is not None
+    bases = [replace(held.base, round=-number) for number in range(BASES_MOST)]
+    names = [NodeId(f"held-{number}") for number in range(BASES_MOST)]
+    leases = {name: replace(held, base=base) for name, base in zip(names, bases, strict=True)}
+    plan = round_plan(0, {ALICE: node_plan(2), BOB: long_plan()})
+    assert within_quota(job, plan) == plan
+    full = within_quota(replace(job, long_leases=leases), plan)
+    assert set(full.nodes) == {ALICE}
+    assert full.resting[BOB].endswith("the most: it waits for one to end")

@@ -10,10 +10,12 @@ step may be more than fits into a round, and moving bytes may take several round
 from math import ceil
 from typing import NamedTuple
 
-from coordinator.core.plan.node_work import Batch, StepBounds
+from coordinator.core.plan.node_work import LEAST_SHARE, Batch, StepBounds
 
 ROUNDS_MOST = 16
-"""As `coordinator.core.round.long_leases` has it."""
+"""Rounds that a lease lasts at most: its update then still counts a quarter, and the deltas that
+lead on from its base are still kept.
+"""
 _BEFORE_CLOSE = 0.06
 """Part of a round's span that the update is made to be in before it closes."""
 _SPREADS = 1.5
@@ -24,11 +26,10 @@ _BUSY = 0.88
 _BUSY_OF_BEST = 0.95
 _SLACK_ROUNDS, _SLACK_TIMES = 2, 2
 """A lease lasts so many rounds longer than it is made for: what is late is still of use."""
-_LEAST_SHARE, _LEAST_SAMPLES = 1 / 8, 4
-"""Smallest part of the job's batch, and the fewest samples: batch norm needs several."""
-
-
+_LEAST_SAMPLES = 4
+"""Fewest samples of a batch, unless the job states fewer: batch norm needs several."""
 _STEPS_WHOLE = 8
+"""From so many steps on they are whole, and of the job's own batch."""
 
 
 class LongWork(NamedTuple):
@@ -56,7 +57,7 @@ class WorkTimes(NamedTuple):
 
 def least_batch(stated: int) -> int:
     """Samples of the smallest batch."""
-    return max(1, min(stated, max(ceil(stated * _LEAST_SHARE), min(_LEAST_SAMPLES, stated))))
+    return min(stated, max(ceil(stated * LEAST_SHARE), _LEAST_SAMPLES))
 
 
 def long_work(

@@ -161,7 +161,7 @@ def fit_steps(
     return {node: max(1, ceil(mine * share)) for node, mine in steps.items()}
 
 
-_LEAST_SHARE, _MOST_SHARE = 1 / 8, 2
+LEAST_SHARE, _MOST_SHARE = 1 / 8, 2
 """Smallest and largest part of the job's batch. Below the first a step is mostly noise; above the
 second it asks for more memory than the job's user may have tried.
 """
@@ -235,7 +235,7 @@ def balanced_span_us(steps_us: Sequence[float], moving_us: Sequence[float]) -> f
 
 
 def _clamp(share: float) -> float:
-    return min(_MOST_SHARE, max(_LEAST_SHARE, share))
+    return min(_MOST_SHARE, max(LEAST_SHARE, share))
 
 
 def _explain_batch(size: int, stated: int, why: str) -> Batch:

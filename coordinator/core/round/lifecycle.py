@@ -31,6 +31,7 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.plan.common_work import lesser_work
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.plan.memory_fit import fit_plan
 from coordinator.core.plan.node_work import prefetch_limit
 from coordinator.core.round.assignment import (
@@ -56,12 +57,12 @@ from coordinator.core.round.available import (
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.long_leases import (
-    ROUNDS_MOST,
     folded_leases,
     is_base_free,
     lease_base,
     reserved_samples,
     void_all,
+    within_quota,
 )
 from coordinator.core.round.streams import return_samples
 from coordinator.core.round.waiting import (
@@ -105,6 +106,8 @@ def open_planned_round(job: Job, plan: RoundPlan) -> JobStep:
     """
     available = available_nodes(job)
     nodes = {node: plan.nodes[node] for node in available if node in plan.nodes}
+    plan = within_quota(job, replace(plan, nodes=nodes))
+    nodes = plan.nodes
     is_staffed = any(part.rounds == 1 for part in nodes.values())
     if not is_staffed or available_count(job) < nodes_needed(job) or job.lost_model:
         return open_round(job)

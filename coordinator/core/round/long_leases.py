@@ -25,15 +25,13 @@ from coordinator.core.job.state import (
     Stream,
     WorkState,
 )
+from coordinator.core.plan.decision import RoundPlan
+from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.round.streams import return_samples, shard_samples
 from hypergpu.ids import NodeId
 from hypergpu.units import Samples
 
-ROUNDS_MOST = 16
-"""Rounds that a lease lasts at most: its update then still counts a quarter, and the deltas that
-lead on from its base are still kept.
-"""
-BASES_MOST = 4
+BASES_MOST = 8
 """Models that are kept at once for leases over several rounds, beside the newest."""
 
 
@@ -91,12 +89,21 @@ def reserved_samples(job: Job) -> Samples:
     return Samples(sum(shard_samples(each.shard.ranges) for each in open_))
 
 
-def with_long_lease(job: Job, node: NodeId, participant: Participant | None) -> Job:
-    """The job with a lease over several rounds, or without the node's."""
-    leases = {own: each for own, each in job.long_leases.items() if own != node}
-    if participant is not None:
-        leases[node] = participant
-    return replace(job, long_leases=leases)
+def within_quota(job: Job, plan: RoundPlan) -> RoundPlan:
+    """The plan, in which nobody begins a lease over several rounds where no further model may be
+    kept for one: those nodes rest until a lease has ended.
+    """
+    if is_base_free(job):
+        return plan
+    waiting = {node for node, part in plan.nodes.items() if part.rounds > 1}
+    nodes = {node: part for node, part in plan.nodes.items() if node not in waiting}
+    why = f"leases over several rounds hold {BASES_MOST} models, the most: it waits for one to end"
+    return replace(plan, nodes=nodes, resting={**plan.resting, **dict.fromkeys(waiting, why)})
+
+
+def with_long_lease(job: Job, node: NodeId, participant: Participant) -> Job:
+    """The job with the node's lease over several rounds."""
+    return replace(job, long_leases={**job.long_leases, node: participant})
 
 
 def void_leases(job: Job, nodes: set[NodeId], reason: str) -> tuple[Job, tuple[CancelShard, ...]]:
