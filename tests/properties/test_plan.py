@@ -225,7 +225,7 @@ def _first_plan(fleet: list[Truth], sharding: str) -> RoundPlan:
     nodes = names(len(fleet))
     request = _request(fleet, sharding)
     # All took as long for as many steps in the round before, whatever they say.
-    memories = dict.fromkeys(nodes, NodeMemory("int4", pace_us=50_000.0))
+    memories = dict.fromkeys(nodes, NodeMemory("int4", proven_step_us=50_000.0))
     request = replace(request, previous=PlanMemory(20, 0, is_sparse=False, nodes=memories))
     found = {node: reading_of(truth) for node, truth in zip(nodes, fleet, strict=True)}
     return plan_round(request, found, SIZES)

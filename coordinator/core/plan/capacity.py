@@ -33,7 +33,7 @@ def capacities(
         inner_steps: Of the round, at least 1.
     """
     shown = {
-        node: 1 / (memories[node].pace_us or mine.step_us + moving_us[node] / inner_steps)
+        node: 1 / (memories[node].proven_step_us or mine.step_us + moving_us[node] / inner_steps)
         for node, mine in known.items()
     }
     most = _MOST_TIMES * median(shown.values())

@@ -90,7 +90,7 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """Plans in a row of which it was no candidate."""
     batch_size: int = 0
     """What it was given last; 0: as the job states."""
-    pace_us: float = 0.0
+    proven_step_us: float = 0.0
     """What its newest update took for each step of the job's own batch, by the coordinator's clock
     and bytes included; 0: none has come.
     """
