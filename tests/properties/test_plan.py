@@ -292,7 +292,10 @@ def test_who_claims_more_speed_than_it_is_given_work_for_changes_nothing_by_it(
         if node in plans[0].nodes:
             first, second = (plan.nodes[node] for plan in plans)
             assert first.codec == second.codec
-            assert abs(first.inner_steps - second.inner_steps) <= 1 + first.inner_steps / 20
+            # Work under a longer lease may be made for a round more or less.
+            a_round = 2 * first.inner_steps / first.rounds if first.rounds > 1 else 0
+            most = 1 + first.inner_steps / 20 + a_round
+            assert abs(first.inner_steps - second.inner_steps) <= most
 
 
 @given(st.integers(2, 20), steady, shardings)

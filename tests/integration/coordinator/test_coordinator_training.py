@@ -347,7 +347,9 @@ def test_a_device_short_of_memory_trains_the_same_batches_in_smaller_parts(
     tmp_path: Path, strategy: str
 ) -> None:
     training = TrainingSettings(rounds=3, inner_steps=3, nodes=2, batch_size=65_536)
-    spec = with_strategy(JobSpec(workload="digits-softmax", training=training), strategy)
+    # Every round waits for both, however busy this machine is.
+    spec = JobSpec(workload="digits-softmax", training=training, round=RoundRule(quorum=1.0))
+    spec = with_strategy(spec, strategy)
     # The process itself takes about 65 MiB, the job's batch some 40 more.
     small = {
         "HYPERGPU_NODE_WORKER_MEMORY_BYTES": str(82 << 20),
