@@ -34,7 +34,8 @@ from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE, FleetHealth
-from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
+from coordinator.shell.runtime.nodes import ConnectedNodes
+from coordinator.shell.runtime.readings import Readings
 from hypergpu.engine.engine import Engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin

@@ -21,7 +21,7 @@ from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.fleet_health import rate_key
-from coordinator.shell.runtime.nodes import FinishedUpdate
+from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import OfferedUpdate, Services
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control

@@ -14,6 +14,7 @@ from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import ShardHandedBack
 from coordinator.core.job.state import Job, Phase
+from coordinator.core.measure.progress import LeaseProgress
 from coordinator.core.round.assignment import assignment
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
@@ -341,8 +342,24 @@ async def _hear_of_work(
 def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
     services.nodes.record_progress(node, translate.progress_value(progress))
     runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
-    if runtime is not None:
-        runtime.progress_version += 1
+    if runtime is None:
+        return
+    runtime.progress_version += 1
+    done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
+    if done is not None:
+        services.readings.record_progress(node, done)
+
+
+def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:
+    """A node's progress in work that it was given; None: it has no such work, or not so much."""
+    participant = job.participant(node)
+    if participant is None or participant.lease != lease or not participant.is_open:
+        return None
+    if steps > participant.inner_steps:
+        return None
+    stated = job.spec.training.batch_size
+    full_steps = steps * participant.plan.batch(stated) / stated
+    return LeaseProgress(job.job_id, lease, full_steps, monotonic_ms())
 
 
 def _printable(reason: str) -> str:

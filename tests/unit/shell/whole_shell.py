@@ -30,7 +30,8 @@ from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
+from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
+from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import (
     Commits,
     HeavyWork,
