@@ -47,6 +47,7 @@ from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.fleet_health import FleetHealth
+from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
 from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes
 from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import (
@@ -64,6 +65,7 @@ from coordinator.shell.runtime.services import (
     keep_others_known,
     store_health,
     store_node_counts,
+    store_speeds,
 )
 from coordinator.shell.servicers.calls import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
@@ -349,6 +351,7 @@ class CoordinatorApp:
         self._services.echo.close()
         await store_node_counts(self._services)
         await store_health(self._services, len(self._services.health.records))
+        await store_speeds(self._services, NODES_MOST)
         await self._services.evaluator.stop()
         await self._services.heavy.close()
         if self._outbox is not None:
@@ -393,7 +396,8 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     clear_seats(settings.data_dir)
     limits = evaluator_limits(settings)
     evaluator = EvaluatorPool(SeatMaker(settings.data_dir, limits))
-    readings, health = Readings(), FleetHealth(journal.health())
+    readings = Readings(speeds=FleetSpeeds(journal.speeds()))
+    health = FleetHealth(journal.health())
 
     def count_bytes(moved: BytesServed | BytesReceived) -> None:
         if isinstance(moved, BytesReceived):

@@ -2,11 +2,12 @@
 neither weight nor pay rests on them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from coordinator.core.measure.known_speed import SpeedSource
 from coordinator.core.measure.observations import add_observation
 from coordinator.core.measure.progress import (
     LEAST_MS,
@@ -25,6 +26,7 @@ from coordinator.core.measure.reading import (
     TransferTime,
 )
 from coordinator.shell.identity.rate import Rate, RateLimiter
+from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
 from coordinator.shell.runtime.upload_meter import UploadMeter
 from coordinator.shell.translate import observations
 from hypergpu.ids import JobId, NodeId
@@ -59,6 +61,8 @@ class FinishedUpdate(NamedTuple):
     forecast_ms: Milliseconds
     """0: nothing was forecast."""
     took_ms: Milliseconds
+    source: SpeedSource | None = None
+    """What its speed is of; None: nobody knows, and it is not kept."""
 
 
 class _NodeTelemetry:
@@ -66,6 +70,8 @@ class _NodeTelemetry:
 
     def __init__(self) -> None:
         self.reading = NodeReading()
+        self.source: SpeedSource | None = None
+        """What the time of a step in the reading is of."""
         self.newest_update: tuple[JobId, int] | None = None
         """Job and lease of the newest accepted update, which a node may submit again."""
         self.clock: ProgressClock | None = None
@@ -78,9 +84,10 @@ class _NodeTelemetry:
 class Readings:
     """Readings of all nodes. Times are this process's monotonic ones, unless stated otherwise."""
 
-    def __init__(self, node_port: int = 0) -> None:
+    def __init__(self, node_port: int = 0, speeds: FleetSpeeds | None = None) -> None:
         self.node_port = node_port
         """Port of the nodes' listener: its sockets take the routes that models take."""
+        self.speeds = speeds or FleetSpeeds()
         self._nodes: dict[NodeId, _NodeTelemetry] = {}
         self._reports = RateLimiter(REPORTS)
         self._absent: dict[NodeId, None] = {}
@@ -107,10 +114,40 @@ class Readings:
         """Readings of every node that is remembered."""
         return [known.reading for known in self._nodes.values()]
 
-    def readings(self, nodes: Iterable[NodeId], now_ms: Milliseconds) -> dict[NodeId, NodeReading]:
-        """Readings of these nodes, in times of a clock that shows ``now_ms``, such as a job's."""
-        by_ms = now_ms - monotonic_ms()
-        return {node: _shift_clock(self.reading(node), by_ms) for node in nodes}
+    def readings(
+        self,
+        nodes: Iterable[NodeId],
+        now_ms: Milliseconds,
+        sources: Mapping[NodeId, SpeedSource] | None = None,
+    ) -> dict[NodeId, NodeReading]:
+        """Readings of these nodes, in times of a clock that shows ``now_ms``, such as a job's.
+
+        Args:
+            nodes: Any.
+            now_ms: Time of that clock.
+            sources: Work whose speeds are asked for; of nodes without one it is that of their
+                newest.
+        """
+        by_ms, sources = now_ms - monotonic_ms(), sources or {}
+        return {
+            node: _shift_clock(self._reading_of(node, sources.get(node)), by_ms) for node in nodes
+        }
+
+    def _reading_of(self, node: NodeId, source: SpeedSource | None) -> NodeReading:
+        """The node's reading, with the time of a step of one source."""
+        known, reading = self._nodes.get(node), self.reading(node)
+        if source is None or (known is not None and known.source == source):
+            return reading
+        return msgspec.structs.replace(reading, step_us=self.speeds.recall(node, source))
+
+    def _time_steps(self, node: NodeId, steps: StepTime, source: SpeedSource | None) -> None:
+        """Add steps that were timed, and remember what is then known of their source."""
+        known = self._node(node)
+        known.reading = self._reading_of(node, source)
+        known.source = source
+        self.observe(node, steps)
+        if source is not None:
+            self.speeds.record(node, source, known.reading.step_us)
 
     @property
     def congestion_control(self) -> str:
@@ -187,16 +224,24 @@ class Readings:
             # And whoever said how far it was cannot have computed for less time than that took.
             stated_ms = max(1, update.compute_ms, _seen_ms(known.clock, update))
             took_ms = Milliseconds(min(stated_ms, _COMPUTE_MS_MAX))
-            self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
+            self._time_steps(node, StepTime(now_ms, steps, took_ms), update.source)
         if update.forecast_ms > 0 and update.took_ms > 0:
             self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))
 
-    def record_progress(self, node: NodeId, progress: LeaseProgress) -> None:
-        """Add what the node says of the work that it was given, and so does under that lease."""
+    def record_progress(
+        self, node: NodeId, progress: LeaseProgress, source: SpeedSource | None = None
+    ) -> None:
+        """Add what the node says of the work that it was given, and so does under that lease.
+
+        Args:
+            node: Which says it.
+            progress: What it says.
+            source: What its speed is of; None: nobody knows, and it is not kept.
+        """
         known = self._node(node)
         known.clock, timed = advance_clock(known.clock, progress)
         if timed is not None:
-            self.observe(node, timed)
+            self._time_steps(node, timed, source)
 
     def _node(self, node: NodeId) -> _NodeTelemetry:
         return self._nodes.setdefault(node, _NodeTelemetry())

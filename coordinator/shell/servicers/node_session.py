@@ -24,6 +24,7 @@ from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import JournalError, NodeRecord
 from coordinator.shell.probe_echo import RENEWAL_MS
+from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.nodes import ControlStream, KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import (
@@ -347,7 +348,8 @@ def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress
     runtime.progress_version += 1
     done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
     if done is not None:
-        services.readings.record_progress(node, done)
+        source = speed_sources(runtime.job, services.nodes.streams, [node]).get(node)
+        services.readings.record_progress(node, done, source)
 
 
 def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:
