@@ -129,10 +129,13 @@ def _deadline(
     span_us: float,
 ) -> Milliseconds:
     """When the round closes: as the job states, or so that it leaves twice the span to nodes that
-    were never seen at work.
+    were never seen at work; 0: by what its quorum takes, where no forecast of anybody was ever
+    compared and the job begins, with programs and data to fetch that no forecast knows of.
     """
     spec, stated = inputs.request.spec, inputs.stated_batch
-    if spec.round.deadline_ms:
+    readings = [work.known.reading for work in working.values()]
+    is_compared = any(reading.forecast_error.count for reading in readings)
+    if spec.round.deadline_ms or (inputs.request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
     quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
