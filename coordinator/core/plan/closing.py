@@ -107,7 +107,7 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
                 else 0
             ),
             spread_ms=finishes[node].deviation_ms,
-            reason=work.batch.reason,
+            reason="; ".join(filter(None, (work.batch.reason, work.known.reason))),
             upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,

@@ -76,6 +76,7 @@ def _candidates_plan(
         size_bytes=sizes.update_bytes[FINEST],
         held={node: memory.connections for node, memory in memories.items()},
         stated=stated_connections(request.spec),
+        proven={node for node, memory in memories.items() if memory.proven_step_us},
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)

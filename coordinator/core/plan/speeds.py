@@ -8,7 +8,7 @@ A sender that takes each loss for congestion settles at what losses allow, whate
 carry; several of them reach further. A sender that knows its line's rate needs no second one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import sqrt
 from typing import NamedTuple
 
@@ -34,6 +34,10 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 _PACKET_BYTES = 1448
+UNPROVEN_TIMES = 8
+"""How many times as fast as the median one a node is believed to be before its first update: as
+many as a plan gives it steps for.
+"""
 _SMALL_BYTES = 64 * 1024
 """Smaller transfers are over before a second connection helps, or a slow line shows."""
 _SHARE_BYTES = 16 * 1024
@@ -193,6 +197,8 @@ class NodeSpeed(msgspec.Struct, frozen=True):
     """Whether its own steps were seen, and its own line where updates are large, or forecasts of it
     were compared.
     """
+    reason: str = ""
+    """Why it is not believed to be as fast as it says; empty: it is."""
 
     def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> FinishForecast:
         """When it is done with a round's work, from its assignment on. Steps are those of the job's
@@ -243,6 +249,7 @@ def node_speeds(
     size_bytes: Bytes,
     held: Mapping[NodeId, int],
     stated: int = 0,
+    proven: Collection[NodeId] = (),
 ) -> dict[NodeId, NodeSpeed]:
     """Speed and line of each candidate; empty until one node's steps were measured.
 
@@ -255,20 +262,31 @@ def node_speeds(
         size_bytes: Of the largest thing that moves in a round.
         held: The connections that nodes were given last.
         stated: Connections of every node; 0: those that its line needs.
+        proven: Nodes of which an update has come in this job. Any other is believed to be at most
+            `UNPROVEN_TIMES` as fast as the median one, whatever it says or said in another job.
     """
     mine = {node: readings.get(node, NodeReading()) for node in candidates}
     usual = median_reading(mine.values())
     if usual.step_us.mean <= 0:
         return {}
-    return {
-        node: _known_node(
-            reading,
-            usual,
-            stated or connection_count(reading, usual, size_bytes, held.get(node, 0)),
-            needs_line=size_bytes >= _SMALL_BYTES,
-        )
-        for node, reading in mine.items()
-    }
+    needs_line = size_bytes >= _SMALL_BYTES
+    found = {}
+    for node, reading in mine.items():
+        count = stated or connection_count(reading, usual, size_bytes, held.get(node, 0))
+        known = _known_node(reading, usual, count, needs_line=needs_line)
+        found[node] = known if node in proven else _unproven_node(known)
+    return found
+
+
+def _unproven_node(known: NodeSpeed) -> NodeSpeed:
+    """The same speed, and no more of it than is believed before an update came."""
+    least_us = known.typical.step_us.mean / UNPROVEN_TIMES
+    if known.step_us >= least_us:
+        return known
+    step = known.reading.step_us
+    reading = replace(known.reading, step_us=replace(step, mean=least_us, deviation=least_us))
+    reason = f"taken for {UNPROVEN_TIMES} times as fast as the median node until an update comes"
+    return replace(known, reading=reading, step_us=least_us, reason=reason)
 
 
 def _known_node(

@@ -1,5 +1,7 @@
 """A job's first plan, by what was remembered of its nodes' speeds."""
 
+import pytest
+
 from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.core.plan.decision import RoundPlan
 from coordinator.core.plan.planning import plan_round
@@ -50,6 +52,19 @@ def test_a_first_round_closes_by_its_quorum_where_no_forecast_was_ever_compared(
     plan = first_plan(dict.fromkeys((N0, N1, N2, N3), 100.0))
     assert plan.deadline_ms == 0
     assert "closes after twice what its quorum takes" in plan.reason
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_who_is_remembered_as_absurdly_fast_is_taken_for_eight_times_the_median(
+    others: int,
+) -> None:
+    honest = names(4)[:others]
+    plan = first_plan({**dict.fromkeys(honest, 100.0), N3: 0.001})
+    usual = first_plan({**dict.fromkeys(honest, 100.0), N3: 100.0})
+    assert "taken for 8 times as fast as the median node" in plan.nodes[N3].reason
+    for node in honest:
+        assert plan.nodes[node].inner_steps >= usual.nodes[node].inner_steps / 8
+    assert plan.nodes[N3].inner_steps <= 8 * plan.memory.inner_steps
 
 
 def test_where_nothing_is_remembered_everybody_has_one_step() -> None:
