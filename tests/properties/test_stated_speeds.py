@@ -37,7 +37,7 @@ class LyingFleet(Fleet):
                 return
             # As what comes off the wire is: a whole number, of at least one and at most a month.
             stated_ms = observation.took_ms * factor
-            took_ms = MONTH_MS if not stated_ms < MONTH_MS else max(1, int(stated_ms))
+            took_ms = int(max(1, stated_ms)) if stated_ms < MONTH_MS else MONTH_MS
             observation = replace(observation, took_ms=Milliseconds(took_ms))
         super()._observe(node, observation)
 

@@ -94,6 +94,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """What its newest update took for each step of the job's own batch, by the coordinator's clock
     and bytes included; 0: none has come.
     """
+    proven_steps: float = 0.0
+    """How many of those steps it had; 0: that is not known."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ A sender that takes each loss for congestion settles at what losses allow, whate
 carry; several of them reach further. A sender that knows its line's rate needs no second one.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import sqrt
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from coordinator.core.measure.line import (
     likely_loss,
 )
 from coordinator.core.measure.reading import NodeReading, TransferDirection, median_reading
+from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD, CongestionControl
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -38,6 +39,13 @@ UNPROVEN_TIMES = 8
 """How many times as fast as the median one a node is believed to be before its first update: as
 many as a plan gives it steps for.
 """
+_MOVING_TIMES, _MOMENT_US = 2, 500_000
+"""What moving bytes and everything else may take of an update's time beside what is forecast."""
+_PROVEN_TIMES = 1.5
+"""Steps may be stated as so much longer than the newest update shows, which may have been quick."""
+_NOT_AS_STATED = "update was, and not as it says"
+_STATED_TIMES = 2
+"""Computing may take so many times what its node says."""
 _SMALL_BYTES = 64 * 1024
 """Smaller transfers are over before a second connection helps, or a slow line shows."""
 _SHARE_BYTES = 16 * 1024
@@ -249,7 +257,6 @@ def node_speeds(
     size_bytes: Bytes,
     held: Mapping[NodeId, int],
     stated: int = 0,
-    proven: Collection[NodeId] = (),
 ) -> dict[NodeId, NodeSpeed]:
     """Speed and line of each candidate; empty until one node's steps were measured.
 
@@ -262,31 +269,59 @@ def node_speeds(
         size_bytes: Of the largest thing that moves in a round.
         held: The connections that nodes were given last.
         stated: Connections of every node; 0: those that its line needs.
-        proven: Nodes of which an update has come in this job. Any other is believed to be at most
-            `UNPROVEN_TIMES` as fast as the median one, whatever it says or said in another job.
     """
     mine = {node: readings.get(node, NodeReading()) for node in candidates}
     usual = median_reading(mine.values())
     if usual.step_us.mean <= 0:
         return {}
-    needs_line = size_bytes >= _SMALL_BYTES
-    found = {}
-    for node, reading in mine.items():
-        count = stated or connection_count(reading, usual, size_bytes, held.get(node, 0))
-        known = _known_node(reading, usual, count, needs_line=needs_line)
-        found[node] = known if node in proven else _unproven_node(known)
-    return found
+    return {
+        node: _known_node(
+            reading,
+            usual,
+            stated or connection_count(reading, usual, size_bytes, held.get(node, 0)),
+            needs_line=size_bytes >= _SMALL_BYTES,
+        )
+        for node, reading in mine.items()
+    }
 
 
-def _unproven_node(known: NodeSpeed) -> NodeSpeed:
-    """The same speed, and no more of it than is believed before an update came."""
-    least_us = known.typical.step_us.mean / UNPROVEN_TIMES
-    if known.step_us >= least_us:
+def believed_speed(
+    known: NodeSpeed, memory: NodeMemory, moving_us: float, *, takes_ahead: bool
+) -> NodeSpeed:
+    """The same speed as far as it is believed: steps are timed by who takes them.
+
+    Before an update came it is at most `UNPROVEN_TIMES` the median node's. Afterwards no step takes
+    more than the newest update did for each, if nothing was lost since and no step is taken ahead
+    of its round. And it takes what is left of that time when twice the moving and a moment are
+    taken off, where that is twice as much as the node says.
+
+    Args:
+        known: As the node's own figures have it.
+        memory: Of the node, the round before included.
+        moving_us: What it is forecast to move bytes for.
+        takes_ahead: Whether nodes take steps of a round before they are given it.
+    """
+    if not memory.proven_step_us:
+        least_us = known.typical.step_us.mean / UNPROVEN_TIMES
+        reason = f"taken for {UNPROVEN_TIMES} times as fast as the median node until an update came"
+        return known if known.step_us >= least_us else _with_step(known, least_us, reason)
+    if not memory.proven_steps:
         return known
-    step = known.reading.step_us
-    reading = replace(known.reading, step_us=replace(step, mean=least_us, deviation=least_us))
-    reason = f"taken for {UNPROVEN_TIMES} times as fast as the median node until an update comes"
-    return replace(known, reading=reading, step_us=least_us, reason=reason)
+    # What came after the update and brought none may have been slower than it was.
+    is_newest = not (memory.cut_rounds or takes_ahead)
+    if is_newest and known.step_us > _PROVEN_TIMES * memory.proven_step_us:
+        return _with_step(known, memory.proven_step_us, f"as fast as its newest {_NOT_AS_STATED}")
+    besides_us = (_MOVING_TIMES * moving_us + _MOMENT_US) / memory.proven_steps
+    shown_us = memory.proven_step_us - besides_us
+    if shown_us <= _STATED_TIMES * known.step_us:
+        return known
+    return _with_step(known, shown_us, f"as slow as its newest {_NOT_AS_STATED}")
+
+
+def _with_step(known: NodeSpeed, step_us: float, reason: str) -> NodeSpeed:
+    step = replace(known.reading.step_us, mean=step_us, deviation=step_us / 4)
+    reading = replace(known.reading, step_us=step)
+    return replace(known, reading=reading, step_us=step_us, reason=reason)
 
 
 def _known_node(
