@@ -97,7 +97,7 @@ class SpeedLie(msgspec.Struct, frozen=True):
     """What a node does to seem faster or slower than it is."""
 
     stated_share: float = 1.0
-    """Of the time that its steps take, it states so much."""
+    """The share of the time that its steps take which it states."""
     hold_ms: int = 0
     """How long it holds each finished update back."""
 

@@ -93,7 +93,7 @@ def checks_per_step(steps: int) -> float:
 
 
 def stated_speeds() -> PartFigures:
-    """What is gained by stating less, by stating more, and by holding updates back."""
+    """Measure the gain of stating less, of stating more, and of holding updates back."""
     less = dict(told_runs(UNDERSTATED))
     more = list(told_runs(*OVERSTATED))
     held = list(told_runs(*HOLDS))
