@@ -145,20 +145,20 @@ def test_two_leases_over_several_rounds_are_never_compared_with_each_other() -> 
         assert not {*pairs} - {each.node for each in others}
 
 
-def compared(likeness: float) -> tuple[dict[NodeId, int], set[NodeId]]:
+def comparison_of(likeness: float) -> tuple[dict[NodeId, int], set[NodeId]]:
     """Matches and doubts after a lease's update that is so alike the one before."""
     dice = np.random.default_rng(3)
     slope, shard = dice.normal(size=WIDTH), dice.normal(size=WIDTH)
 
-    def sketched(node: NodeId, own: np.ndarray) -> SketchedUpdate:
+    def sketch_of(node: NodeId, own: np.ndarray) -> SketchedUpdate:
         vector = slope + own + 0.3 * dice.normal(size=WIDTH)
         return SketchedUpdate(node, 4, UpdateSketch(vector, float(np.linalg.norm(vector)), 0.0))
 
     other = dice.normal(size=WIDTH)
     own = likeness * shard + (1 - likeness) * other
-    found = [sketched(node, dice.normal(size=WIDTH)) for node in NODES[:-1]]
-    found.append(sketched(SLOW, own))
-    before = sketched(NODES[0], shard)
+    found = [sketch_of(node, dice.normal(size=WIDTH)) for node in NODES[:-1]]
+    found.append(sketch_of(SLOW, own))
+    before = sketch_of(NODES[0], shard)
     blob = BlobRef(Digest("earlier"), Bytes(4))
     folded = FoldedUpdate(NODES[0], Slot(0), blob, 0, "int4", 4)
     known = DuplicateMemory(likeness=(0.7, 0.7, 0.7))
@@ -175,5 +175,5 @@ def compared(likeness: float) -> tuple[dict[NodeId, int], set[NodeId]]:
 
 
 def test_an_honest_lease_is_spoken_for_and_one_that_made_it_up_is_doubted() -> None:
-    assert compared(1.0) == ({SLOW: 1, NODES[0]: 1}, set())
-    assert compared(0.0) == ({}, {SLOW, NODES[0]})
+    assert comparison_of(1.0) == ({SLOW: 1, NODES[0]: 1}, set())
+    assert comparison_of(0.0) == ({}, {SLOW, NODES[0]})

@@ -131,9 +131,7 @@ class LeaseBase(msgspec.Struct, frozen=True):
 
 
 class EarlierDuplicate(msgspec.Struct, frozen=True):
-    """Another node's update of the shard of a lease over several rounds, which came first: the two
-    are compared once the lease's own update is folded.
-    """
+    """Another node's earlier update of the shard of a lease over several rounds."""
 
     node: NodeId
     slot: Slot
@@ -161,7 +159,7 @@ class Participant(msgspec.Struct, frozen=True):
     base: LeaseBase | None = None
     """What a lease over several rounds began with; None: its lease ends with its round."""
     repeats: NodeId | None = None
-    """Whose shard of a lease over several rounds it has, in secret; None: its own."""
+    """The node whose shard, under a lease over several rounds, it does in secret; None: nobody."""
     duplicate: EarlierDuplicate | None = None
 
     @property

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from coordinator.core.duplicates import (
-    RoundWorker,
-    draw_duplicates,
     slow_nodes,
 )
 from coordinator.core.job.commands import (
@@ -29,7 +27,6 @@ from coordinator.core.job.state import (
     Round,
     WorkState,
 )
-from coordinator.core.plan.common_work import lesser_work
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.plan.memory_fit import fit_plan
@@ -40,7 +37,6 @@ from coordinator.core.round.assignment import (
     cancellations,
     deadline,
     deal_shards,
-    due_prefetch,
     is_done,
     plan_request,
     replace_participants,
@@ -53,6 +49,11 @@ from coordinator.core.round.available import (
     fit_of,
     left_out,
     nodes_needed,
+)
+from coordinator.core.round.duplicate_shards import (
+    drawn_duplicates,
+    repeated_lease,
+    with_common_work,
 )
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.hand_back import pause_stalled
@@ -121,10 +122,9 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
-    resting = {**resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
-    duplicates = _duplicates(job, plan)
-    plan = _with_common_work(job, plan, duplicates)
+    duplicates = drawn_duplicates(job, plan)
+    plan = with_common_work(job, plan, duplicates)
     own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
     deal = deal_shards(job, replace(plan, nodes=own_shards), total_samples)
     participants = {
@@ -138,37 +138,21 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             prefetched=deal.prefetched.get(node),
             work=_first_work(part, is_on_trial=node in on_trial),
             base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
-            repeats=_repeated_lease(plan, duplicates, node),
+            repeats=repeated_lease(plan, duplicates, node),
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
     given = tuple(participants)
     long = {node: each for node, each in participants.items() if each.base is not None}
-    participants = {node: each for node, each in participants.items() if node not in long}
-    on_trial -= long.keys()
-    round_ = Round(
-        number=plan.round,
-        spec=job.spec,
-        base_samples=job.tally.samples,
-        total_samples=total_samples,
-        opened_at_ms=job.at_ms,
-        participants=participants,
-        counts={
-            WorkState.PENDING: len(participants) - len(on_trial),
-            WorkState.ON_TRIAL: len(on_trial),
-        },
-        inner_steps=plan.memory.inner_steps,
-        down=plan.down,
-        is_sparse=plan.is_sparse,
-        resting={node: why for node, why in resting.items() if node not in plan.nodes},
+    round_ = replace(
+        _new_round(job, plan, participants, frozenset(on_trial), total_samples),
         duplicates={own: it for own, it in duplicates.items() if it not in long},
         dealt=len(deal.shards.keys() - long.keys()),
-        deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
         job,
         phase=Phase.TRAINING,
-        reason=f"round {plan.round}: {plan.reason or f'{len(participants)} taking part'}",
+        reason=f"round {plan.round}: {plan.reason or f'{len(round_.participants)} taking part'}",
         round=round_,
         members=deal.members,
         streams=deal.streams,
@@ -179,43 +163,40 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     return JobStep(job, (*deadline(job), *(assignment(job, node) for node in given)))
 
 
+def _new_round(
+    job: Job,
+    plan: RoundPlan,
+    given: Mapping[NodeId, Participant],
+    on_trial: frozenset[NodeId],
+    total_samples: Samples,
+) -> Round:
+    """The round as it opens; leases over several rounds are no part of it."""
+    participants = {node: each for node, each in given.items() if each.base is None}
+    trials = len(on_trial & participants.keys())
+    resting = {**resting_members(job, plan.round), **plan.resting}
+    return Round(
+        number=plan.round,
+        spec=job.spec,
+        base_samples=job.tally.samples,
+        total_samples=total_samples,
+        opened_at_ms=job.at_ms,
+        participants=participants,
+        counts={
+            WorkState.PENDING: len(participants) - trials,
+            WorkState.ON_TRIAL: trials,
+        },
+        inner_steps=plan.memory.inner_steps,
+        down=plan.down,
+        is_sparse=plan.is_sparse,
+        resting={node: why for node, why in resting.items() if node not in plan.nodes},
+        deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
+    )
+
+
 def _first_work(part: NodePlan, *, is_on_trial: bool) -> WorkState:
     if part.rounds > 1:
         return WorkState.UNDER_WAY
     return WorkState.ON_TRIAL if is_on_trial else WorkState.PENDING
-
-
-def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
-    """Who gets the shard of whom. A job whose weights nothing learns compares no updates either."""
-    trust = job.spec.trust
-    if trust.rule != "robust" or trust.duplicates != "secret" or job.spec.data.stays_on_nodes:
-        return {}
-    workers = [
-        RoundWorker(
-            node,
-            part,
-            has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
-            is_long=part.rounds > 1,
-        )
-        for node, part in plan.nodes.items()
-    ]
-    stated = job.spec.training.batch_size
-    return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
-
-
-def _repeated_lease(
-    plan: RoundPlan, duplicates: Mapping[NodeId, NodeId], node: NodeId
-) -> NodeId | None:
-    """Whose shard of a lease over several rounds the node gets; None: no such one."""
-    other = duplicates.get(node)
-    return other if other is not None and plan.nodes[other].rounds > 1 else None
-
-
-def _with_common_work(job: Job, plan: RoundPlan, duplicates: Mapping[NodeId, NodeId]) -> RoundPlan:
-    stated, nodes = job.spec.training.batch_size, dict(plan.nodes)
-    for node, other in (*duplicates.items(), *((it, own) for own, it in duplicates.items())):
-        nodes[node] = lesser_work(plan.nodes[node], plan.nodes[other], stated)
-    return replace(plan, nodes=nodes)
 
 
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
