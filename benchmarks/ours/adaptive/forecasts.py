@@ -3,14 +3,15 @@
 import random
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
+from benchmarks.ours.adaptive.fleets import CODECS, job_spec
 from coordinator.core.job.state import Phase
 from coordinator.core.job_forecast.basis import JobForecast
 from coordinator.core.job_forecast.forecast import forecast_job
-from benchmarks.ours.adaptive.fleets import CODECS, job_spec
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Trust
 from hypergpu.units import Milliseconds
-from msgspec.structs import replace
 from netsim.link import COORDINATOR_LINK
 from netsim.network.profiles import profile
 from netsim.network.world import NodeDescription, WorldDescription

@@ -22,13 +22,13 @@ from coordinator.core.job_forecast.rollout import JobRollout
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import are, several
 
-ROLLOUTS = 9
+ROLLOUTS = 5
 """Ways that a job is rolled."""
-ROUNDS_MOST = 24
+ROUNDS_MOST = 16
 """Rounds of each of them; a longer job goes on as the later half of them went."""
-_WORK_MOST = 6_000
+_WORK_MOST = 1_200
 """Rounds times nodes of all ways together: large fleets are rolled less often, and less far."""
-_ROLLOUTS_LEAST, _ROUNDS_LEAST = 3, 8
+_ROLLOUTS_LEAST, _ROUNDS_LEAST = 2, 4
 _LOW, _HIGH = 0.1, 0.9
 
 
@@ -152,14 +152,12 @@ def _forecast(basis: ForecastBasis, found: Sequence[_JobCourse]) -> JobForecast:
 
 
 def _range(values: Sequence[float]) -> ForecastRange:
-    return ForecastRange(
-        *(round(_quantile(sorted(values), share)) for share in (_LOW, 0.5, _HIGH))
-    )
+    return ForecastRange(*(round(_quantile(sorted(values), share)) for share in (_LOW, 0.5, _HIGH)))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, between two of them where none lies there."""
-    place = share * (len(ordered) - 1)
+    """Of values in order, each of which stands for an equal part of all cases."""
+    place = min(max(share * len(ordered) - 0.5, 0), len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -32,10 +32,12 @@ _FLEET_SPREAD = 0.5
 """Deviation of the logarithm of a step time that is taken from the fleet."""
 _ASSUMED_SPREAD = 1.2
 """The same where nothing is known of any node."""
-_NODE_SPREAD, _JOB_SPREAD = 0.04, 0.13
+_NODE_SPREAD, _JOB_SPREAD = 0.04, 0.16
 """Deviation of the logarithm of what a measured node's work takes all through a job, over what is
 forecast, and of what all nodes' work takes. The latter as jobs in 60 drawn worlds were off.
 """
+_FIRST_ERROR = 0.1
+"""What forecasts of a node are off by once its first update is in."""
 _CHANCE = 0.6
 """Part of a forecast's deviation that is chance from one update to the next. The rest is error that
 the corrections of forecasts take away while a job runs.
@@ -77,14 +79,11 @@ def expected_nodes(
     return {
         node: each
         for node, each in readings.items()
-        if each.is_present
-        or (each.presence_count and now_ms - each.presence_at_ms <= longest_ms)
+        if each.is_present or (each.presence_count and now_ms - each.presence_at_ms <= longest_ms)
     }
 
 
-def absence_rates(
-    readings: Mapping[NodeId, NodeReading], now_ms: Milliseconds
-) -> AbsenceRates:
+def absence_rates(readings: Mapping[NodeId, NodeReading], now_ms: Milliseconds) -> AbsenceRates:
     """Absences of each node as it was seen, averaged with those of its fleet."""
     readings = {node: _until_now(each, now_ms) for node, each in readings.items()}
     known = readings.values()
@@ -113,11 +112,9 @@ class NodeCourse:
         draw: Number of the way, and whatever else it is to follow from.
     """
 
-    def __init__(
-        self, node: NodeId, reading: NodeReading, typical: NodeReading, draw: str
-    ) -> None:
+    def __init__(self, node: NodeId, reading: NodeReading, typical: NodeReading, draw: str) -> None:
         self._key = f"{draw}/{node}"
-        self._reading = _with_step(reading, typical, _normal(self._key, "step"))
+        self._reading = _measured(reading, typical, self._key)
         self._typical = typical
         self._factor = exp(_NODE_SPREAD * _normal(self._key, "node"))
         self._assigned = 0
@@ -155,9 +152,7 @@ def job_factor(share: float) -> float:
     return exp(_JOB_SPREAD * _NORMAL.inv_cdf(share))
 
 
-def absence_moments(
-    node: NodeId, rates: AbsenceRates, draw: str
-) -> Absences:
+def absence_moments(node: NodeId, rates: AbsenceRates, draw: str) -> Absences:
     """Endless times from the end of one absence to the next, each with its length, in ms."""
     number = 0
     while True:
@@ -170,11 +165,23 @@ def _normal(*keys: object) -> float:
     return _NORMAL.inv_cdf(drawn_share(*keys))
 
 
-def _with_step(reading: NodeReading, typical: NodeReading, drawn: float) -> NodeReading:
-    """The reading with a step time: its own, or one that is drawn around the fleet's."""
-    if reading.step_us.count:
-        return reading
-    usual = typical.step_us.mean or ASSUMED_STEP_US
-    spread = _FLEET_SPREAD if typical.step_us.count else _ASSUMED_SPREAD
-    mean = usual * exp(spread * drawn)
-    return replace(reading, step_us=Estimate(mean, mean / 10, 1, newest=mean))
+def _measured(reading: NodeReading, typical: NodeReading, key: str) -> NodeReading:
+    """The reading as it is once the node's first update is in. What is not known of it is drawn
+    around what is typical of its fleet.
+    """
+    if not reading.step_us.count:
+        usual = typical.step_us.mean or ASSUMED_STEP_US
+        spread = _FLEET_SPREAD if typical.step_us.count else _ASSUMED_SPREAD
+        reading = replace(reading, step_us=_drawn(usual, spread, key, "step"))
+    for name in ("up_bits_per_s", "down_bits_per_s"):
+        usual = getattr(typical, name).mean
+        if usual and not getattr(reading, name).count:
+            reading = replace(reading, **{name: _drawn(usual, _FLEET_SPREAD, key, name)})
+    if not reading.forecast_error.count:
+        reading = replace(reading, forecast_error=Estimate(_FIRST_ERROR, _FIRST_ERROR / 2, 1))
+    return reading
+
+
+def _drawn(usual: float, spread: float, *keys: object) -> Estimate:
+    mean = usual * exp(spread * _normal(*keys))
+    return Estimate(mean, mean / 10, 1, newest=mean)

@@ -47,15 +47,16 @@ class JobRollout:
         share: In which share of cases all work takes no longer than here, in (0, 1).
     """
 
-    def __init__(
-        self, basis: ForecastBasis, draw: str, rates: AbsenceRates, share: float
-    ) -> None:
+    def __init__(self, basis: ForecastBasis, draw: str, rates: AbsenceRates, share: float) -> None:
         self._basis = basis
         self._draw = draw
-        self._courses = node_courses(basis.readings, draw)
+        # Who is away now is planned with once it is back.
+        self._beliefs = {
+            node: replace(each, is_present=True) for node, each in basis.readings.items()
+        }
+        self._courses = node_courses(self._beliefs, draw)
         self._factor = job_factor(share)
         self._rates = rates
-        self._beliefs = dict(basis.readings)
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = count()
         self._at_ms = int(basis.now_ms)
