@@ -270,9 +270,18 @@ class Simulation:
         """Start the nodes that were not to be there from the beginning, and pass some time."""
         for node in self._nodes[self._first_late :]:
             self._start(node)
-        until_ms = self._agenda.now_ms + wait_ms
-        self._agenda.after(wait_ms, lambda: None)
-        self._agenda.run(lambda: self._agenda.now_ms >= until_ms, self._world.limit_ms)
+        self.pass_time(wait_ms)
+
+    def pass_time(self, time_ms: Milliseconds) -> bool:
+        """Run for so long, or to the end of every job. Whether some job has not ended."""
+        until_ms = self._agenda.now_ms + time_ms
+        self._agenda.after(time_ms, lambda: None)
+        had_jobs = not self._is_over()
+        self._agenda.run(
+            lambda: self._agenda.now_ms >= until_ms or (had_jobs and self._is_over()),
+            self._world.limit_ms,
+        )
+        return not self._is_over()
 
     @property
     def now_ms(self) -> Milliseconds:
@@ -287,7 +296,7 @@ class Simulation:
             sizes=self._world.sizes.for_plans(),
             times=self._coordinator.times,
             now_ms=self._agenda.now_ms,
-            lost_after_ms=LOST_AFTER_MS,
+            lost_after_ms=Milliseconds(LOST_AFTER_MS),
         )
 
     @property

@@ -14,7 +14,7 @@ from hypergpu.jobfile.spec import JobSpec, Trust
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK
 from netsim.network.profiles import profile
-from netsim.network.world import NodeDescription, WorldDescription
+from netsim.network.world import NodeDescription, WorldDescription, WorldFault
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
 
@@ -46,17 +46,32 @@ class ForecastTrial(NamedTuple):
         return self.forecast.left_ms.low <= self.took_ms <= self.forecast.left_ms.high
 
 
-def trial_in(seed: int) -> ForecastTrial:
-    """A job in a drawn world, forecast when it is submitted. Every third world has nodes that were
-    never seen before; the others trained for an earlier job.
+class DrawnTrial(NamedTuple):
+    """A drawn world with the job that is forecast in it, and how many of its nodes are new then."""
+
+    simulation: Simulation
+    spec: JobSpec
+    nodes: int
+    unseen: int
+
+
+def drawn_simulation(seed: int, faults: tuple[WorldFault, ...] = ()) -> DrawnTrial:
+    """A world of this seed, in which nodes train for an earlier job first. Every third world has
+    nodes that come only after it.
     """
     dice = random.Random(f"forecasts/{seed}")
     nodes = dice.randint(3, 8)
     unseen = dice.randint(1, nodes // 2) if seed % 3 == 0 else 0
-    simulation = Simulation(_world(seed, dice, nodes, unseen))
+    world = _world(seed, dice, nodes, unseen, faults)
+    spec = _spec(dice.randint(20, 60), dice.choice((10, 20, 50)), max(1, (nodes + 1) // 2))
+    return DrawnTrial(Simulation(world), spec, nodes, unseen)
+
+
+def trial_in(seed: int) -> ForecastTrial:
+    """A job in a drawn world, forecast when it is submitted."""
+    simulation, spec, nodes, unseen = drawn_simulation(seed)
     broken = simulation.run().violations
     simulation.start_late_nodes(_IDLE_MS)
-    spec = _spec(dice.randint(20, 60), dice.choice((10, 20, 50)), max(1, (nodes + 1) // 2))
     found = forecast_job(simulation.forecast_basis(spec))
     began_ms = simulation.now_ms
     job_id = simulation.submit(spec)
@@ -74,7 +89,9 @@ def trial_in(seed: int) -> ForecastTrial:
     )
 
 
-def _world(seed: int, dice: random.Random, nodes: int, unseen: int) -> SimulatedWorld:
+def _world(
+    seed: int, dice: random.Random, nodes: int, unseen: int, faults: tuple[WorldFault, ...]
+) -> SimulatedWorld:
     step_ms = dice.choice((50, 100, 200, 400))
     described = tuple(
         NodeDescription(
@@ -103,7 +120,11 @@ def _world(seed: int, dice: random.Random, nodes: int, unseen: int) -> Simulated
         checks_each_event=False,
         late_nodes=unseen,
         description=WorldDescription(
-            name="forecasts", seed=seed, coordinator=COORDINATOR_LINK, nodes=described
+            name="forecasts",
+            seed=seed,
+            coordinator=COORDINATOR_LINK,
+            nodes=described,
+            faults=faults,
         ),
     )
 

@@ -98,7 +98,9 @@ def absence_rates(readings: Mapping[NodeId, NodeReading], now_ms: Milliseconds) 
 
 
 def _until_now(reading: NodeReading, now_ms: Milliseconds) -> NodeReading:
-    """The reading with the time since the node came or went."""
+    """The reading with the time since the node came; an absence counts once it is over."""
+    if not reading.is_present:
+        return reading
     return add_observation(reading, Presence(now_ms, reading.is_present, reading.is_starting))
 
 

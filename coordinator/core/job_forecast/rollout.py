@@ -57,7 +57,7 @@ class JobRollout:
         self._courses = node_courses(self._beliefs, draw)
         self._factor = job_factor(share)
         self._rates = rates
-        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[int, int, Callable[[], object]]] = []
         self._numbers = count()
         self._at_ms = int(basis.now_ms)
         self._job: Job | None = None
@@ -65,6 +65,8 @@ class JobRollout:
         self._models: dict[NodeId, Digest] = {}
         self._finishes_ms: dict[NodeId, tuple[int, int]] = {}
         """Lease and end of what each node is at."""
+        self._unsent: dict[NodeId, Callable[[], None]] = {}
+        """Updates of nodes that are away."""
         self._bytes_down = Bytes(0)
         self.points: list[RolloutPoint] = []
         """One at each new model."""
@@ -113,7 +115,7 @@ class JobRollout:
         for command in todo:
             self._perform(command)
 
-    def _after(self, wait_ms: float, act: Callable[[], None]) -> None:
+    def _after(self, wait_ms: float, act: Callable[[], object]) -> None:
         at_ms = self._at_ms + max(0, round(wait_ms))
         heappush(self._agenda, (at_ms, next(self._numbers), act))
 
@@ -209,7 +211,11 @@ class JobRollout:
         )
 
         def finish() -> None:
-            if self._finishes_ms.get(node) == (lease.number, end_ms) and self._apply(received):
+            if self._finishes_ms.get(node) != (lease.number, end_ms):
+                return
+            if node not in self._present:
+                self._unsent[node] = finish
+            elif self._apply(received):
                 self._beliefs[node] = self._courses[node].reading
 
         self._after(end_ms - self._at_ms, finish)
@@ -266,11 +272,11 @@ class JobRollout:
         self._after(wait_ms, lambda: self._go(node, away_ms, moments))
 
     def _go(self, node: NodeId, away_ms: float, moments: Absences) -> None:
-        """The node is gone for a while: what it was at begins again, or is somebody else's."""
+        """The node is gone for a while. It goes on with what it is at, until that is taken away."""
         self._present.discard(node)
-        self._finishes_ms.pop(node, None)
         self._after(away_ms, lambda: self._come_back(node, moments))
         if away_ms > self._basis.lost_after_ms:
+            self._finishes_ms.pop(node, None)
             lost = events.NodeLost(at_ms=_NOW, node=node, reason=_LOST)
             self._apply_after(self._basis.lost_after_ms, lost)
 
@@ -280,10 +286,20 @@ class JobRollout:
         if member is None or not member.is_present:
             self._apply(events.NodeJoined(at_ms=_NOW, node=node))
         else:
-            for command in outstanding(self.job):
-                if isinstance(command, commands.AssignShard) and command.node == node:
-                    self._assign(node, command.assignment)
+            self._take_up(node)
         self._plan_absence(node, moments)
+
+    def _take_up(self, node: NodeId) -> None:
+        """Send what is finished; begin what was given out meanwhile."""
+        send = self._unsent.pop(node, None)
+        if send is not None:
+            send()
+        begun, _ = self._finishes_ms.get(node, (0, 0))
+        for command in outstanding(self.job):
+            if not isinstance(command, commands.AssignShard) or command.node != node:
+                continue
+            if command.assignment.lease.number != begun:
+                self._assign(node, command.assignment)
 
 
 def _without_target(spec: JobSpec) -> JobSpec:
