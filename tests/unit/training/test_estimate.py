@@ -24,7 +24,9 @@ def test_estimate_sends_settings_and_the_number_of_parameters() -> None:
     service = FakeService()
     with (
         serving(service) as port,
-        Coordinator(ConnectionTarget.of(parse_token(operator_token(port)))) as coordinator,
+        Coordinator(
+            ConnectionTarget(f"127.0.0.1:{port}", parse_token(operator_token(port)), 5.0)
+        ) as coordinator,
     ):
         found = hypergpu.estimate(
             MODEL, loss=loss, data=DATA, nodes=3, steps=400, coordinator=coordinator
