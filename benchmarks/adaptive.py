@@ -104,7 +104,7 @@ def _estimates(*, is_quick: bool) -> PartFigures:
         },
         notes=(
             "Estimates: what a job took, what was said before, and the error over what it took.",
-            "In drawn worlds nodes come and go and lines change; in every third some nodes are new.",
+            "In drawn worlds nodes come and go and lines change; in every third some are new.",
         ),
     )
 
