@@ -334,9 +334,12 @@ class CoordinatorActor:
         ]
         digest = _digest(command.base.blob.digest, *terms)
         model = self._sizes.next_model(command.base, digest, down=command.down)
+        draw = _digest(digest, "duplicates of the next round")
         self.apply(
             job_id,
-            events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),
+            events.AggregateReady(
+                at_ms=self._agenda.now_ms, round=command.round, model=model, draw=draw
+            ),
         )
 
     def _take_answer(self, job_id: JobId, answer: Event) -> None:

@@ -130,6 +130,16 @@ class LeaseBase(msgspec.Struct, frozen=True):
         return self.round // self.spec.pay.rounds_per_epoch
 
 
+class EarlierDuplicate(msgspec.Struct, frozen=True):
+    """Another node's update of the shard of a lease over several rounds, which came first: the two
+    are compared once the lease's own update is folded.
+    """
+
+    node: NodeId
+    slot: Slot
+    update: AcceptedUpdate
+
+
 class Participant(msgspec.Struct, frozen=True):
     """A node assigned in this round."""
 
@@ -150,6 +160,9 @@ class Participant(msgspec.Struct, frozen=True):
     """Slot that its seed follows from, where its shard is another's; None: its own."""
     base: LeaseBase | None = None
     """What a lease over several rounds began with; None: its lease ends with its round."""
+    repeats: NodeId | None = None
+    """Whose shard of a lease over several rounds it has, in secret; None: its own."""
+    duplicate: EarlierDuplicate | None = None
 
     @property
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from coordinator.core.measure.reading import NodeReading, median_reading
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
 from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
-from coordinator.core.plan.median_node import node_reason, resting_reason, unmeasured_reason
+from coordinator.core.plan.median_node import node_reason, unmeasured_reason
 from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
 from coordinator.core.plan.speeds import connection_count, stated_connections
@@ -69,7 +69,7 @@ def unmeasured_plan(
     return RoundPlan(
         round=request.round,
         nodes=nodes,
-        resting={node: resting_reason(why) for node, why in resting.items()},
+        resting=resting,
         deadline_ms=Milliseconds(deadline_ms),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,

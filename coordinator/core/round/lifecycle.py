@@ -62,6 +62,7 @@ from coordinator.core.round.long_leases import (
     lease_base,
     reserved_samples,
     void_all,
+    with_earlier_duplicates,
     within_quota,
 )
 from coordinator.core.round.streams import return_samples
@@ -137,6 +138,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             prefetched=deal.prefetched.get(node),
             work=_first_work(part, is_on_trial=node in on_trial),
             base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
+            repeats=_repeated_lease(plan, duplicates, node),
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
@@ -159,7 +161,7 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
         down=plan.down,
         is_sparse=plan.is_sparse,
         resting={node: why for node, why in resting.items() if node not in plan.nodes},
-        duplicates=duplicates,
+        duplicates={own: it for own, it in duplicates.items() if it not in long},
         dealt=len(deal.shards.keys() - long.keys()),
         deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
@@ -193,12 +195,20 @@ def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
             node,
             part,
             has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
+            is_long=part.rounds > 1,
         )
         for node, part in plan.nodes.items()
-        if part.rounds == 1
     ]
     stated = job.spec.training.batch_size
     return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
+
+
+def _repeated_lease(
+    plan: RoundPlan, duplicates: Mapping[NodeId, NodeId], node: NodeId
+) -> NodeId | None:
+    """Whose shard of a lease over several rounds the node gets; None: no such one."""
+    other = duplicates.get(node)
+    return other if other is not None and plan.nodes[other].rounds > 1 else None
 
 
 def _with_common_work(job: Job, plan: RoundPlan, duplicates: Mapping[NodeId, NodeId]) -> RoundPlan:
@@ -351,6 +361,7 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
     reason = f"round {round_.number} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
+    job = with_earlier_duplicates(job, round_)
     kept = kept_leases(job)
     cut: dict[NodeId, Participant] = {
         node: replace(participant, work=_work_at_close(participant.work))
@@ -361,7 +372,9 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     left = [
         participant.shard
         for node, participant in cut.items()
-        if not round_.is_covered(node) and round_.duplicates.get(node) not in cut
+        if participant.repeats is None
+        and not round_.is_covered(node)
+        and round_.duplicates.get(node) not in cut
     ]
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
@@ -401,7 +414,7 @@ def kept_leases(job: Job) -> dict[NodeId, Participant]:
     return {
         node: replace(participant, work=WorkState.UNDER_WAY, base=base)
         for node, participant in round_.pending.items()
-        if round_.partner(node) is None
+        if round_.partner(node) is None and participant.repeats is None
     }
 
 

@@ -28,16 +28,20 @@ def distances_of(sketches: Sequence[Sketch]) -> npt.NDArray[np.float64]:
 
 
 def compare_pairs(
-    sketches: Mapping[NodeId, Sketch], duplicates: Mapping[NodeId, NodeId]
+    sketches: Mapping[NodeId, Sketch],
+    duplicates: Mapping[NodeId, NodeId],
+    earlier: Mapping[NodeId, tuple[NodeId, Sketch]] | None = None,
 ) -> list[ComparedPair]:
     """Compare the pairs of which both updates are there.
 
     Args:
         sketches: Of the round's sound updates.
         duplicates: Whose update is of whose shard, besides that one's own.
+        earlier: Updates that others made of a node's shard in an earlier round, with their nodes.
     """
     pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
-    if not pairs or len(sketches) < 3:
+    late = {node: it for node, it in (earlier or {}).items() if node in sketches}
+    if not (pairs or late) or len(sketches) < 3:
         return []
     places = {node: place for place, node in enumerate(sketches)}
     cosines = 1 - distances_of(list(sketches.values()))
@@ -47,10 +51,10 @@ def compare_pairs(
     usual = float(np.median(cosines[others]))
     if 1 - usual < _DISTANCE_LEAST:
         return []
-    return [
-        ComparedPair(pair, (float(cosines[places[pair[0]], places[pair[1]]]) - usual) / (1 - usual))
-        for pair in pairs
-    ]
+    found = {pair: float(cosines[places[pair[0]], places[pair[1]]]) for pair in pairs}
+    for node, (other, sketch) in late.items():
+        found[node, other] = 1 - float(distances_of([sketches[node], sketch])[0, 1])
+    return [ComparedPair(pair, (cosine - usual) / (1 - usual)) for pair, cosine in found.items()]
 
 
 def without_pairs(
