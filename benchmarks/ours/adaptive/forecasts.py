@@ -130,6 +130,6 @@ def _world(
 
 
 def _spec(rounds: int, inner_steps: int, nodes: int) -> JobSpec:
-    """A job without secret duplicates, which nothing draws in virtual time."""
+    """A job as users submit it, secret duplicates included."""
     spec = job_spec(inner_steps=inner_steps, nodes=nodes, rounds=rounds)
-    return replace(spec, trust=Trust(duplicates="none"))
+    return replace(spec, trust=Trust())
