@@ -108,6 +108,8 @@ class SimulatedWorld(msgspec.Struct, frozen=True):
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
     """Check the invariants after every event, or only when a round closes."""
+    late_nodes: int = 0
+    """So many of the last nodes are there only from `Simulation.start_late_nodes` on."""
     description: WorldDescription | None = None
     """Links, devices, churn and the script of faults; None: links are drawn."""
 
