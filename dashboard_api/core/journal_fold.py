@@ -33,6 +33,7 @@ from dashboard_api.core.state import (
     RoundState,
 )
 from hypergpu.client.values import JobEvent
+from hypergpu.jobfile.spec import RoundRule
 from hypergpu.workloads.metrics import direction
 
 PRICED_SCORE = 1_000_000
@@ -49,6 +50,8 @@ class JobMemory(msgspec.Struct):
 
     next_sequence: int = 0
     open_round: int | None = None
+    is_planned: bool = False
+    """Whether a plan told who takes part in the newest round."""
     next_round: int = 0
     slots: dict[str, int] = {}
     """Slots of nodes in the order of joining."""
@@ -107,13 +110,13 @@ class JobFold:
 
     def open_round(self, number: int, at_ms: int, lanes: JsonObject, **values: Any) -> None:
         """Add a round, and let go of the oldest ones."""
-        quorum = (self.get("spec", "round") or {}).get("quorum", 0.0)
-        state = RoundState(number, at_ms, quorum=float(quorum))
+        state = RoundState(number, at_ms)
         self.draft.set(
             self.round_path(number), {**msgspec.to_builtins(state), "lanes": lanes, **values}
         )
         self.draft.set((*self.path, "levels"), {})
         self.memory.open_round, self.memory.next_round = number, number + 1
+        self.memory.is_planned = "updates_needed" in values
         self._drop_old_rounds()
 
     def _drop_old_rounds(self) -> None:
@@ -143,7 +146,16 @@ class JobFold:
             batch = (self.get("spec", "training") or {}).get("batch_size", 0)
             part = {"reason": self.memory.fits.get(node, "")}
             self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
+            if not self.memory.is_planned:
+                needed = self.updates_needed(self.draft.get(*round_path, "lanes"))
+                self.draft.set((*round_path, "updates_needed"), needed)
         return lane
+
+    def updates_needed(self, lanes: JsonObject) -> int:
+        """Quorum by the lanes of a round whose journal does not tell it, or not yet."""
+        stated = (self.get("spec", "round") or {}).get("quorum")
+        working = sum(1 for lane in lanes.values() if lane["result"] != "resting")
+        return RoundRule(quorum=float(stated)).updates_needed(working) if stated else 0
 
     def slot(self, node: str) -> int:
         """The node's number in the job."""
@@ -268,6 +280,7 @@ def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         number,
         at_ms,
         lanes,
+        updates_needed=plan.get("updates_needed") or fold.updates_needed(lanes),
         reason=str(plan.get("reason") or ""),
         deadline_at_ms=at_ms + deadline_ms if deadline_ms else None,
     )
@@ -362,6 +375,8 @@ def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
     figures = {name: body.get(name) for name in (*names, "duration_ms")}
     figures["reason"] = closing_sentence(event)
+    if needed := body.get("updates_needed"):
+        figures["updates_needed"] = needed
     fold.draft.set_each(fold.round_path(number), figures)
     fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
 

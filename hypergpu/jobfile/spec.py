@@ -2,6 +2,7 @@
 number.
 """
 
+import math
 from collections.abc import Mapping
 from types import NoneType
 from typing import get_args, get_origin
@@ -128,6 +129,10 @@ class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: str = "int4"
 
 
+_ROUNDING = 1e-9
+"""0.55 * 20 is a little more than 11 in floating point."""
+
+
 class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rules by which a round closes before all its updates have arrived."""
 
@@ -143,6 +148,10 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What nodes do while their updates are on the way: ``none`` waits, ``eager`` begins the next
     round.
     """
+
+    def updates_needed(self, updates: int) -> int:
+        """Return how many updates may close a round that expects so many; at least 1."""
+        return max(1, math.ceil(self.quorum * updates - _ROUNDING))
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,6 @@ and what the next plan is to remember.
 """
 
 from collections.abc import Mapping
-from math import ceil
 
 from msgspec.structs import replace
 
@@ -11,6 +10,7 @@ from coordinator.core.plan.decision import (
     NodePlan,
     PlanMemory,
     RoundPlan,
+    opening_quorum,
 )
 from coordinator.core.plan.median_node import (
     node_reason,
@@ -82,6 +82,7 @@ def close_plan(inputs: PlanInputs, shares: NodeShares) -> RoundPlan:
             deadline_ms=closes_ms,
             resting=len(resting),
         ),
+        updates_needed=opening_quorum(request, plans),
     )
 
 
@@ -135,7 +136,6 @@ def _deadline(
     if spec.round.deadline_ms:
         return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
-    quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
     arrivals = tuple(
         UpdateArrival(
             plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
@@ -147,7 +147,7 @@ def _deadline(
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
-        latest.append(deadline(arrivals, quorum))
+        latest.append(deadline(arrivals, opening_quorum(inputs.request, plans)))
     return Milliseconds(max(LEAST_MS, *latest))
 
 

@@ -3,6 +3,7 @@
 The journal holds plans (`RoundPlanned`), never the readings that they were made of.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
@@ -137,6 +138,10 @@ class RoundPlan(msgspec.Struct, frozen=True):
     """Whether the outer step is plain SGD, as sparse codecs need it, or Nesterov."""
     memory: PlanMemory
     reason: str
+    updates_needed: int = 0
+    """Quorum of the round as it opens with all of these nodes: so many updates may close it at its
+    deadline. 0: a plan from before it was journalled.
+    """
 
 
 class NodeResult(msgspec.Struct, frozen=True):
@@ -200,6 +205,14 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Nodes with a lease over several rounds: no candidates, and remembered until it is over."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
+
+
+def opening_quorum(request: PlanRequest, plans: Mapping[NodeId, NodePlan]) -> int:
+    """Quorum of a round that opens with these plans: leases over several rounds and nodes on trial
+    count for none.
+    """
+    awaited = [n for n, plan in plans.items() if plan.rounds == 1 and n not in request.on_trial]
+    return request.spec.round.updates_needed(len(awaited))
 
 
 class ModelSizes(msgspec.Struct, frozen=True):

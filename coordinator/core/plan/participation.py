@@ -6,7 +6,6 @@ And when a round closes without those who are late: at the moment that makes the
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -138,7 +137,7 @@ def still_resting(
         until = memories[node].rests_until_round
         return -_unreadiness(unready, node), -until, request.candidates[node]
 
-    spare = len(memories) - _nodes_needed(request, len(memories))
+    spare = len(memories) - request.spec.round.updates_needed(len(memories))
     return {node: reasons[node] for node in sorted(reasons, key=rank)[:spare]}
 
 
@@ -172,7 +171,7 @@ def participations(
             found[node] = _resting(memory, unready[node])
         else:
             found[node] = _part(request, node, memory, works[node])
-    missing = _nodes_needed(request, len(found)) - sum(
+    missing = request.spec.round.updates_needed(len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
     resting = [node for node, part in found.items() if not part.is_taking_part]
@@ -206,10 +205,6 @@ def _with_one_awaited(
 
 def _unreadiness(unready: Mapping[NodeId, str], node: NodeId) -> int:
     return _UNREADY.index(unready.get(node, ""))
-
-
-def _nodes_needed(request: PlanRequest, candidates: int) -> int:
-    return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
 def _part(

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading, median_reading
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
-from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
+from coordinator.core.plan.decision import (
+    ModelSizes,
+    NodePlan,
+    PlanMemory,
+    PlanRequest,
+    RoundPlan,
+    opening_quorum,
+)
 from coordinator.core.plan.median_node import node_reason, resting_reason, unmeasured_reason
 from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
@@ -75,6 +82,7 @@ def unmeasured_plan(
         is_sparse=previous.is_sparse,
         memory=replace(previous, nodes={**absentees(request), **memories}),
         reason=unmeasured_reason(min(most, previous.inner_steps), codec, deadline_ms),
+        updates_needed=opening_quorum(request, nodes),
     )
 
 
