@@ -16,6 +16,7 @@ from dashboard_api.core.event_text import (
 from dashboard_api.core.lanes import (
     closed_segments,
     continued_segments,
+    lanes_quorum,
     planned_lane,
     received_segments,
     resting_lane,
@@ -33,7 +34,6 @@ from dashboard_api.core.state import (
     RoundState,
 )
 from hypergpu.client.values import JobEvent
-from hypergpu.jobfile.spec import RoundRule
 from hypergpu.workloads.metrics import direction
 
 PRICED_SCORE = 1_000_000
@@ -50,16 +50,12 @@ class JobMemory(msgspec.Struct):
 
     next_sequence: int = 0
     open_round: int | None = None
-    is_planned: bool = False
-    """Whether a plan told who takes part in the newest round."""
+    is_planned: bool = False  # whether a plan told who takes part in the newest round
     next_round: int = 0
-    slots: dict[str, int] = {}
-    """Slots of nodes in the order of joining."""
+    slots: dict[str, int] = {}  # of nodes, in the order of joining
     paused_at_ms: int | None = None
-    fits: dict[str, str] = {}
-    """Why nodes have less in memory at once than the job states."""
-    moved_at_ms: int = 0
-    """When the newest event was journalled, Unix time."""
+    fits: dict[str, str] = {}  # why nodes have less in memory at once than the job states
+    moved_at_ms: int = 0  # when the newest event was journalled, Unix time
 
 
 class JobFold:
@@ -147,15 +143,9 @@ class JobFold:
             part = {"reason": self.memory.fits.get(node, "")}
             self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
             if not self.memory.is_planned:
-                needed = self.updates_needed(self.draft.get(*round_path, "lanes"))
+                needed = lanes_quorum(self.draft.get(*round_path, "lanes"), self.get("spec"))
                 self.draft.set((*round_path, "updates_needed"), needed)
         return lane
-
-    def updates_needed(self, lanes: JsonObject) -> int:
-        """Quorum by the lanes of a round whose journal does not tell it, or not yet."""
-        stated = (self.get("spec", "round") or {}).get("quorum")
-        working = sum(1 for lane in lanes.values() if lane["result"] != "resting")
-        return RoundRule(quorum=float(stated)).updates_needed(working) if stated else 0
 
     def slot(self, node: str) -> int:
         """The node's number in the job."""
@@ -280,7 +270,7 @@ def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         number,
         at_ms,
         lanes,
-        updates_needed=plan.get("updates_needed") or fold.updates_needed(lanes),
+        updates_needed=plan.get("updates_needed") or lanes_quorum(lanes, fold.get("spec")),
         reason=str(plan.get("reason") or ""),
         deadline_at_ms=at_ms + deadline_ms if deadline_ms else None,
     )
@@ -375,8 +365,7 @@ def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
     figures = {name: body.get(name) for name in (*names, "duration_ms")}
     figures["reason"] = closing_sentence(event)
-    if needed := body.get("updates_needed"):
-        figures["updates_needed"] = needed
+    figures |= {"updates_needed": needed} if (needed := body.get("updates_needed")) else {}
     fold.draft.set_each(fold.round_path(number), figures)
     fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
 
@@ -409,9 +398,8 @@ def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
 def _add_work(fold: JobFold, contribution: JsonObject) -> None:
     path = (*fold.path, "work", str(contribution.get("node")))
     before = fold.draft.get(*path) or {}
-    names = ("samples", "compute_ms")
-    done = {name: before.get(name, 0) + int(contribution.get(name) or 0) for name in names}
-    fold.draft.set(path, done)
+    add = {name: int(contribution.get(name) or 0) for name in ("samples", "compute_ms")}
+    fold.draft.set(path, {name: before.get(name, 0) + count for name, count in add.items()})
 
 
 def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:
