@@ -210,6 +210,10 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds that the work is divided into at least, however slow the network."""
     sparsest: str = "topk64"
     """The lightest codec that a plan may choose."""
+    batch_rate: str = "scaled"
+    """Learning rate of a node whose batch is not the stated one: ``scaled`` by the rule of
+    `coordinator.core.plan.batches.batch_rate`, or as ``stated``.
+    """
     stated_keys: tuple[str, ...] = ()
     """Keys of `PLANNED` that plans take as the job states them. A job file's reader lists here
     those that the file writes.
@@ -444,6 +448,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "data.source": ("shared", "node"),
     "evaluation.target_mode": TARGET_MODES,
     "aware.sparsest": ("int4", *SPARSE_CODECS),
+    "aware.batch_rate": ("scaled", "stated"),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),
 }

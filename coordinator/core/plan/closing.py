@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from coordinator.core.plan.batches import batch_rate
 from coordinator.core.plan.decision import (
     NodePlan,
     PlanMemory,
@@ -112,6 +113,7 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
             upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,
+            learning_rate=batch_rate(spec, work.batch.size),
             prefetch_steps=0
             if work.long
             else planned_prefetch(spec, span_us, work.moving_us + work.hidden_us, work.step_us),
@@ -167,6 +169,7 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
             else strayed_rounds(work.step_us, work.moving_us, span_us, memory=memory, steps=steps),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,
+            growth=work.growth if node in plans else memory.growth,
         )
     return PlanMemory(
         inner_steps=middle_.inner_steps,

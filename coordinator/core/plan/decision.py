@@ -58,10 +58,33 @@ class NodePlan(msgspec.Struct, frozen=True):
     """
     rounds: int = 1
     """Rounds that its lease may last; of more than one, no round waits for it."""
+    learning_rate: float = 0.0
+    """Peak of its steps, of another batch than the job's; 0: as the job states."""
 
     def batch(self, stated: int) -> int:
         """Samples in each of its steps, of a job that states so many."""
         return self.batch_size or stated
+
+
+class BatchGrowth(msgspec.Struct, frozen=True):
+    """What is known of batches of one node that are larger than the job's, see `batches`."""
+
+    size: int = 0
+    """The batch that is kept; 0: the job's."""
+    sample_us: float = 0.0
+    """What a sample took with it, the mean of its newest updates."""
+    updates: int = 0
+    """How many updates of it were measured."""
+    samples: int = 0
+    """Of the newest of them."""
+    trial: int = 0
+    """The larger batch that is tried; 0: none."""
+    tries_us: tuple[float, ...] = ()
+    """What a sample took in the updates of the trial."""
+    next_round: int = 0
+    """No batch is tried before that round."""
+    failures: int = 0
+    """Trials in a row that were no faster."""
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
@@ -95,6 +118,7 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """What its newest update took for each step of the job's own batch, by the coordinator's clock
     and bytes included; 0: none has come.
     """
+    growth: BatchGrowth = BatchGrowth()
 
 
 class PlanMemory(msgspec.Struct, frozen=True):
@@ -152,6 +176,8 @@ class NodeResult(msgspec.Struct, frozen=True):
     """From the round's opening until its update was in; 0: it never was."""
     is_lapsed: bool = False
     """Whether that was the end of a lease over several rounds."""
+    compute_ms: Milliseconds = Milliseconds(0)
+    """For which it computed, as it says; 0: not known."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True):

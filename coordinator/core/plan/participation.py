@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.batches import growth_after
 from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
@@ -114,8 +115,10 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
+    stated = request.spec.training.batch_size
+    growth = growth_after(memory.growth, result, stated, request.round)
+    memory = replace(memory, growth=growth)
     if result.took_ms > 0:
-        stated = request.spec.training.batch_size
         steps = result.plan.inner_steps * result.plan.batch(stated) / stated
         return replace(memory, cut_rounds=0, proven_step_us=1000.0 * result.took_ms / steps)
     return replace(memory, cut_rounds=memory.cut_rounds + (_CUTS if result.is_lapsed else 1))
