@@ -1,13 +1,13 @@
 """How alike the updates of one shard are, against those of different shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
 from coordinator.core.duplicates import ComparedPair
-from coordinator.core.trust import UpdateEvidence
+from coordinator.core.trust import NODES_LEAST, UpdateEvidence
 from coordinator.shell.aggregation.sketch import Sketch
 from hypergpu.ids import NodeId
 
@@ -28,16 +28,33 @@ def distances_of(sketches: Sequence[Sketch]) -> npt.NDArray[np.float64]:
 
 
 def compare_pairs(
-    sketches: Mapping[NodeId, Sketch], duplicates: Mapping[NodeId, NodeId]
+    sketches: Mapping[NodeId, Sketch],
+    duplicates: Mapping[NodeId, NodeId],
+    sparse: Set[NodeId] = frozenset(),
 ) -> list[ComparedPair]:
-    """Compare the pairs of which both updates are there.
+    """Compare the pairs of which both updates are there, each beside the others of its kind of
+    codec where there are enough, as sparse updates are less alike.
 
     Args:
         sketches: Of the round's sound updates.
         duplicates: Whose update is of whose shard, besides that one's own.
+        sparse: Those whose codec is a sparse one.
     """
     pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
-    if not pairs or len(sketches) < 3:
+    found = []
+    for kind in (sketches.keys() - sparse, sketches.keys() & sparse):
+        mine = [pair for pair in pairs if pair[0] in kind and pair[1] in kind]
+        peers = kind if len(kind) >= NODES_LEAST else sketches.keys()
+        found += _compared({node: each for node, each in sketches.items() if node in peers}, mine)
+    order = {pair: place for place, pair in enumerate(pairs)}
+    return sorted(found, key=lambda each: order[each.nodes])
+
+
+def _compared(
+    sketches: Mapping[NodeId, Sketch], pairs: Sequence[tuple[NodeId, NodeId]]
+) -> list[ComparedPair]:
+    """Pairs beside the other updates of these, at least one of them."""
+    if not pairs or len(sketches) < NODES_LEAST:
         return []
     places = {node: place for place, node in enumerate(sketches)}
     cosines = 1 - distances_of(list(sketches.values()))
