@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
+from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.batches import BatchBounds, batch_rate, growth_for_round
+from coordinator.core.plan.decision import (
+    BatchGrowth,
+    NodePlan,
+    NodeResult,
+    PlanMemory,
+    PlanRequest,
+)
 from coordinator.core.round.outer_step import outer_step
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
@@ -20,11 +30,12 @@ from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
-from hypergpu.jobfile.spec import Inner, JobSpec, TrainingSettings
+from hypergpu.ids import NodeId
+from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
 from hypergpu.statements import SampleRange
-from hypergpu.tensors.codec import encode_update
+from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
-from hypergpu.units import Bytes, Samples
+from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.networks.task import Device
 from hypergpu.workloads.workload import build, find
 
@@ -42,13 +53,6 @@ class TrainedKind(NamedTuple):
     inner_steps: int
     rounds: int
     nodes: int = 4
-
-
-class NodeBatch(NamedTuple):
-    """A node's batch and rate."""
-
-    batch_size: int
-    learning_rate: float
 
 
 KINDS = (
@@ -107,54 +111,125 @@ class _Place(NamedTuple):
     """Where in the job a shard begins."""
 
     seed: int
-    start: int
-    """Its first position in the stream of samples."""
-    done: int
-    """Samples of the rounds before."""
+    round: int
+    slot: int
 
 
-def held_out_loss(kind: TrainedKind, batches: Sequence[NodeBatch], seed: int) -> float:
-    """Held-out loss of the last model: each node trains as many samples, in batches of its own.
+class TrainedJob(NamedTuple):
+    """What a job came to."""
+
+    loss: float
+    """Held-out loss of its last model, the sum over samples."""
+    grown: float
+    """Part of the nodes' rounds in which the batch was larger than the stated one."""
+
+
+def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) -> TrainedJob:
+    """Train: each node takes as many samples a round, in batches of its own.
 
     Args:
         kind: What is trained.
-        batches: Of each node; their sizes divide ``batch_size * inner_steps``.
+        shares: Of each node's device: the batch, over the stated one, up to which it is faster by
+            the sample, or below 1 the one that it has to make do with.
         seed: Of the first model and of the stream.
+        rate: As ``aware.batch_rate``.
     """
-    bench, shard = _bench(kind.name), kind.batch_size * kind.inner_steps
-    nodes = [_NodeState() for _ in batches]
+    bench, spec, grown = _bench(kind.name), _spec(kind, rate), 0
+    nodes, memory = [_NodeState() for _ in shares], PlanMemory(kind.inner_steps, 0, is_sparse=False)
+    sizes = [kind.batch_size for _ in shares]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "model"
         path.write_bytes(b"".join(each.tobytes() for each in bench.judge.initial(seed)))
-        base, state = StoredBlob(path, digest_of(path.read_bytes())), None
+        files: _OuterFiles = (StoredBlob(path, digest_of(path.read_bytes())), None)
         for number in range(kind.rounds):
-            before = Flat.view(bench.layout, np.fromfile(base.path, np.uint8))
-            updates = []
-            done = number * kind.nodes * shard
-            for slot, (node, own) in enumerate(zip(nodes, batches, strict=True)):
-                place = _Place(seed, done + slot * shard, done)
-                payload = _update(bench, kind, before, (node, own), place)
-                stored = folder / f"update-{slot}"
-                stored.write_bytes(payload)
-                updates.append(StoredUpdate(stored, digest_of(payload), shard, CODEC))
-            base, state = _folded(bench, kind, (base, state), updates, number, folder)
-        model = Flat.view(bench.layout, np.fromfile(base.path, np.uint8))
-        return bench.judge.evaluate(model).loss
+            before = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))
+            sizes = _batches(kind, shares, sizes, memory.noise_share)
+            grown += sum(size > kind.batch_size for size in sizes)
+            payloads = [
+                _update(bench, spec, before, (node, size), _Place(seed, number, slot))
+                for slot, (node, size) in enumerate(zip(nodes, sizes, strict=True))
+            ]
+            share = noise_share(_request(bench, spec, memory, payloads, sizes))
+            memory = replace(memory, noise_share=share)
+            files = _folded(bench, spec, files, payloads, number)
+        model = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))
+        loss = bench.judge.evaluate(model).loss
+        return TrainedJob(loss, grown / kind.rounds / len(shares))
+
+
+_OuterFiles = tuple[StoredBlob, StoredBlob | None]
+"""A model and the state of the outer step."""
+
+
+def _spec(kind: TrainedKind, rate: str) -> JobSpec:
+    return JobSpec(
+        workload=kind.workload,
+        strategy="aware",
+        inner=kind.inner,
+        training=TrainingSettings(
+            rounds=kind.rounds,
+            inner_steps=kind.inner_steps,
+            batch_size=kind.batch_size,
+            nodes=kind.nodes,
+        ),
+        aware=Aware(batch_rate=rate),
+    )
+
+
+def _batches(
+    kind: TrainedKind, shares: Sequence[float], before: Sequence[int], noise: float
+) -> list[int]:
+    """Each node's batch, as plans have it once trials have shown what its device is."""
+    sizes, stated = [], kind.batch_size
+    for share, size in zip(shares, before, strict=True):
+        known = BatchGrowth(size if size > stated else 0, 1.0, 2, 1)
+        bounds = BatchBounds(stated, int(max(1, share) * stated))
+        growth = growth_for_round(
+            known, bounds, stated, number=0, steps=kind.inner_steps, noise_share=noise
+        )
+        grown = growth.trial or growth.size or stated
+        sizes.append(grown if share >= 1 else int(share * stated))
+    return sizes
+
+
+def _request(
+    bench: _Bench,
+    spec: JobSpec,
+    memory: PlanMemory,
+    payloads: Sequence[bytes],
+    sizes: Sequence[int],
+) -> PlanRequest:
+    """What the next plan is told of a round."""
+    updates = np.stack([decode_parameters(bench.layout, CODEC, each) for each in payloads])
+    squares = float(np.square(updates).sum())
+    samples = spec.training.batch_size * spec.training.inner_steps
+    plans = [NodePlan(samples // size, CODEC, "", batch_size=size) for size in sizes]
+    return PlanRequest(
+        round=1,
+        at_ms=Milliseconds(0),
+        spec=spec,
+        candidates={},
+        samples_done=Samples(0),
+        samples_total=Samples(0),
+        previous=memory,
+        results={
+            NodeId(str(slot)): NodeResult(plan, Milliseconds(1)) for slot, plan in enumerate(plans)
+        },
+        agreement=float(np.square(updates.sum(axis=0)).sum()) / squares if squares else None,
+    )
 
 
 def _folded(
-    bench: _Bench,
-    kind: TrainedKind,
-    before: tuple[StoredBlob, StoredBlob | None],
-    updates: Sequence[StoredUpdate],
-    number: int,
-    folder: Path,
-) -> tuple[StoredBlob, StoredBlob | None]:
-    """The next model and the state of the outer step."""
-    training = TrainingSettings(rounds=kind.rounds, inner_steps=kind.inner_steps, nodes=kind.nodes)
-    spec = JobSpec(workload=kind.workload, strategy="aware", inner=kind.inner, training=training)
-    choice = outer_step(spec, round_number=number, participants=kind.nodes, is_sparse=False)
+    bench: _Bench, spec: JobSpec, before: _OuterFiles, payloads: Sequence[bytes], number: int
+) -> _OuterFiles:
+    """The next model and the state of the outer step, beside the model before."""
+    updates, folder, nodes = [], before[0].path.parent, spec.training.nodes
+    for slot, payload in enumerate(payloads):
+        stored = folder / f"update-{slot}"
+        stored.write_bytes(payload)
+        updates.append(StoredUpdate(stored, digest_of(payload), 1, CODEC))
+    choice = outer_step(spec, round_number=number, participants=nodes, is_sparse=False)
     folded = fold(
         FoldRequest(
             layout=bench.layout,
@@ -174,23 +249,21 @@ def _folded(
 
 
 def _update(
-    bench: _Bench,
-    kind: TrainedKind,
-    before: Flat,
-    worker: tuple[_NodeState, NodeBatch],
-    place: _Place,
+    bench: _Bench, spec: JobSpec, before: Flat, worker: tuple[_NodeState, int], place: _Place
 ) -> bytes:
-    (node, own), trainer = worker, bench.trainer
-    shard = kind.batch_size * kind.inner_steps
-    total = Samples(kind.rounds * kind.nodes * shard)
-    schedule = Schedule(own.learning_rate, kind.inner.schedule, Samples(0), total)
-    seed = place.seed + place.start
-    trainer.begin(InitialState(before, seed, node.optimizer, kind.inner.rule))
-    stretch = [SampleRange(place.start, Samples(shard))]
+    (node, size), trainer, training = worker, bench.trainer, spec.training
+    shard = training.batch_size * training.inner_steps
+    done = place.round * training.nodes * shard
+    total = Samples(training.rounds * training.nodes * shard)
+    peak = batch_rate(spec, size) or spec.inner.learning_rate
+    schedule = Schedule(peak, spec.inner.schedule, Samples(0), total)
+    start = done + place.slot * shard
+    trainer.begin(InitialState(before, place.seed + start, node.optimizer, spec.inner.rule))
+    stretch = [SampleRange(start, Samples(shard))]
     indices = stream_indices(bench.members, 0, place.seed, stretch)
-    for first in range(0, shard, own.batch_size):
-        rate = learning_rate(schedule, Samples(place.done + first + own.batch_size))
-        trainer.step(indices[first : first + own.batch_size], rate)
+    for first in range(0, shard, size):
+        rate = learning_rate(schedule, Samples(done + first + size))
+        trainer.step(indices[first : first + size], rate)
     after = Flat.empty(bench.layout)
     trainer.store(after)
     np.subtract(before.parameters, after.parameters, out=after.parameters)

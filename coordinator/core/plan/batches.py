@@ -8,7 +8,8 @@ does not fill. Nobody knows that without having tried: twice the batch is tried 
 kept where the slower of them took clearly less time a sample than the batch before. Then twice that
 is tried; where it was no faster the node goes back, and tries again much later. Memory bounds it: a
 batch in several passes is no faster. What was tried is journalled with the plan, so that a replay
-tries nothing.
+tries nothing. And it grows only as far as noise leads in updates (`agreement`): beyond that fewer
+steps are less progress by the sample.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ against.
 """
 _FASTER = 1.2
 """Samples a second have to rise by this much: steps that are saved cost some progress a sample."""
+_HOLD_NOISE = 1.5
+"""A batch that grew is kept until updates allow this much less."""
 _STEPS_LEAST = 8
 """Steps in a round before its batch grows: four are left, at least."""
 _LIKE_WORK = 1.5
@@ -208,7 +211,13 @@ def _after_failure(growth: BatchGrowth, number: int) -> BatchGrowth:
 
 
 def growth_for_round(
-    growth: BatchGrowth, bounds: BatchBounds, stated_batch: int, *, number: int, steps: float
+    growth: BatchGrowth,
+    bounds: BatchBounds,
+    stated_batch: int,
+    *,
+    number: int,
+    steps: float,
+    noise_share: float,
 ) -> BatchGrowth:
     """What the node keeps or tries in a round, within its bounds: the largest batch, in ``trial``
     or ``size``, that its work is made of.
@@ -219,15 +228,17 @@ def growth_for_round(
         stated_batch: The job's.
         number: Of the round.
         steps: That fill the round with the batch that is kept.
+        noise_share: Largest batch over the job's that costs next to no progress a sample.
     """
     size = growth.size or stated_batch
-    if size > bounds.most:
+    held = min(bounds.most, int(_HOLD_NOISE * noise_share * stated_batch))
+    if size > max(stated_batch, held):
         growth, size = BatchGrowth(next_round=growth.next_round), stated_batch
-    larger = min(2 * size, bounds.most)
     if growth.trial:
-        return growth if growth.trial <= bounds.most else _after_failure(growth, number)
+        return growth if growth.trial <= held else _after_failure(growth, number)
+    larger = min(2 * size, bounds.most)
     is_known = growth.updates >= _TRIES and number >= growth.next_round
-    if not is_known or steps < _STEPS_LEAST or larger <= size:
+    if not is_known or steps < _STEPS_LEAST or not size < larger <= noise_share * stated_batch:
         return growth
     return replace(growth, trial=larger, tries_us=())
 

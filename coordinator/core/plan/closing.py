@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from coordinator.core.plan.agreement import noise_share
 from coordinator.core.plan.batches import batch_rate
 from coordinator.core.plan.decision import (
     NodePlan,
@@ -183,4 +184,5 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
         dense_ms=Milliseconds(max(1, round(middle_.dense_at_change_us / 1000))),
         dense_rounds=common.family.dense_rounds,
         down=common.down,
+        noise_share=noise_share(inputs.request),
     )

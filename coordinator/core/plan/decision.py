@@ -143,6 +143,8 @@ class PlanMemory(msgspec.Struct, frozen=True):
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""
     """Codec of the delta, as planned last."""
+    noise_share: float = 1.0
+    """Largest batch over the job's that costs next to no progress a sample, see `agreement`."""
 
 
 class RoundPlan(msgspec.Struct, frozen=True):

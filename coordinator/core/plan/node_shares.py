@@ -9,6 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import FinishForecast
+from coordinator.core.plan.agreement import noise_share
 from coordinator.core.plan.batches import (
     Batch,
     BatchBounds,
@@ -87,6 +88,7 @@ class PlanInputs(NamedTuple):
             self.stated_batch,
             number=self.request.round,
             steps=0.0 if memory.cut_rounds or node in self.request.on_trial else steps,
+            noise_share=noise_share(self.request),
         )
 
 

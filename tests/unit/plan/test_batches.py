@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+from coordinator.core.plan.agreement import noise_share
 from coordinator.core.plan.batches import (
     batch_bounds,
     batch_rate,
@@ -12,7 +13,14 @@ from coordinator.core.plan.batches import (
     growth_for_round,
 )
 from coordinator.core.plan.common_work import is_work_equal, lesser_work
-from coordinator.core.plan.decision import BatchGrowth, MemoryFit, NodePlan, NodeResult
+from coordinator.core.plan.decision import (
+    BatchGrowth,
+    MemoryFit,
+    NodePlan,
+    NodeResult,
+    PlanMemory,
+    PlanRequest,
+)
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Data, Inner
 from hypergpu.units import Milliseconds
@@ -25,9 +33,16 @@ UNFILLED = Truth(fixed_ms=40.0)
 """A node most of whose step of 50 ms is there whatever the batch."""
 
 
-def _play(truths: list[Truth], rounds: int, aware: Aware | None = None) -> list[Played]:
+NOISE, SIGNAL = 1.1, 2.8
+"""Agreement of three updates that have a twentieth in common, and of three that hardly differ."""
+
+
+def _play(
+    truths: list[Truth], rounds: int, aware: Aware | None = None, agreement: float = NOISE
+) -> list[Played]:
     job = spec(nodes=len(truths), aware=aware)
     fleet = Fleet(job, dict(zip(names(len(truths)), truths, strict=True)), seed=3)
+    fleet.agreement = agreement
     return [fleet.play() for _ in range(rounds)]
 
 
@@ -40,6 +55,30 @@ def test_a_batch_grows_to_four_times_where_that_is_faster_and_no_further() -> No
     assert batches[0] == 32
     assert batches[-1] == 128
     assert all(after <= 2 * before for before, after in pairwise(batches))
+
+
+def test_no_batch_grows_while_updates_go_the_same_way() -> None:
+    """Where no noise is to be averaged, fewer steps would be less progress."""
+    assert set(_batches(_play([UNFILLED, FILLED, FILLED], 24, agreement=SIGNAL))) == {32}
+
+
+def _request(agreement: float | None, steps: int, before: float = 1.0) -> PlanRequest:
+    fleet = Fleet(spec(nodes=3), dict.fromkeys(names(3), FILLED))
+    plan = NodePlan(steps, "int4", "")
+    results = dict.fromkeys(names(3), NodeResult(plan, Milliseconds(1000)))
+    previous = PlanMemory(steps, 0, is_sparse=False, noise_share=before)
+    request = replace(fleet.request(names(3)), results=results, previous=previous)
+    return replace(request, agreement=agreement)
+
+
+def test_the_share_follows_the_noise_scale_of_updates() -> None:
+    """A cosine of a half over 100 steps: batches of 100 times the job's are half noise."""
+    measured = 1 + 0.02 * (1 + 100)
+    assert noise_share(_request(2.0, 100, measured)) == pytest.approx(measured)
+    assert noise_share(_request(2.0, 100)) == pytest.approx(1 + (measured - 1) / 4)
+    assert noise_share(_request(None, 100, 3.0)) == 3.0
+    assert noise_share(_request(0.9, 100, 8.0)) == 8.0
+    assert noise_share(_request(3.0, 1)) >= 1.0
 
 
 def test_a_batch_that_is_no_faster_is_tried_twice_and_given_up() -> None:
@@ -126,7 +165,8 @@ def test_a_first_short_update_is_forgotten_once_there_is_a_longer_one() -> None:
 def test_no_batch_is_tried_without_steps_to_spare() -> None:
     bounds = batch_bounds(spec(nodes=3), MemoryFit())
     few, enough = (
-        growth_for_round(KNOWN, bounds, 32, number=9, steps=steps) for steps in (7.9, 8.0)
+        growth_for_round(KNOWN, bounds, 32, number=9, steps=steps, noise_share=2.0)
+        for steps in (7.9, 8.0)
     )
     assert (few.trial, enough.trial) == (0, 64)
 
