@@ -152,7 +152,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
             ]
             share = noise_share(_request(bench, spec, memory, payloads, sizes))
             memory = replace(memory, noise_share=share)
-            files = _folded(bench, spec, files, payloads, number)
+            files = _take_outer_step(bench, spec, files, payloads, number)
         model = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))
         loss = bench.judge.evaluate(model).loss
         return TrainedJob(loss, grown / kind.rounds / len(shares))
@@ -220,7 +220,7 @@ def _request(
     )
 
 
-def _folded(
+def _take_outer_step(
     bench: _Bench, spec: JobSpec, before: _OuterFiles, payloads: Sequence[bytes], number: int
 ) -> _OuterFiles:
     """The next model and the state of the outer step, beside the model before."""

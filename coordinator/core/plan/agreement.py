@@ -17,7 +17,7 @@ _COST = 0.02
 """Samples that a larger batch may cost, a part of all: less than rounds differ by chance."""
 _SHARE_MOST = 8.0
 _GAIN = 1 / 4
-"""Of the newest round in the mean share."""
+"""Weight of the newest round in the mean share."""
 _NODES_LEAST = 3
 """Two updates or fewer say little."""
 

@@ -168,7 +168,7 @@ def growth_reason(growth: BatchGrowth, size: int) -> str:
 def growth_after(
     growth: BatchGrowth, result: NodeResult, stated_batch: int, number: int
 ) -> BatchGrowth:
-    """What is known of larger batches once an update of the node is in, or missing.
+    """The node's growth once an update of it is in, or missing.
 
     Args:
         growth: What was known before.

@@ -67,7 +67,7 @@ class NodePlan(msgspec.Struct, frozen=True):
 
 
 class BatchGrowth(msgspec.Struct, frozen=True):
-    """What is known of batches of one node that are larger than the job's, see `batches`."""
+    """Knowledge of one node's batches that are larger than the job's, see `batches`."""
 
     size: int = 0
     """The batch that is kept; 0: the job's."""
@@ -76,7 +76,7 @@ class BatchGrowth(msgspec.Struct, frozen=True):
     updates: int = 0
     """How many updates of it were measured."""
     samples: int = 0
-    """Of the newest of them."""
+    """Samples of the newest of them."""
     trial: int = 0
     """The larger batch that is tried; 0: none."""
     tries_us: tuple[float, ...] = ()

@@ -28,7 +28,7 @@ SCALES = np.exp(1.0 * _DICE.standard_normal(COUNT)).astype(np.float32)
 GRADIENT: Float32s = SCALES * _DICE.standard_normal(COUNT, np.float32)
 
 
-class Sent(NamedTuple):
+class SentUpdate(NamedTuple):
     """An update as its node sends it."""
 
     name: str
@@ -38,7 +38,7 @@ class Sent(NamedTuple):
     sign: int = 1
 
 
-def _sketched(folder: Path, sent: Sequence[Sent]) -> list[SketchedUpdate]:
+def _sketch(folder: Path, sent: Sequence[SentUpdate]) -> list[SketchedUpdate]:
     """Sketches of updates that have half of their direction in common, as a round finds them."""
     model = folder / "model"
     Flat.empty(LAYOUT).parameters.tofile(model)
@@ -64,16 +64,16 @@ def _slope() -> HeldOutGradient:
     return HeldOutGradient(Digest("model"), 1.0, sketch_vector(KEY, LAYOUT, GRADIENT))
 
 
-def _weighed(folder: Path, *sent: Sent) -> Weighing:
-    return weigh_sketched(TrustMemory(), "robust", _sketched(folder, sent), _slope())
+def _weigh(folder: Path, *sent: SentUpdate) -> Weighing:
+    return weigh_sketched(TrustMemory(), "robust", _sketch(folder, sent), _slope())
 
 
 def _clip(weighing: Weighing, name: str) -> float:
     return weighing.clips.get(NodeId(name), WHOLE) / WHOLE
 
 
-def _honest(codec: str, count: int) -> list[Sent]:
-    return [Sent(f"{codec}-{number}", codec) for number in range(count)]
+def _honest(codec: str, count: int) -> list[SentUpdate]:
+    return [SentUpdate(f"{codec}-{number}", codec) for number in range(count)]
 
 
 def test_lengths_are_measured_over_what_both_send(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_lengths_are_measured_over_what_both_send(tmp_path: Path) -> None:
 def test_a_few_dense_updates_among_sparse_ones_are_not_shrunk_for_being_whole(
     tmp_path: Path, dense: int
 ) -> None:
-    weighing = _weighed(tmp_path, *_honest(DENSE, dense), *_honest(SPARSE, 4))
+    weighing = _weigh(tmp_path, *_honest(DENSE, dense), *_honest(SPARSE, 4))
     assert all(_clip(weighing, f"{DENSE}-{number}") > 0.85 for number in range(dense))
     assert not weighing.votes
 
 
 def test_a_dense_update_that_is_too_long_among_sparse_ones_has_no_vote(tmp_path: Path) -> None:
-    weighing = _weighed(tmp_path, Sent("long", DENSE, times=6.0), *_honest(SPARSE, 4))
+    weighing = _weigh(tmp_path, SentUpdate("long", DENSE, times=6.0), *_honest(SPARSE, 4))
     assert weighing.votes[NodeId("long")] == 0
     assert "times as long" in weighing.reasons[NodeId("long")]
 
@@ -109,8 +109,8 @@ def test_a_dense_update_that_is_too_long_among_sparse_ones_has_no_vote(tmp_path:
 def test_a_sparse_update_that_is_too_long_among_sparse_ones_is_shrunk_though_dense_ones_are_longer(
     tmp_path: Path,
 ) -> None:
-    sent = [*_honest(DENSE, 4), *_honest(SPARSE, 3), Sent("long", SPARSE, times=1.6)]
-    found = _sketched(tmp_path, sent)
+    sent = [*_honest(DENSE, 4), *_honest(SPARSE, 3), SentUpdate("long", SPARSE, times=1.6)]
+    found = _sketch(tmp_path, sent)
     norms = {each.node: each.measured.norm for each in found}
     assert norms[NodeId("long")] < 1.6 * norms[NodeId(f"{DENSE}-0")]
     weighing = weigh_sketched(TrustMemory(), "robust", found, _slope())
@@ -121,7 +121,7 @@ def test_a_sparse_update_that_is_too_long_among_sparse_ones_is_shrunk_though_den
 @pytest.mark.parametrize(("dense", "sparse"), [(5, 1), (5, 2), (1, 4), (4, 4), (2, 2)])
 def test_nobody_loses_its_vote_for_its_codec(tmp_path: Path, dense: int, sparse: int) -> None:
     memory = TrustMemory()
-    found = _sketched(tmp_path, [*_honest(DENSE, dense), *_honest(SPARSE, sparse)])
+    found = _sketch(tmp_path, [*_honest(DENSE, dense), *_honest(SPARSE, sparse)])
     for _ in range(4):
         weighing = weigh_sketched(memory, "robust", found, _slope())
         memory = weighing.memory
@@ -131,18 +131,18 @@ def test_nobody_loses_its_vote_for_its_codec(tmp_path: Path, dense: int, sparse:
 
 @pytest.mark.parametrize("codec", [DENSE, SPARSE])
 def test_a_flipped_update_is_found_out_whatever_its_codec(tmp_path: Path, codec: str) -> None:
-    sent = [*_honest(DENSE, 4), *_honest(SPARSE, 2), Sent("flip", codec, sign=-1)]
-    assert _weighed(tmp_path, *sent).votes[NodeId("flip")] == 0
+    sent = [*_honest(DENSE, 4), *_honest(SPARSE, 2), SentUpdate("flip", codec, sign=-1)]
+    assert _weigh(tmp_path, *sent).votes[NodeId("flip")] == 0
 
 
 def test_influence_is_told_over_what_a_sparse_update_sends(tmp_path: Path) -> None:
-    found = _sketched(tmp_path, [*_honest(DENSE, 5), *_honest(SPARSE, 1)])
+    found = _sketch(tmp_path, [*_honest(DENSE, 5), *_honest(SPARSE, 1)])
     *dense, sparse = (each.influence or 0.0 for each in evidence_of(found, _slope()))
     assert sparse > 0.8 * float(np.median(dense))
 
 
 def test_pairs_of_sparse_updates_are_held_against_sparse_ones(tmp_path: Path) -> None:
-    found = _sketched(tmp_path, [*_honest(DENSE, 3), *_honest(SPARSE, 4)])
+    found = _sketch(tmp_path, [*_honest(DENSE, 3), *_honest(SPARSE, 4)])
     sketches = {each.node: each.measured.sketch for each in found}
     pair = {NodeId(f"{SPARSE}-0"): NodeId(f"{SPARSE}-1")}
     sparse = {each.node for each in found if each.is_sparse}
