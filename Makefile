@@ -149,7 +149,8 @@ contracts-test: contracts-drift contracts-audit ## Test the contracts: forge, ga
 	@$(BIN)/python -m contracts.tools.mutate --part $(PART)
 
 lock: setup ## Resolve every lock file afresh.
-	$(BIN)/python .ci/lock.py locks/dev.txt '.[dev]'
+	# redis asks for async-timeout on Python 3.11.0 to 3.11.2 alone.
+	$(BIN)/python .ci/lock.py locks/dev.txt '.[dev]' async-timeout
 	$(BIN)/python .ci/lock.py locks/proto.txt 'grpcio-tools==1.71.*' 'mypy-protobuf==3.6.0' 'setuptools<80'
 	$(BIN)/python .ci/lock.py locks/flower.txt 'flwr==1.41.*'
 	$(BIN)/python .ci/lock.py --beside locks/dev.txt locks/hivemind.txt 'hivemind==1.1.12'

@@ -63,7 +63,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """Why it waits."""
     plan: str = ""
-    """The coordinator's reason for this part of the round, which begins with the node's band."""
+    """The coordinator's reason for this part of the round."""
     steps_done: int
     steps_total: int
     batch_size: int

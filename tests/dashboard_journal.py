@@ -88,7 +88,7 @@ def _round(rng: Random, number: int, nodes: list[str]) -> Iterator[tuple[str, di
 
 
 def _plan(rng: Random, number: int, working: list[str], resting: dict[str, str]) -> dict[str, Any]:
-    part = {"inner_steps": 20, "codec": "int4", "band": "normal", "reason": "normal: H=20"}
+    part = {"inner_steps": 20, "codec": "int4", "reason": "H=20"}
     forecast_ms = rng.choice((0, 900))
     nodes = {node: {**part, "forecast_ms": forecast_ms, "spread_ms": 100} for node in working}
     plan = {"round": number, "nodes": nodes, "resting": resting, "reason": "as before"}
@@ -202,7 +202,7 @@ def nodes_seen(seed: int, nodes: int = 3, state: str = "working") -> list[NodeVi
             reading=reading,
             health=HEALTH,
             health_history=HealthHistoryView(1, (0.8, 0.83)),
-            plan_reason="normal: H=20",
+            plan_reason="H=20",
             name=f"machine-{number}",
         )
         for number in range(nodes)

@@ -28,7 +28,6 @@ def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> 
     forecast_ms = part.get("forecast_ms") or None
     return {
         "slot": slot,
-        "band": str(part.get("band") or "normal"),
         "reason": round_from_one(str(part.get("reason") or "")),
         "inner_steps": int(part.get("inner_steps") or 0),
         "batch": int(part.get("batch_size") or batch),
@@ -47,7 +46,7 @@ def planned_lane(slot: int, part: Mapping[str, Any], batch: int, at_ms: int) -> 
 
 def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
     """Lane of a node that the plan gave nothing."""
-    lane = planned_lane(slot, {"band": "poor", "reason": reason}, 0, at_ms)
+    lane = planned_lane(slot, {"reason": reason}, 0, at_ms)
     rest = [segment("rest", at_ms, None)]
     return lane | {"segments": rest, "result": "resting", "result_reason": round_from_one(reason)}
 

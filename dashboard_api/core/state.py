@@ -27,7 +27,6 @@ class Lane(msgspec.Struct, forbid_unknown_fields=True):
     """A node's part of a round."""
 
     slot: int = 0
-    band: str = "normal"
     reason: str = ""
     inner_steps: int = 0
     batch: int = 0

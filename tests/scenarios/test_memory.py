@@ -13,7 +13,7 @@ from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
-from coordinator.core.round.assignment import newest_band, node_band
+from coordinator.core.round.assignment import newest_plan_reason, plan_reason
 from coordinator.core.round.transition import transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec
@@ -72,7 +72,7 @@ def test_a_node_short_of_memory_takes_its_shard_again_with_half_as_much_at_once(
     record = only(step.commands, WriteRecord).record
     assert isinstance(record, events.MemoryFitted)
     assert (record.node, record.micro_batch, record.reason.endswith(HALF)) == (ALICE, 2, True)
-    assert node_band(step.job, ALICE) == ("normal", f"H=2, int4, once more; {HALF}")
+    assert plan_reason(step.job, ALICE) == f"H=2, int4, once more; {HALF}"
 
 
 def test_a_journal_from_before_refits_replays_as_it_was() -> None:
@@ -120,11 +120,11 @@ def test_a_node_in_which_no_sample_fits_is_left_out_and_its_shard_goes_to_anothe
     job = after(job, fold_event(0))
     why = "left out: one sample at a time runs out of memory"
     assert job.open_round.resting == {ALICE: why}
-    assert node_band(job, ALICE) == ("poor", why)
+    assert plan_reason(job, ALICE) == why
     ended = after(job, events.JobStopped(at_ms=job.at_ms))
     newer = replace(training(), members={BOB: ended.members[BOB]})
-    assert newest_band([newer, ended], ALICE) == ("poor", f"in {ended.job_id}: {why}")
-    assert newest_band([newer], ALICE) is None
+    assert newest_plan_reason([newer, ended], ALICE) == f"in {ended.job_id}: {why}"
+    assert newest_plan_reason([newer], ALICE) == ""
 
 
 def test_a_pair_of_which_one_ran_out_of_memory_is_not_compared() -> None:

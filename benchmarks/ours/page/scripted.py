@@ -70,7 +70,7 @@ class JobScript:
         self._add("JobCreated", spec={"workload": "digits-softmax", "name": "scripted"})
         for self.round in range(1_000_000):
             self.done = set()
-            plan = {"inner_steps": STEPS, "codec": "int4", "reason": "normal: H=20, int4"}
+            plan = {"inner_steps": STEPS, "codec": "int4", "reason": "H=20, int4"}
             plans = dict.fromkeys(self.nodes, plan)
             self._add("RoundPlanned", plan={"round": self.round, "nodes": plans, "resting": {}})
             for node in self.nodes:
@@ -123,7 +123,7 @@ class JobScript:
                 uptime=0.95,
                 reason="speed 0.75 lowers it most",
             ),
-            plan_reason="normal: H=20",
+            plan_reason="H=20",
         )
         found.capabilities.device = "cuda"
         found.capabilities.device_name = "GPU"

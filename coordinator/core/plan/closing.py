@@ -16,7 +16,6 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.plan.median_node import (
     node_reason,
-    resting_reason,
     round_reason,
 )
 from coordinator.core.plan.node_shares import NodeShares, NodeWork, PlanInputs, finish
@@ -63,11 +62,7 @@ def close_plan(inputs: PlanInputs, shares: NodeShares) -> RoundPlan:
         )
         for node, plan in plans.items()
     }
-    resting = {
-        node: resting_reason(shares.parts[node].reason)
-        for node in shares.works
-        if node not in working
-    }
+    resting = {node: shares.parts[node].reason for node in shares.works if node not in working}
     codecs = [c for c in common.family.levels if any(p.codec == c for p in plans.values())]
     return RoundPlan(
         round=request.round,
@@ -119,7 +114,6 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
             if work.long
             else planned_prefetch(spec, span_us, work.moving_us + work.hidden_us, work.step_us),
             rounds=work.long.rounds if work.long else 1,
-            band=shares.parts[node].band,
             step_us=round(work.step_us) if work.known.is_measured else 0,
         )
         for node, work in working.items()

@@ -4,7 +4,6 @@ The journal holds plans (`RoundPlanned`), never the readings that they were made
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
@@ -13,26 +12,13 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
-class Band(StrEnum):
-    """How far a node takes part in planned rounds, by forecasts and presence alone."""
-
-    HIGH = "high"
-    """It gets more work than the median node."""
-    NORMAL = "normal"
-    """It gets about as much."""
-    LOW = "low"
-    """It gets less: fewer inner steps or a smaller batch, and no round may wait for it."""
-    POOR = "poor"
-    """It rests, or takes part although it would."""
-
-
 class NodePlan(msgspec.Struct, frozen=True):
     """One participant's part of a round."""
 
     inner_steps: int
     codec: str
     reason: str
-    """For people: ``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
+    """For people: ``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s``."""
     forecast_ms: Milliseconds = Milliseconds(0)
     """Mean time from its assignment until its update is in; 0: nothing is known of the node."""
     spread_ms: Milliseconds = Milliseconds(0)
@@ -49,7 +35,6 @@ class NodePlan(msgspec.Struct, frozen=True):
     """Whether it computes activations again, rather than keep them."""
     prefetch_steps: int = 0
     """Inner steps of the next round that it may take while this one's updates are on their way."""
-    band: Band = Band.NORMAL
     step_us: int = 0
     """What its forecast takes each of its steps for; 0: not known."""
     full_forecast_ms: Milliseconds = Milliseconds(0)

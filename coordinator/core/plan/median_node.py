@@ -10,7 +10,7 @@ from math import ceil
 import msgspec
 
 from coordinator.core.plan.agreement import update_cosine
-from coordinator.core.plan.decision import Band, NodePlan, PlanMemory, PlanRequest
+from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest
 from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_share
 from coordinator.core.plan.speeds import NodeSpeed
 from hypergpu.ids import NodeId
@@ -262,7 +262,7 @@ def rate(bits_per_s: float) -> str:
 
 
 def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
-    """``normal: H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
+    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
     reason says already goes before the rest of why.
     """
     why = "; ".join(filter(None, (plan.reason, why)))
@@ -280,12 +280,7 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
         said.append(f"{plan.prefetch_steps} of the next ahead")
     if plan.upload_after_ms:
         said.append(f"uploads {seconds(plan.upload_after_ms)} later")
-    return f"{plan.band}: " + ", ".join(said) + (f" ({why})" if why else "")
-
-
-def resting_reason(why: str) -> str:
-    """``poor: WHY``, as of every node that has no part in a round."""
-    return f"{Band.POOR}: {why}"
+    return ", ".join(said) + (f" ({why})" if why else "")
 
 
 def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:

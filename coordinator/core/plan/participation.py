@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
 from coordinator.core.plan.batches import growth_after
-from coordinator.core.plan.decision import Band, NodeMemory, PlanRequest
+from coordinator.core.plan.decision import NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
 
@@ -35,19 +35,8 @@ _UNREADY = ("", _STARTING, _AWAY)
 """Why a node could not begin; the later in the row, the later it is asked back for the quorum."""
 
 
-_LOW_BELOW, _HIGH_FROM = 0.75, 1.25
-"""Work that fits into a round over the median node's."""
-
-
-def work_band(work: float) -> Band:
-    """Band of a node that takes part in every round.
-
-    Args:
-        work: Full batches that fit into the round, over the median node's.
-    """
-    if work < _LOW_BELOW:
-        return Band.LOW
-    return Band.HIGH if work >= _HIGH_FROM else Band.NORMAL
+_USUAL_FROM, _USUAL_BELOW = 0.75, 1.25
+"""Work that fits into a round over the median node's: between them it goes without saying."""
 
 
 class PartOfMiddle(NamedTuple):
@@ -69,9 +58,8 @@ class Participation(NamedTuple):
 
     memory: NodeMemory
     is_taking_part: bool
-    band: Band
     reason: str = ""
-    """Why it is of that band; empty for a normal node."""
+    """Why it does more or less than the median node; empty where it does about as much."""
     is_awaited: bool = True
     """Whether the round is made long enough for it, and is not closed before."""
 
@@ -155,7 +143,7 @@ def participations(
     works: Mapping[NodeId, PartOfMiddle],
     readings: Mapping[NodeId, NodeReading],
 ) -> dict[NodeId, Participation]:
-    """The part and the band of each candidate: the only place that decides them.
+    """The part of each candidate: the only place that decides them.
 
     Args:
         request: What is planned.
@@ -189,7 +177,7 @@ def participations(
     for node in resting[: max(0, missing)]:
         memory = replace(found[node].memory, rests_until_round=request.round)
         reason = f"{unready.get(node, 'its updates were missing')}, needed for the quorum"
-        found[node] = Participation(memory, is_taking_part=True, band=Band.POOR, reason=reason)
+        found[node] = Participation(memory, is_taking_part=True, reason=reason)
     return _with_one_awaited(request, works, found)
 
 
@@ -232,7 +220,7 @@ def _part(
             else "no update of it has come in yet"
         )
         memory = replace(memory, is_awaited=False)
-        return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
+        return Participation(memory, True, f"{reason}; no round waits", is_awaited=False)
     least = _AWAITED_STILL_FROM if memory.is_awaited else _AWAITED_FROM
     computing = _COMPUTING_STILL_FROM if memory.is_awaited else _COMPUTING_FROM
     reason = f"{share:.2g} of the median node's work fits in"
@@ -241,10 +229,9 @@ def _part(
         if not is_slow:
             reason = "it would move bytes for most of a round"
         memory = replace(memory, is_awaited=False)
-        return Participation(memory, True, Band.LOW, f"{reason}; no round waits", is_awaited=False)
-    band = work_band(work.of_middle)
-    memory = replace(memory, is_awaited=True)
-    return Participation(memory, True, band, "" if band is Band.NORMAL else reason)
+        return Participation(memory, True, f"{reason}; no round waits", is_awaited=False)
+    is_usual = _USUAL_FROM <= work.of_middle < _USUAL_BELOW
+    return Participation(replace(memory, is_awaited=True), True, "" if is_usual else reason)
 
 
 def _resting_part(memory: NodeMemory, number: int, why: str) -> Participation:
@@ -262,7 +249,7 @@ def _exclusion(memory: NodeMemory) -> str:
 
 
 def _resting(memory: NodeMemory, reason: str) -> Participation:
-    return Participation(memory, False, Band.POOR, reason)
+    return Participation(memory, False, reason)
 
 
 def _times(count: int) -> str:

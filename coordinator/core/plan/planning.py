@@ -23,9 +23,6 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.median_node import (
-    resting_reason,
-)
 from coordinator.core.plan.memory_fit import fit_plan
 from coordinator.core.plan.node_shares import PlanInputs, node_shares
 from coordinator.core.plan.node_work import (
@@ -58,12 +55,11 @@ def plan_round(
         one takes part. Equal arguments give equal plans.
     """
     plan = _candidates_plan(request, readings, sizes)
-    paused = {node: resting_reason(why) for node, why in request.paused.items()}
     fitted = {
         node: fit_plan(part, request.fits.get(node, MemoryFit()), request.spec)
         for node, part in plan.nodes.items()
     }
-    return replace(plan, nodes=fitted, resting={**plan.resting, **paused})
+    return replace(plan, nodes=fitted, resting={**plan.resting, **request.paused})
 
 
 def _candidates_plan(

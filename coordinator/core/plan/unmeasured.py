@@ -19,7 +19,7 @@ from coordinator.core.plan.decision import (
     RoundPlan,
     opening_quorum,
 )
-from coordinator.core.plan.median_node import node_reason, resting_reason, unmeasured_reason
+from coordinator.core.plan.median_node import node_reason, unmeasured_reason
 from coordinator.core.plan.node_work import fit_steps, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
 from coordinator.core.plan.speeds import connection_count, stated_connections
@@ -78,7 +78,7 @@ def unmeasured_plan(
     return RoundPlan(
         round=request.round,
         nodes=nodes,
-        resting={node: resting_reason(why) for node, why in resting.items()},
+        resting=resting,
         deadline_ms=Milliseconds(deadline_ms),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,

@@ -26,7 +26,6 @@ from coordinator.core.job.state import (
 )
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.decision import (
-    Band,
     MemoryFit,
     NodePlan,
     NodeResult,
@@ -447,32 +446,32 @@ def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
     )
 
 
-def node_band(job: Job, node: NodeId) -> tuple[Band, str] | None:
-    """The node's band in the job's newest round, and why: ``low: H=20, batch 10 of 32, ...``;
-    None: no plan named it, and it keeps up.
+def plan_reason(job: Job, node: NodeId) -> str:
+    """Reason of the node's part in the job's newest round: ``H=20, batch 10 of 32, ...``, or why
+    it rests; empty: no plan named it, and it keeps up.
     """
     round_ = job.round or job.closed
     if round_ is None:
-        return None
+        return ""
     if node in round_.resting:
-        return Band.POOR, round_.resting[node]
+        return round_.resting[node]
     if (held := job.long_leases.get(node)) is not None:
-        return held.plan.band, held.plan.reason
+        return held.plan.reason
     participant = round_.participants.get(node)
     if participant is None:
-        return None
+        return ""
     if reason := standing_reason(job.members[node], participant):
-        return Band.POOR, reason
+        return reason
     if round_.spec.strategy != "aware" and not participant.plan.micro_batch:
-        return None
-    return participant.plan.band, participant.plan.reason
+        return ""
+    return participant.plan.reason
 
 
-def newest_band(jobs: Iterable[Job], node: NodeId) -> tuple[Band, str] | None:
-    """The band of a node without a job, as it was in the newest that it had a part in, which is
-    named; None: it had none. The newest job comes first.
+def newest_plan_reason(jobs: Iterable[Job], node: NodeId) -> str:
+    """Reason of the part of a node without a job in the newest that it had a part in, which is
+    named; empty: it had none. The newest job comes first.
     """
     for job in jobs:
-        if node in job.members and (found := node_band(job, node)) is not None:
-            return found[0], f"in {job.job_id}: {found[1]}"
-    return None
+        if node in job.members and (reason := plan_reason(job, node)):
+            return f"in {job.job_id}: {reason}"
+    return ""

@@ -45,7 +45,9 @@ def compare_pairs(
     for kind in (sketches.keys() - sparse, sketches.keys() & sparse):
         mine = [pair for pair in pairs if pair[0] in kind and pair[1] in kind]
         peers = kind if len(kind) >= NODES_LEAST else sketches.keys()
-        found += _compare_beside({node: each for node, each in sketches.items() if node in peers}, mine)
+        found += _compare_beside(
+            {node: each for node, each in sketches.items() if node in peers}, mine
+        )
     order = {pair: place for place, pair in enumerate(pairs)}
     return sorted(found, key=lambda each: order[each.nodes])
 

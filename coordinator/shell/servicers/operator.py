@@ -8,7 +8,7 @@ import structlog
 
 from coordinator.core.job.events import NodeReadmitted
 from coordinator.core.job.state import ENDED
-from coordinator.core.round.assignment import newest_band, node_band
+from coordinator.core.round.assignment import newest_plan_reason, plan_reason
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
@@ -100,12 +100,10 @@ class OperatorServicer:
             summary.reading.CopyFrom(reading_message(readings.reading(node), monotonic_ms()))
         runtime = self._services.allocator.runtime_of(node)
         if runtime is not None:
-            if (part := node_band(runtime.job, node)) is not None:
-                summary.plan_reason = part[1]
+            summary.plan_reason = plan_reason(runtime.job, node)
             return
         jobs = (each.job for each in reversed(self._services.driver.runtimes.values()))
-        if (last := newest_band(jobs, node)) is not None:
-            summary.plan_reason = last[1]
+        summary.plan_reason = newest_plan_reason(jobs, node)
 
     def _summary(self, record: NodeRecord) -> job_pb2.NodeSummary:
         connected, node = self._services.nodes, record.node

@@ -9,7 +9,7 @@ steps of many nodes by turns.
 from coordinator.core.job.state import ENDED, Phase
 from coordinator.core.measure.line import loss_share
 from coordinator.core.measure.reading import Estimate
-from coordinator.core.round.assignment import node_band
+from coordinator.core.round.assignment import plan_reason
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.nodes import KnownNodes, lacks_data
 from coordinator.shell.runtime.services import Services
@@ -154,8 +154,7 @@ class NewestLevels:
     def _add_work(self, found: job_pb2.NodeLevels, node: NodeId, runtime: JobRuntime) -> None:
         job = runtime.job
         found.job_id = job.job_id
-        if (part := node_band(job, node)) is not None:
-            found.plan_reason = part[1][:_REASON_LENGTH_MAX]
+        found.plan_reason = plan_reason(job, node)[:_REASON_LENGTH_MAX]
         participant = job.participant(node)
         if participant is None:
             return

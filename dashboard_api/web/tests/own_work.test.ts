@@ -25,7 +25,7 @@ describe("what a node did and earned", () => {
 });
 
 it("folds rounds in which a node rested for one reason into one line", () => {
-  const rest = lane({ result: "resting", reason: "poor: paused by its owner" });
+  const rest = lane({ result: "resting", reason: "paused by its owner" });
   const rounds = { "0": round(0, { a: lane({}) }), "1": round(1, { a: rest }), "2": round(2, { a: rest }), "3": round(3, { b: rest }) };
   const runs = foldedRests(newestRounds([job("one", { rounds_by_number: rounds })], node("a"), 9));
   expect(runs.map((each) => [each.from, each.part.round.number])).toEqual([[1, 2], [0, 0]]);

@@ -172,9 +172,7 @@ async def test_a_node_whose_worker_is_starting_rests_and_no_round_waits_for_it(
         return fields.get("round") == 3 and "participants" in fields
 
     await desk.until(job_id, is_fourth)
-    assert {plan["resting"].get(node.node_id) for plan in desk.plans} == {
-        "poor: its worker is starting"
-    }
+    assert {plan["resting"].get(node.node_id) for plan in desk.plans} == {"its worker is starting"}
     assert {record["participants"] for record in desk.records} == {2}
 
     node.say(node_pb2.ControlRequest(worker_ready=node_pb2.WorkerReady()))
@@ -190,4 +188,4 @@ async def test_a_node_that_is_not_connected_rests(desk: PlannedJob) -> None:
     rests = await desk.until(
         job_id, lambda fields: desk.node.node_id in fields.get("plan", {}).get("resting", {})
     )
-    assert rests["plan"]["resting"][desk.node.node_id] == "poor: not connected"
+    assert rests["plan"]["resting"][desk.node.node_id] == "not connected"

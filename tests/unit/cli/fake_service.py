@@ -266,7 +266,7 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 reason="speed 0.75 lowers it most",
             ),
             health_history=job_pb2.HealthHistory(step_minutes=1, points=bytes([0, 50, 255, 83])),
-            plan_reason="normal: H=20, int4, uplink 6 Mbit/s",
+            plan_reason="H=20, int4, uplink 6 Mbit/s",
         )
         return job_pb2.ListNodesResponse(nodes=[node])
 

@@ -66,7 +66,7 @@ def test_a_node_is_shown_with_the_spread_and_age_of_each_figure(hypergpu: Hyperg
     assert "  health      0.83 high: speed 0.75 lowers it most" in lines
     assert "  parts       speed 0.75, reliability 0.90, quality 0.85, uptime 0.95" in lines
     assert "  last day    ▁▅ ▇" in lines
-    assert "  plan        normal: H=20, int4, uplink 6 Mbit/s" in lines
+    assert "  plan        H=20, int4, uplink 6 Mbit/s" in lines
     figures = {line.split("  ")[0]: line.split("  ") for line in lines if line.endswith("ago")}
     told = {name: [cell.strip() for cell in row if cell] for name, row in figures.items()}
     assert told["round trip"] == ["round trip", "52 ms", "2.5 ms", "12", "0.8 s ago"]

@@ -212,9 +212,7 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
 def test_an_exclusion_outlives_what_was_measured() -> None:
     excluded = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded}, {}), {}, SIZES)
-    assert plan.resting == {
-        SLOW: "poor: excluded for the 1st time in a row; tries again in round 12"
-    }
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
     assert plan.memory.nodes[SLOW] == excluded
 
 
@@ -237,7 +235,7 @@ def test_nodes_on_trial_shape_nobody_elses_work_however_good_their_lines_are() -
 def test_a_plan_names_paused_nodes_with_the_reason() -> None:
     paused = {NodeId("0xab"): "paused by its owner"}
     plan = plan_round(replace(_request({}, {}), paused=paused), {}, SIZES)
-    assert plan.resting == {"0xab": "poor: paused by its owner"}
+    assert plan.resting == {"0xab": "paused by its owner"}
 
 
 def test_exclusions_that_leave_no_quorum_do_not() -> None:
@@ -273,7 +271,7 @@ def test_who_could_not_begin_at_once_rests_and_is_back_in_the_next_plan(
     )
     request = _request({}, _result(0))
     rests = plan_round(request, {**readings, SLOW: unready}, SIZES)
-    assert rests.resting == {SLOW: f"poor: {reason}"}
+    assert rests.resting == {SLOW: f"{reason}"}
     assert set(rests.nodes) == set(NODES[1:])
 
     results = {node: NodeResult(plan, Milliseconds(1)) for node, plan in rests.nodes.items()}
@@ -285,8 +283,8 @@ def test_before_anything_is_measured_the_unready_rest_too() -> None:
     readings = {SLOW: STARTING, NODES[1]: AWAY}
     plan = plan_round(_request({}, {}), readings, SIZES)
     assert plan.resting == {
-        NODES[1]: "poor: not connected",
-        SLOW: "poor: its worker is starting",
+        NODES[1]: "not connected",
+        SLOW: "its worker is starting",
     }
 
 
@@ -332,9 +330,7 @@ def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_la
 def test_an_exclusion_goes_on_while_its_node_is_away() -> None:
     excluded = NodeMemory("int4", rests_until_round=12, retries=1)
     plan = plan_round(_request({SLOW: excluded}, {}), {SLOW: AWAY}, SIZES)
-    assert plan.resting == {
-        SLOW: "poor: excluded for the 1st time in a row; tries again in round 12"
-    }
+    assert plan.resting == {SLOW: "excluded for the 1st time in a row; tries again in round 12"}
 
 
 FLEETS = (3, 8, 30)

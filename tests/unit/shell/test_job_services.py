@@ -342,7 +342,7 @@ def rows_of_every_event() -> list[Entry]:
         2, 0, is_sparse=False, nodes={ALICE: NodeMemory("int4"), BOB: NodeMemory("int4")}
     )
     plan = replace(round_plan(0, {ALICE: node_plan(), BOB: node_plan()}), memory=memory)
-    rest = replace(plan, nodes={ALICE: node_plan()}, resting={BOB: "poor: paused by its owner"})
+    rest = replace(plan, nodes={ALICE: node_plan()}, resting={BOB: "paused by its owner"})
     made = contribution(IdentityKey.generate(), node_pb2.Assignment(), b"", 1)
     updates = [
         MeasuredUpdate(replace(made, node=node), bytes(65), BasisPoints(1), "", "")

@@ -1,4 +1,4 @@
-// Which tone a phase, a state, a band has; the word always stands beside it.
+// Which tone a phase, a state, a level of health has; the word always stands beside it.
 export type Tone = "good" | "warn" | "bad" | "calm" | "accent";
 
 const TONES: Record<string, Tone> = {

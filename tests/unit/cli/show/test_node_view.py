@@ -55,7 +55,7 @@ REPORT = NodeReport(
         workload="digits-softmax",
         phase="train",
         since_ms=NOW_MS - 12_000,
-        plan="normal: H=64, int4, uplink 11 Mbit/s, forecast 31 s, deadline 42 s",
+        plan="H=64, int4, uplink 11 Mbit/s, forecast 31 s, deadline 42 s",
         steps_done=32,
         steps_total=64,
         batch_size=32,
@@ -85,7 +85,7 @@ coordinator  203.0.113.7:7701, connected for 61 s
 line         round trip 23.4 ms, at worst 80 ms, up 11.2 Mbit/s, down 48 Mbit/s
 now          round 12 of job-01234567 (digits-softmax): trains for 12 s
              ━━━━━━━━━───────── 32/64 inner steps of 32, loss 1.2500
-plan         normal: H=64, int4, uplink 11 Mbit/s, forecast 31 s, deadline 42 s
+plan         H=64, int4, uplink 11 Mbit/s, forecast 31 s, deadline 42 s
 updates      31 accepted (63,488 samples), 1 rejected, 2 late
              round 7 late 4 min 00 s ago: UPDATE_LATE: round 7 is closed
 earned       31 receipts, 60,000 samples at full quality; hypergpu ledger claim

@@ -165,7 +165,7 @@ TABLED_NODE = NodeView(
     ),
     health=HealthView(0.83, "high", 0.75, 0.9, 0.85, 0.95, "speed 0.75 lowers it most", 0),
     health_history=HealthHistoryView(1, (0.8, None, 0.83)),
-    plan_reason="normal: H=20, int4",
+    plan_reason="H=20, int4",
     name="attic",
 )
 LOW_HEALTH = replace(TABLED_NODE.health, value=0.41, level="low")
