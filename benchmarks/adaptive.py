@@ -1,4 +1,5 @@
-"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts.
+"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts. And what
+batches of nodes' own cost by the sample.
 
 A job of 40 stated rounds among equal nodes, with and without one more: up to 64 times slower, or on
 a bad line. Time is to the same number of accepted samples.
@@ -6,6 +7,7 @@ a bad line. Time is to the same number of accepted samples.
 
 import itertools
 
+from benchmarks.ours.adaptive.batches import loss_gaps
 from benchmarks.ours.adaptive.fleets import (
     ADDED,
     AddedNode,
@@ -17,7 +19,7 @@ from benchmarks.ours.adaptive.fleets import (
     job_spec,
     run_fleet,
 )
-from benchmarks.ours.table import ResultTable
+from benchmarks.ours.table import BenchmarkParts, PartFigures
 from netsim.network.profiles import profile
 
 TIMES = (1, 2, 4, 8, 16, 32, 64)
@@ -27,7 +29,26 @@ FIBRE = UsualNodes(profile("home-fibre").shape.link)
 _QUICK_TIMES = (4, 64)
 
 
-def run(is_quick: bool) -> ResultTable:
+def parts(is_quick: bool) -> BenchmarkParts:
+    """The laws in virtual time, and training with batches of nodes' own."""
+    return BenchmarkParts(
+        title="Adaptive: one more node, and batches of nodes' own",
+        columns=(
+            "what",
+            "inner steps or batches",
+            "others or rate",
+            "hurts or grown",
+            "figure",
+            "",
+        ),
+        parts={
+            "laws": lambda: _laws(is_quick=is_quick),
+            "batches": lambda: loss_gaps(is_quick=is_quick),
+        },
+    )
+
+
+def _laws(*, is_quick: bool) -> PartFigures:
     """Each fleet once; virtual time gives the same figures each time."""
     slower = _slower(_QUICK_TIMES if is_quick else TIMES)
     lines = _lines(LINES[:1] if is_quick else LINES)
@@ -39,9 +60,7 @@ def run(is_quick: bool) -> ResultTable:
     firsts = [
         each.beside.first_rounds[ADDED] for (times, _, _), each in slower.items() if times <= 16
     ]
-    return ResultTable(
-        title="One more node: time over the time without it, and its samples over its capacity",
-        columns=("node", "inner steps", "others", "hurts", "counts", "updates in rounds"),
+    return PartFigures(
         rows=[
             *(
                 _row(f"{times}x slower", key[1:], each, shares[key])
@@ -63,7 +82,8 @@ def run(is_quick: bool) -> ResultTable:
             "first_update_rounds_max": max(firsts),
         },
         notes=(
-            "Virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
+            "Laws: time over the time without the node, its samples over its capacity, its updates;",
+            "virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
             "Others are next to the coordinator, and on home-fibre beside a bad line.",
             "Capacity: what it computes in the job's time at its own step time;",
             "of a line, with its own time to move the bytes of each round.",
