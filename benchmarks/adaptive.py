@@ -1,5 +1,6 @@
-"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts. And how far
-estimates of jobs are off, in virtual time and with real processes.
+"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts. Then what
+batches of nodes' own cost by the sample, and how far estimates of jobs are off, in virtual time
+and with real processes.
 
 A job of 40 stated rounds among equal nodes, with and without one more: up to 64 times slower, or on
 a bad line. Time is to the same number of accepted samples.
@@ -11,6 +12,7 @@ from functools import partial
 from math import ceil
 from statistics import median
 
+from benchmarks.ours.adaptive.batches import loss_gaps
 from benchmarks.ours.adaptive.fleets import (
     ADDED,
     AddedNode,
@@ -35,12 +37,20 @@ _QUICK_TIMES = (4, 64)
 
 
 def parts(is_quick: bool) -> BenchmarkParts:
-    """Laws and estimates, a part each."""
+    """Laws, training with batches of nodes' own, and estimates, a part each."""
     return BenchmarkParts(
-        title="One more node: time over the time without it, and its samples over its capacity",
-        columns=("case", "inner steps", "others", "hurts", "counts", "updates in rounds"),
+        title="Adaptive: one more node, batches of nodes' own, and estimates",
+        columns=(
+            "what",
+            "inner steps or batches",
+            "others or rate",
+            "hurts or grown",
+            "figure",
+            "",
+        ),
         parts={
             "laws": partial(_laws, is_quick=is_quick),
+            "batches": partial(loss_gaps, is_quick=is_quick),
             "estimates": partial(_estimates, is_quick=is_quick),
         },
     )
@@ -80,7 +90,8 @@ def _laws(*, is_quick: bool) -> PartFigures:
             "first_update_rounds_max": max(firsts),
         },
         notes=(
-            "Virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
+            "Laws: time over that without the node, its samples over its capacity, its updates;",
+            "virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
             "Others are next to the coordinator, and on home-fibre beside a bad line.",
             "Capacity: what it computes in the job's time at its own step time;",
             "of a line, with its own time to move the bytes of each round.",

@@ -253,6 +253,8 @@ class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """Mean over participants of how far the forecast was off, over what it took; None without one.
     One that was cut counts with what it had taken by the deadline: it would have taken more.
     """
+    updates_needed: int = 0
+    """Quorum that it closed with; 0: not told."""
 
 
 class MeasuredUpdate(msgspec.Struct, frozen=True):

@@ -283,6 +283,8 @@ class Round(msgspec.Struct, frozen=True):
     dealt: int = 0  # shards, as it opened; 0: not known
     orphans: tuple[Shard, ...] = ()
     """Shards whose participant is gone and that nobody has taken over."""
+    updates_needed: int = 0
+    """Quorum that it closed with; 0: it is open, or closed before that was kept."""
 
     @property
     def epoch(self) -> int:

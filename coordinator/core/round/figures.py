@@ -36,6 +36,7 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
         codecs=dict(Counter(part.codec for part in round_.participants.values())),
         resting=len(round_.resting),
         forecast_error=_forecast_error(round_, _late(job, round_)),
+        updates_needed=round_.updates_needed,
     )
 
 

@@ -359,8 +359,9 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     ]
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
-    slow = slow_nodes(round_, job.at_ms)
-    closed = without_participants(replace(round_, orphans=(), slow=slow), kept.keys())
+    slow, needed = slow_nodes(round_, job.at_ms), quorum(round_)
+    closed = replace(round_, orphans=(), slow=slow, updates_needed=needed)
+    closed = without_participants(closed, kept.keys())
     closed = replace_participants(closed, cut)
     folded = folded_leases(job, round_)
     lapsed = {node for node, each in folded.items() if each.work is WorkState.CUT}

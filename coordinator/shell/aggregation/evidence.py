@@ -3,6 +3,7 @@ updates' weighing. Pure: what is awaited and stored is the business of the calle
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,17 @@ class SketchedUpdate(NamedTuple):
     node: NodeId
     inner_steps: int
     measured: UpdateSketch
+    is_sparse: bool = False
+    """Whether its codec is a sparse one."""
+    common_norms: Mapping[NodeId, float] = {}
+    """Its length over the coordinates that each sparse update sends; none of a sparse one, or where
+    there are enough of both kinds to be compared by themselves.
+    """
+
+    def part_beside(self, other: "SketchedUpdate") -> float:
+        """Part of its length that is in the coordinates that both updates send."""
+        norm = self.measured.norm
+        return self.common_norms.get(other.node, norm) / norm if norm > 0 else 1.0
 
 
 def weigh_sketched(
@@ -70,7 +82,8 @@ def weigh_sketched(
         for node, other in (earlier or {}).items()
         if other.measured.is_sound
     }
-    pairs = compare_pairs(sound, duplicates.pairs, late)
+    sparse = {each.node for each in found if each.is_sparse}
+    pairs = compare_pairs(sound, duplicates.pairs, late, sparse)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
 
@@ -107,7 +120,7 @@ def evidence_of(
     """Hold each update against the gradient, and against the others for copies."""
     slope = gradient.sketch if gradient is not None else None
     steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
-    distances = distances_of([each.measured.sketch for each in found])
+    distances = _distances(found)
     groups, cosines = copies(distances), 1 - distances.min(axis=1, initial=1.0)
     evidence = []
     for each, group, nearest in zip(found, groups, cosines.tolist(), strict=True):
@@ -115,20 +128,44 @@ def evidence_of(
         length = float(np.sqrt(np.square(own.sketch).sum()))
         gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
         is_known = own.is_sound and steepness > 0
+        reach = steepness * _gradient_part(each, found)
         evidence.append(
             UpdateEvidence(
                 node=each.node,
                 inner_steps=each.inner_steps,
                 norm=own.norm,
                 statistics_norm=own.statistics_norm,
-                influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
+                influence=(gain / (length * reach) if length else 0.0) if is_known else None,
                 gain=gain,
                 nearest=nearest,
                 group=group,
                 is_sound=own.is_sound,
+                is_sparse=each.is_sparse,
+                common_norms=dict(each.common_norms),
             )
         )
     return evidence
+
+
+def _distances(found: Sequence[SketchedUpdate]) -> npt.NDArray[np.float64]:
+    """``1 - cosine`` of each two updates, over the coordinates that both send."""
+    distances = distances_of([each.measured.sketch for each in found])
+    if not any(each.common_norms for each in found):
+        return distances
+    for row, own in enumerate(found):
+        for column, other in enumerate(found):
+            part = own.part_beside(other) * other.part_beside(own)
+            if row != column and part > 0:
+                distances[row, column] = 1 - min(1.0, (1 - distances[row, column]) / part)
+    return distances
+
+
+def _gradient_part(own: SketchedUpdate, found: Sequence[SketchedUpdate]) -> float:
+    """Part of the gradient that is in a sparse update's coordinates, as dense updates have it
+    there; 1 where all are alike.
+    """
+    parts = [each.part_beside(own) for each in found if own.node in each.common_norms]
+    return median(parts) or 1.0 if own.is_sparse and parts else 1.0
 
 
 def copies(distances: npt.NDArray[np.float64]) -> list[int]:

@@ -1,13 +1,13 @@
 """How alike the updates of one shard are, against those of different shards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
 from coordinator.core.duplicates import ComparedPair
-from coordinator.core.trust import UpdateEvidence
+from coordinator.core.trust import NODES_LEAST, UpdateEvidence
 from coordinator.shell.aggregation.sketch import Sketch
 from hypergpu.ids import NodeId
 
@@ -31,17 +31,38 @@ def compare_pairs(
     sketches: Mapping[NodeId, Sketch],
     duplicates: Mapping[NodeId, NodeId],
     earlier: Mapping[NodeId, tuple[NodeId, Sketch]] | None = None,
+    sparse: Set[NodeId] = frozenset(),
 ) -> list[ComparedPair]:
-    """Compare the pairs of which both updates are there.
+    """Compare the pairs of which both updates are there, each beside the others of its kind of
+    codec where there are enough, as sparse updates are less alike.
 
     Args:
         sketches: Of the round's sound updates.
         duplicates: Whose update is of whose shard, besides that one's own.
         earlier: Updates that others made of a node's shard in an earlier round, with their nodes.
+        sparse: Those whose codec is a sparse one.
     """
     pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
     late = {node: it for node, it in (earlier or {}).items() if node in sketches}
-    if not (pairs or late) or len(sketches) < 3:
+    found = []
+    for kind in (sketches.keys() - sparse, sketches.keys() & sparse):
+        peers = kind if len(kind) >= NODES_LEAST else sketches.keys()
+        found += _compare_beside(
+            {node: each for node, each in sketches.items() if node in peers},
+            [pair for pair in pairs if pair[0] in kind and pair[1] in kind],
+            {node: it for node, it in late.items() if node in kind},
+        )
+    order = {pair: place for place, pair in enumerate(pairs)}
+    return sorted(found, key=lambda each: order.get(each.nodes, len(order)))
+
+
+def _compare_beside(
+    sketches: Mapping[NodeId, Sketch],
+    pairs: Sequence[tuple[NodeId, NodeId]],
+    late: Mapping[NodeId, tuple[NodeId, Sketch]],
+) -> list[ComparedPair]:
+    """Pairs beside the other updates of these."""
+    if not (pairs or late) or len(sketches) < NODES_LEAST:
         return []
     places = {node: place for place, node in enumerate(sketches)}
     cosines = 1 - distances_of(list(sketches.values()))
