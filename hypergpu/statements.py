@@ -157,6 +157,10 @@ class Lease(msgspec.Struct, frozen=True):
     number: int
 
 
+LEASE_ROUNDS_MOST = 16
+"""Rounds that the work under one lease may take."""
+
+
 class BlobRef(msgspec.Struct, frozen=True):
     """A blob by name; it can be fetched by digest."""
 

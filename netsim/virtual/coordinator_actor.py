@@ -15,6 +15,7 @@ from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.measure.reading import Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
+from coordinator.core.round.billing import billing_epoch
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
@@ -119,6 +120,8 @@ class CoordinatorActor:
     def _update_event(
         self, node: NodeId, lease: Lease, update: TrainedUpdate
     ) -> events.UpdateReceived:
+        job = self.jobs[lease.job_id]
+        work = job.participant(node)
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,
             node=node,
@@ -128,6 +131,8 @@ class CoordinatorActor:
                 BlobRef(update.digest, update.size_bytes),
                 Samples(0),
                 update.inner_steps,
+                # Nodes sign for the epoch that they are told is open.
+                epoch=None if work is None else billing_epoch(job, work),
                 data_samples=update.data_samples,
             ),
         )
