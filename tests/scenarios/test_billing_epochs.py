@@ -14,6 +14,7 @@ from coordinator.core.round.billing import billing_epoch, later_epoch
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Pay, TrainingSettings
+from hypergpu.units import Wei
 from payments.core.ledger import Fact, MeasuredFact, MeasuredWork, worth
 from tests.properties.payments.paying_jobs import (
     INITIALISED,
@@ -77,7 +78,7 @@ def bobs_update(job: Job, epoch: int | None) -> events.UpdateReceived:
     return replace(event, update=replace(event.update, epoch=epoch))
 
 
-def asked(job: Job, epoch: int | None) -> int | None:
+def epoch_to_sign(job: Job, epoch: int | None) -> int | None:
     """The epoch that Bob is told to sign for instead."""
     return later_epoch(job, job.long_leases[BOB], bobs_update(job, epoch).update)
 
@@ -93,46 +94,46 @@ def record(job: Job) -> events.RoundMeasured:
     return found
 
 
-def measured(job: Job) -> dict[NodeId, int]:
+def billed_epochs(job: Job) -> dict[NodeId, int]:
     """Epochs of the contributions that the fold of the closing round records."""
     return {each.contribution.node: each.contribution.epoch for each in record(job).updates}
 
 
 def test_an_update_is_billed_in_the_epoch_of_the_round_that_folds_it() -> None:
     job = in_round(4)
-    assert asked(job, 0) == 1
+    assert epoch_to_sign(job, 0) == 1
     assert "epoch 1 is open" in rejection(job, bobs_update(job, 0))
     job = after(job, bobs_update(job, 1))
-    assert measured(close(job)) == {ALICE: 1, BOB: 1}
+    assert billed_epochs(close(job)) == {ALICE: 1, BOB: 1}
 
 
 def test_one_that_comes_in_its_first_epoch_needs_no_other_signature() -> None:
     job = in_round(2)
-    assert asked(job, 0) is None
-    assert measured(close(after(job, bobs_update(job, 0)))) == {ALICE: 0, BOB: 0}
+    assert epoch_to_sign(job, 0) is None
+    assert billed_epochs(close(after(job, bobs_update(job, 0)))) == {ALICE: 0, BOB: 0}
 
 
 def test_one_that_comes_while_an_epochs_last_round_is_folded_is_of_the_next_epoch() -> None:
     job = close(in_round(2))
     assert job.phase is Phase.AGGREGATING
-    assert asked(job, 0) == 1
+    assert epoch_to_sign(job, 0) == 1
     job = after(job, bobs_update(job, 1))
-    assert measured(job) == {ALICE: 0}
+    assert billed_epochs(job) == {ALICE: 0}
     job = open_round(3, after(job, fold_event(2, at_ms=job.at_ms + 20)))
-    assert measured(close(job)) == {ALICE: 1, BOB: 1}
+    assert billed_epochs(close(job)) == {ALICE: 1, BOB: 1}
 
 
 @pytest.mark.parametrize("epoch", [2, 7, 2**32 - 1])
 def test_no_epoch_ahead_of_the_open_one_is_taken(epoch: int) -> None:
     job = in_round(4)
-    assert asked(job, epoch) is None
+    assert epoch_to_sign(job, epoch) is None
     assert "epoch 1 is open" in rejection(job, bobs_update(job, epoch))
 
 
 def test_a_node_of_the_version_before_signs_for_the_epoch_that_its_lease_began_in() -> None:
     job = in_round(4)
-    assert asked(job, None) is None
-    assert measured(close(after(job, bobs_update(job, None)))) == {ALICE: 1, BOB: 0}
+    assert epoch_to_sign(job, None) is None
+    assert billed_epochs(close(after(job, bobs_update(job, None)))) == {ALICE: 1, BOB: 0}
 
 
 def test_an_update_of_the_open_round_is_of_its_epoch_alone() -> None:
@@ -204,4 +205,8 @@ def test_whoever_comes_late_is_paid_once_and_in_the_epoch_that_is_open(
     assert bobs.epoch == (0 if bobs_epoch is None else 1)
     for node, tally in settlement.state.nodes.items():
         assert tally.total_score
-        assert ledger.paid[node] == ledger.accounts[node].earned == worth(PRICE, tally.total_score)
+        assert (
+            ledger.paid[node]
+            == ledger.accounts[node].earned
+            == worth(Wei(PRICE), tally.total_score)
+        )

@@ -38,7 +38,7 @@ SPEC = JobSpec(
 TERMS = terms_of(Address("0x" + "b1" * 20), JOB, Domain(31_337, Address("0x" + "c0" * 20)))
 
 
-class LongWork:
+class LongLeaseKit:
     """A coordinator, and a node at work under a lease of round and epoch 0."""
 
     def __init__(self, services: Services) -> None:
@@ -137,115 +137,117 @@ class LongWork:
 
 
 @pytest.fixture
-async def work(tmp_path: Path) -> AsyncIterator[LongWork]:
+async def kit(tmp_path: Path) -> AsyncIterator[LongLeaseKit]:
     services = services_in(tmp_path)
     async with driving(services):
-        work = LongWork(services)
-        await work.begin()
-        yield work
+        kit = LongLeaseKit(services)
+        await kit.begin()
+        yield kit
 
 
 async def test_an_offer_of_a_closed_epoch_is_told_the_open_one_before_a_byte_is_stored(
-    work: LongWork,
+    kit: LongLeaseKit,
 ) -> None:
-    await work.close_round()
-    await work.close_round()
-    old = work.offer(0)
-    assert await work.send(old) == node_pb2.OfferUpdateResponse(open_epoch=2)
+    await kit.close_round()
+    await kit.close_round()
+    old = kit.offer(0)
+    assert await kit.send(old) == node_pb2.OfferUpdateResponse(open_epoch=2)
     with pytest.raises(HyperGPUError) as missing:
-        await work.commit(old)
+        await kit.commit(old)
     assert missing.value.reason is Reason.OFFSET_MISMATCH
-    assert work.job.tally.updates_rejected == 0
-    again = await work.send(work.offer(2))
+    assert kit.job.tally.updates_rejected == 0
+    again = await kit.send(kit.offer(2))
     assert not again.HasField("open_epoch")
     assert again.ticket.ranges
 
 
 async def test_an_epoch_that_closes_while_the_bytes_come_is_signed_for_again_and_no_byte_sent_twice(
-    work: LongWork,
+    kit: LongLeaseKit,
 ) -> None:
-    await work.close_round()
-    first = work.offer(1)
-    work.bring(await work.send(first))
-    await work.close_round()
+    await kit.close_round()
+    first = kit.offer(1)
+    kit.bring(await kit.send(first))
+    await kit.close_round()
     with pytest.raises(HyperGPUError) as closed:
-        await work.commit(first)
+        await kit.commit(first)
     assert closed.value.reason is Reason.EPOCH_CLOSED
-    assert await work.send(work.offer(1)) == node_pb2.OfferUpdateResponse(open_epoch=2)
-    again = work.offer(2)
-    assert not (await work.send(again)).ticket.ranges
-    await work.commit(again)
-    assert work.job.long_leases[work.node].work is WorkState.RECEIVED
-    assert work.job.tally.updates_rejected == 0
-    assert (await work.send(work.offer(2))).is_accepted
+    assert await kit.send(kit.offer(1)) == node_pb2.OfferUpdateResponse(open_epoch=2)
+    again = kit.offer(2)
+    assert not (await kit.send(again)).ticket.ranges
+    await kit.commit(again)
+    assert kit.job.long_leases[kit.node].work is WorkState.RECEIVED
+    assert kit.job.tally.updates_rejected == 0
+    assert (await kit.send(kit.offer(2))).is_accepted
 
 
 async def test_what_is_measured_bears_the_epoch_and_the_signature_of_the_offer_that_was_taken(
-    work: LongWork,
+    kit: LongLeaseKit,
 ) -> None:
     for _ in range(3):
-        await work.close_round()
-    offer = work.offer(3)
-    work.bring(await work.send(offer))
-    await work.commit(offer)
-    await work.close_round()
-    rows = work.services.driver.runtimes[JOB].recent_entries(0)
+        await kit.close_round()
+    offer = kit.offer(3)
+    kit.bring(await kit.send(offer))
+    await kit.commit(offer)
+    await kit.close_round()
+    rows = kit.services.driver.runtimes[JOB].recent_entries(0)
     assert rows is not None
     bodies = [each.body_json for each in rows if each.kind == "RoundMeasured"]
     updates = msgspec.json.decode(bodies[-1], type=events.RoundMeasured).updates
-    (own,) = [each for each in updates if each.contribution.node == work.node]
+    (own,) = [each for each in updates if each.contribution.node == kit.node]
     assert (own.contribution.epoch, own.contribution.round) == (3, 0)
-    assert is_signed_by(work.node, TERMS.domain.separator(), own.contribution, own.signature)
+    assert is_signed_by(kit.node, TERMS.domain.separator(), own.contribution, own.signature)
 
 
 @pytest.mark.parametrize("epoch", [3, 2**32 - 1])
-async def test_an_epoch_ahead_of_the_open_one_is_refused(work: LongWork, epoch: int) -> None:
-    await work.close_round()
-    await work.close_round()
-    assert await work.refusal(work.offer(epoch)) is Reason.SIGNATURE_INVALID
+async def test_an_epoch_ahead_of_the_open_one_is_refused(kit: LongLeaseKit, epoch: int) -> None:
+    await kit.close_round()
+    await kit.close_round()
+    assert await kit.refusal(kit.offer(epoch)) is Reason.SIGNATURE_INVALID
 
 
 @pytest.mark.parametrize(("stated", "signed"), [(0, 1), (2, 0), (2, 1)])
 async def test_an_epoch_that_the_signature_does_not_cover_is_refused(
-    work: LongWork, stated: int, signed: int
+    kit: LongLeaseKit, stated: int, signed: int
 ) -> None:
-    await work.close_round()
-    await work.close_round()
-    forged = work.offer(stated, signed=signed)
-    assert await work.refusal(forged) is Reason.SIGNATURE_INVALID
+    await kit.close_round()
+    await kit.close_round()
+    forged = kit.offer(stated, signed=signed)
+    assert await kit.refusal(forged) is Reason.SIGNATURE_INVALID
 
 
-async def test_an_offer_for_another_ledger_is_not_told_an_epoch(work: LongWork) -> None:
-    await work.close_round()
-    offer = work.offer(0)
+async def test_an_offer_for_another_ledger_is_not_told_an_epoch(kit: LongLeaseKit) -> None:
+    await kit.close_round()
+    offer = kit.offer(0)
     elsewhere = Domain(1, TERMS.domain.contract).separator()
-    offer.signature = sign(work.key, elsewhere, work.contribution(0))
-    assert await work.refusal(offer) is Reason.SIGNATURE_INVALID
+    offer.signature = sign(kit.key, elsewhere, kit.contribution(0))
+    assert await kit.refusal(offer) is Reason.SIGNATURE_INVALID
 
 
-async def test_a_void_lease_is_not_told_an_epoch(work: LongWork) -> None:
-    offer = work.offer(0)
-    await work.close_round()
+async def test_a_void_lease_is_not_told_an_epoch(kit: LongLeaseKit) -> None:
+    offer = kit.offer(0)
+    await kit.close_round()
     back = events.ShardHandedBack(
-        at_ms=at(0), node=work.node, round=0, lease=offer.lease.number, reason="busy"
+        at_ms=at(0), node=kit.node, round=0, lease=offer.lease.number, reason="busy"
     )
-    await work.submit(back)
-    assert await work.refusal(offer) is Reason.UPDATE_LATE
+    await kit.submit(back)
+    assert await kit.refusal(offer) is Reason.UPDATE_LATE
 
 
-async def test_an_offer_that_is_sent_again_after_it_was_taken_is_a_replay(work: LongWork) -> None:
-    offer = work.offer(0)
-    await work.send(offer)
-    await work.close_round()
-    assert await work.refusal(offer) is Reason.NONCE_REPLAYED
+async def test_an_offer_that_is_sent_again_is_a_replay(
+    kit: LongLeaseKit,
+) -> None:
+    offer = kit.offer(0)
+    await kit.send(offer)
+    await kit.close_round()
+    assert await kit.refusal(offer) is Reason.NONCE_REPLAYED
 
 
 async def test_a_node_of_the_version_before_goes_on_under_the_epoch_of_its_lease(
-    work: LongWork,
+    kit: LongLeaseKit,
 ) -> None:
-    await work.close_round()
-    offer = work.offer(None)
-    work.bring(await work.send(offer))
-    await work.close_round()
-    await work.commit(offer)
-    assert work.job.long_leases[work.node].work is WorkState.RECEIVED
+    await kit.close_round()
+    offer = kit.offer(None)
+    kit.bring(await kit.send(offer))
+    await kit.close_round()
+    await kit.commit(offer)
+    assert kit.job.long_leases[kit.node].work is WorkState.RECEIVED
