@@ -68,6 +68,7 @@ class Reason(Enum):
         "INVALID_ARGUMENT",
         "remove NaN and huge values from the data; lower the learning rate if losses rose before",
     )
+    EPOCH_CLOSED = 3009, "FAILED_PRECONDITION", "offer it again, signed for the epoch that is open"
     # 4xxx: data and storage
     BLOB_UNKNOWN = 4001, "NOT_FOUND", "it was collected, or never sent"
     DISK_FULL = 4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"

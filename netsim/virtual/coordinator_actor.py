@@ -16,6 +16,7 @@ from coordinator.core.job_forecast.basis import CoordinatorTimes
 from coordinator.core.measure.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
+from coordinator.core.round.billing import billing_epoch
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
@@ -135,6 +136,8 @@ class CoordinatorActor:
     def _update_event(
         self, node: NodeId, lease: Lease, update: TrainedUpdate
     ) -> events.UpdateReceived:
+        job = self.jobs[lease.job_id]
+        work = job.participant(node)
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,
             node=node,
@@ -144,6 +147,8 @@ class CoordinatorActor:
                 BlobRef(update.digest, update.size_bytes),
                 Samples(0),
                 update.inner_steps,
+                # Nodes sign for the epoch that they are told is open.
+                epoch=None if work is None else billing_epoch(job, work),
                 data_samples=update.data_samples,
             ),
         )

@@ -83,6 +83,8 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     nonce: int = 0
     signature: bytes = b""
     """The node's signature of the contribution."""
+    epoch: int | None = None
+    """Epoch that its node signed for; None: the one that its lease began in."""
     memory: MemoryUse | None = None
     """The sender's measure: before its first step, and at its peak; None: there is none."""
     phases: PhaseDurations | None = None
@@ -126,7 +128,7 @@ class LeaseBase(msgspec.Struct, frozen=True):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that its node signs for."""
+        """Number of the epoch that it began in, which its node signs for first."""
         return self.round // self.spec.pay.rounds_per_epoch
 
 
