@@ -46,7 +46,7 @@ from netsim.virtual.invariants import step_violations, violations
 from netsim.virtual.node_actor import NodeActor, NodeFaults, VirtualDevice
 from netsim.virtual.node_link import CoordinatorLine, NodeLink, NodeMeasurements
 from netsim.virtual.sharing import Agenda, Callback
-from netsim.virtual.worlds import SimulatedWorld, drawn_description
+from netsim.virtual.worlds import SimulatedWorld, SpeedLie, drawn_description
 
 _HORIZON_US = 1 << 60
 
@@ -324,6 +324,7 @@ class Simulation:
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
         node.faults = NodeFaults(worker_death=self._world.faults.worker_death)
+        node.speed_lie = self._world.speed_lies.get(node.node, SpeedLie())
         node.device = VirtualDevice(described.features, described.micro_batch_max)
         node.starting_ms = self._world.faults.starting_ms
         return node

@@ -93,6 +93,15 @@ class DrawnFaults(msgspec.Struct, frozen=True):
     """How long the worker of a node that came back takes to start."""
 
 
+class SpeedLie(msgspec.Struct, frozen=True):
+    """What a node does to seem faster or slower than it is."""
+
+    stated_share: float = 1.0
+    """The share of the time that its steps take which it states."""
+    hold_ms: int = 0
+    """How long it holds each finished update back."""
+
+
 class SimulatedWorld(msgspec.Struct, frozen=True):
     """Everything a simulation depends on. Equal worlds give equal journals."""
 
@@ -110,6 +119,8 @@ class SimulatedWorld(msgspec.Struct, frozen=True):
     """Check the invariants after every event, or only when a round closes."""
     late_nodes: int = 0
     """So many of the last nodes are there only from `Simulation.start_late_nodes` on."""
+    speed_lies: dict[NodeId, SpeedLie] = {}
+    """What single nodes do to seem faster or slower."""
     description: WorldDescription | None = None
     """Links, devices, churn and the script of faults; None: links are drawn."""
 

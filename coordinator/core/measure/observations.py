@@ -4,7 +4,7 @@ Forgetting is by observation. Nothing is ever averaged over more than a few minu
 machines change.
 """
 
-from math import log
+from math import inf, log
 from statistics import median
 
 from msgspec.structs import replace
@@ -47,6 +47,10 @@ NEWEST_RATIOS, RATIOS_LEAST = 5, 3
 """Finishes whose median corrects forecasts, and from how many on."""
 ABSENCES_MOST, KEPT_OF_ABSENCES = 16, 0.5
 """Absences that are remembered, and how much is kept of them once there are more."""
+STEP_TIMES = 4.0
+"""One observation moves the time of a step by this factor at most, whatever it claims."""
+STEP_US_LEAST, STEP_US_MOST = 1.0, 1e10
+"""No step is believed to be shorter than a microsecond or longer than three hours."""
 ERROR_GAIN = 1 / 4
 ERROR_MOST = 3.0
 
@@ -132,10 +136,13 @@ def _loss_bound(reading: NodeReading, transfer: TransferTime, now: Conditions) -
 
 
 def _steps(reading: NodeReading, steps: StepTime) -> NodeReading:
-    if steps.steps <= 0 or steps.took_ms <= 0:
+    if not 0 < steps.steps < inf or steps.took_ms <= 0:
         return reading
-    each_us = steps.took_ms * 1000 / steps.steps
-    return replace(reading, step_us=update_estimate(reading.step_us, each_us, steps.at_ms))
+    before = reading.step_us
+    each_us = min(STEP_US_MOST, max(STEP_US_LEAST, steps.took_ms * 1000 / steps.steps))
+    if before.count:
+        each_us = min(max(each_us, before.mean / STEP_TIMES), before.mean * STEP_TIMES)
+    return replace(reading, step_us=update_estimate(before, each_us, steps.at_ms))
 
 
 def _finish(reading: NodeReading, finish: Finish) -> NodeReading:

@@ -42,6 +42,7 @@ from coordinator.shell.commands.evaluation import (
 from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -58,7 +59,8 @@ async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> N
     """Answer the command with `RoundPlanned`."""
     paused = services.nodes.pause_reasons(runtime.job.members)
     request = replace(with_line(command.request, services.settings), paused=paused)
-    readings = services.readings.readings(request.candidates, runtime.now_ms())
+    sources = speed_sources(runtime.job, services.nodes.streams, request.candidates)
+    readings = services.readings.readings(request.candidates, runtime.now_ms(), sources)
     made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
     event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
     await services.driver.report(runtime.job.job_id, event)
