@@ -54,6 +54,7 @@ class _Origin(NamedTuple):
 
     round: int
     epoch: int
+    """Billed in, unless its node has signed for another."""
     model: Digest
 
 
@@ -76,7 +77,7 @@ def contribution(
     shard = participant.shard
     return Contribution(
         job=terms.job,
-        epoch=origin.epoch,
+        epoch=origin.epoch if update.epoch is None else update.epoch,
         round=origin.round,
         node=node,
         shard=shard_digest(shard.partition, ((run.start, run.count) for run in shard.ranges)),

@@ -19,8 +19,9 @@ from hypergpu.client.history import (
     weighing_note,
     with_event_recorded,
 )
-from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
+from hypergpu.client.values import ENDED, JobEvent, JobForecastView, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
+from hypergpu.terminal.forecast import left_text
 from hypergpu.terminal.output import (
     Column,
     Table,
@@ -96,6 +97,8 @@ class JobProgress(msgspec.Struct, frozen=True):
     """What it changed, a line a node."""
     names: dict[str, str] = {}
     """What owners call the machines, by node."""
+    forecast: JobForecastView | None = None
+    """What is left, as it was told last; None: it was not."""
 
 
 def with_job(
@@ -247,11 +250,12 @@ def _figures(progress: JobProgress) -> str:
         return ""
     metric = metrics_text(job.metric_name, job.metric, job.metrics)
     rounds = planned_rounds(progress)
+    left = f"   {left_text(progress.forecast)}" if progress.forecast else ""
     done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
         f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
         f"   held out: loss {score(job.loss)}, {metric}"
-        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down"
+        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down{left}"
     )
 
 
@@ -315,6 +319,7 @@ class PlainView(WatchView):
 
     def __init__(self) -> None:
         self._phase = ""
+        self._forecast: JobForecastView | None = None
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Print the event if it is worth a line."""
@@ -333,8 +338,11 @@ class PlainView(WatchView):
         say(f"  {text}")
 
     def refresh(self, progress: JobProgress) -> None:
-        """Print the job's phase whenever it changes."""
-        job = progress.job
+        """Print the job's phase whenever it changes, and what is left when that is told anew."""
+        job, forecast = progress.job, progress.forecast
+        if forecast is not None and forecast is not self._forecast:
+            say(f"  {left_text(forecast)}")
+        self._forecast = forecast
         phase = job.phase if job else ""
         # A round's own line says that it is being aggregated, the command's error that it failed.
         if phase not in (self._phase, "aggregating", "failed"):
@@ -406,6 +414,7 @@ TICK_S = 0.5
 _DRAIN_S = 0.01
 """Wait for a further item of a burst, much longer than one takes to be handed over."""
 SUMMARY_EVERY_S = 1.0
+FORECAST_EVERY_S = 10.0
 
 
 def follow(coordinator: Coordinator, job_id: str, view: WatchView) -> JobProgress:
@@ -428,6 +437,7 @@ class Watched:
         self._job_id = job_id
         self._view = view
         self._is_away = False
+        self._forecast_at_s = time.monotonic()
         self.progress = self._with_summary(JobProgress())
         self._asked_at_s = time.monotonic()
         self._updates = coordinator.watch(job_id)
@@ -470,8 +480,12 @@ class Watched:
         self._view.say(text)
 
     def _with_summary(self, progress: JobProgress) -> JobProgress:
+        now_s = time.monotonic()
+        wants_forecast = now_s >= self._forecast_at_s
+        if wants_forecast:
+            self._forecast_at_s = now_s + FORECAST_EVERY_S
         try:
-            found = self._coordinator.job(self._job_id)
+            found = self._coordinator.job(self._job_id, wants_forecast=wants_forecast)
         except HyperGPUError as refused:
             # A coordinator that is being restarted is no reason to stop watching.
             if progress.job is None or refused.reason not in RESTARTING:
@@ -480,6 +494,8 @@ class Watched:
             reason = "the coordinator is away, trying again"
             return replace(progress, job=replace(progress.job, reason=reason))
         self._say_away(is_away=False)
+        if wants_forecast or found.job.phase in ENDED:
+            progress = replace(progress, forecast=found.forecast)
         return with_job(progress, found.job, tuple(found.participants))
 
     def _say_away(self, *, is_away: bool) -> None:

@@ -108,7 +108,7 @@ def loss_gaps(*, is_quick: bool) -> PartFigures:
         notes=(
             f"Held-out loss over that of stated batches at equal samples, {_SEEDS} paired seeds;",
             "beside stated ones the spread between seeds (standard deviation over mean).",
-            "Unlike: two of four devices are faster by larger batches, one has a quarter of a batch.",
+            "Unlike: two of four devices are faster by larger batches, one has a quarter of one.",
         ),
     )
 

@@ -91,6 +91,10 @@ class DuplicatedShards(msgspec.Struct, frozen=True):
     """Nodes of the pairs that were slower than they say, whether their updates are in or not."""
     timed: frozenset[NodeId] = frozenset()
     """Nodes of the pairs that had to be in sooner than usual."""
+    earlier: dict[NodeId, FoldedUpdate] = {}
+    """Updates of the shards of nodes with leases over several rounds that other nodes made in an
+    earlier round; they are compared and not folded again.
+    """
 
 
 class Aggregate(msgspec.Struct, frozen=True):

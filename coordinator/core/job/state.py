@@ -83,6 +83,8 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     nonce: int = 0
     signature: bytes = b""
     """The node's signature of the contribution."""
+    epoch: int | None = None
+    """Epoch that its node signed for; None: the one that its lease began in."""
     memory: MemoryUse | None = None
     """The sender's measure: before its first step, and at its peak; None: there is none."""
     phases: PhaseDurations | None = None
@@ -126,8 +128,16 @@ class LeaseBase(msgspec.Struct, frozen=True):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that its node signs for."""
+        """Number of the epoch that it began in, which its node signs for first."""
         return self.round // self.spec.pay.rounds_per_epoch
+
+
+class EarlierDuplicate(msgspec.Struct, frozen=True):
+    """Another node's earlier update of the shard of a lease over several rounds."""
+
+    node: NodeId
+    slot: Slot
+    update: AcceptedUpdate
 
 
 class Participant(msgspec.Struct, frozen=True):
@@ -150,6 +160,9 @@ class Participant(msgspec.Struct, frozen=True):
     """Slot that its seed follows from, where its shard is another's; None: its own."""
     base: LeaseBase | None = None
     """What a lease over several rounds began with; None: its lease ends with its round."""
+    repeats: NodeId | None = None
+    """The node whose shard, under a lease over several rounds, it does in secret; None: nobody."""
+    duplicate: EarlierDuplicate | None = None
 
     @property
     def is_open(self) -> bool:

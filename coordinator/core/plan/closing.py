@@ -105,7 +105,7 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
                 else 0
             ),
             spread_ms=finishes[node].deviation_ms,
-            reason=work.batch.reason,
+            reason="; ".join(filter(None, (work.batch.reason, work.known.reason))),
             upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,
@@ -127,10 +127,13 @@ def _deadline(
     span_us: float,
 ) -> Milliseconds:
     """When the round closes: as the job states, or so that it leaves twice the span to nodes that
-    were never seen at work.
+    were never seen at work; 0: by what its quorum takes, where no forecast of anybody was ever
+    compared and the job begins, with programs and data to fetch that no forecast knows of.
     """
     spec, stated = inputs.request.spec, inputs.stated_batch
-    if spec.round.deadline_ms:
+    readings = [work.known.reading for work in working.values()]
+    is_compared = any(reading.forecast_error.count for reading in readings)
+    if spec.round.deadline_ms or (inputs.request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
     arrivals = tuple(

@@ -104,6 +104,8 @@ class NodeMemory(msgspec.Struct, frozen=True):
     and bytes included; 0: none has come.
     """
     growth: BatchGrowth = BatchGrowth()
+    proven_steps: float = 0.0
+    """How many of those steps it had; 0: that is not known."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from coordinator.core.plan.batches import BatchBounds
 from coordinator.core.plan.node_work import StepBounds
+from hypergpu.statements import LEASE_ROUNDS_MOST
 
-ROUNDS_MOST = 16
+ROUNDS_MOST = LEASE_ROUNDS_MOST
 """Rounds that a lease lasts at most: its update then still counts a quarter, and the deltas that
 lead on from its base are still kept.
 """

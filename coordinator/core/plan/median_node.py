@@ -285,9 +285,13 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
 
 def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
     """Reason of a plan that is made before any node was measured."""
-    until = "closes after "
-    until += seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
-    return f"H={inner_steps} and {codec} until nodes are measured; {until}"
+    closes = _closing_reason(deadline_ms)
+    return f"H={inner_steps} and {codec} until nodes are measured; {closes}"
+
+
+def _closing_reason(deadline_ms: int) -> str:
+    after = seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
+    return f"closes after {after}"
 
 
 def round_reason(
@@ -298,7 +302,7 @@ def round_reason(
     moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
     if middle.hidden_us:
         moves += f", {seconds(middle.hidden_us / 1000)} of it while it begins the next"
-    until = f"closes after {seconds(deadline_ms)}"
+    until = _closing_reason(deadline_ms)
     rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
     up = "/".join(codecs)
     return (

@@ -164,7 +164,7 @@ def node_shares(inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed]) -> NodeSh
     works = {
         node: work
         if parts[node].is_awaited
-        else _with_long_work(inputs, node, work, memories[node], round_us)
+        else _with_long_work(inputs, node, work, parts[node].memory, round_us)
         for node, work in works.items()
     }
     taking_part = {node: work for node, work in works.items() if parts[node].is_taking_part}
@@ -213,10 +213,12 @@ def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
 def _with_long_work(
     inputs: PlanInputs, node: NodeId, work: NodeWork, memory: NodeMemory, round_us: float
 ) -> NodeWork:
-    """The work of a node that no round waits for: one step where nothing is known of its speed."""
+    """The work of a node that no round waits for: one step where nothing is known of its speed, or
+    what was known kept it from delivering until it was excluded.
+    """
     stated, known = inputs.stated_batch, work.known
     moving_us, growth = work.moving_us + work.hidden_us, memory.growth
-    if not known.reading.step_us.count:
+    if not known.reading.step_us.count or memory.retries:
         long, reason = LongWork(1, stated, ROUNDS_MOST, 1), ""
     else:
         up_bytes = inputs.sizes.update_bytes[work.codec]

@@ -108,7 +108,8 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory = replace(memory, growth=growth)
     if result.took_ms > 0:
         steps = result.plan.inner_steps * result.plan.batch(stated) / stated
-        return replace(memory, cut_rounds=0, proven_step_us=1000.0 * result.took_ms / steps)
+        proven_us = 1000.0 * result.took_ms / steps
+        return replace(memory, cut_rounds=0, proven_step_us=proven_us, proven_steps=steps)
     return replace(memory, cut_rounds=memory.cut_rounds + (_CUTS if result.is_lapsed else 1))
 
 

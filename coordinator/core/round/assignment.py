@@ -320,9 +320,9 @@ def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
     if gone.is_open and (partner := round_.partner(node)) is not None:
         rest = {own: it for own, it in round_.duplicates.items() if own not in (node, partner)}
         round_ = replace(round_, duplicates=rest)
-    elif gone.is_open:
+    elif gone.is_open and gone.repeats is None:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
-    elif gone.work is not WorkState.HANDED_BACK:
+    elif not gone.is_open and gone.work is not WorkState.HANDED_BACK:
         return JobStep(job)
     round_ = replace_participants(round_, {node: replace(gone, work=work)})
     return reassign_orphans(replace(job, round=round_))

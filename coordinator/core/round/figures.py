@@ -12,8 +12,8 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
     updates = [update for _, _, update in round_.accepted_updates]
     samples = sum(
         update.samples
-        for node, _, update in round_.accepted_updates
-        if not (node in round_.duplicates and round_.is_covered(node))
+        for node, part, update in round_.accepted_updates
+        if part.repeats is None and not (node in round_.duplicates and round_.is_covered(node))
     )
     duration_ms = max(1, job.at_ms - round_.opened_at_ms)
     losses = [

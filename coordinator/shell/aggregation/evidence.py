@@ -53,6 +53,7 @@ def weigh_sketched(
     found: Sequence[SketchedUpdate],
     gradient: HeldOutGradient | None,
     duplicates: DuplicatedShards = _NO_DUPLICATES,
+    earlier: Mapping[NodeId, SketchedUpdate] | None = None,
 ) -> Weighing:
     """Weigh a round's updates by a rule of the job file's ``trust``.
 
@@ -62,6 +63,7 @@ def weigh_sketched(
         found: The round's updates.
         gradient: Of the held-out loss, where it is known.
         duplicates: Whose update is of whose shard, besides that one's own.
+        earlier: Those of ``duplicates.earlier`` that could be measured.
     """
     if gradient is not None and gradient.loss is not None:
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
@@ -70,12 +72,18 @@ def weigh_sketched(
     evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
     worked = {node: sketch for node, sketch in sound.items() if sketch.any()}
-    repeats = find_repeats(memory.fingerprints, worked)
+    # Who was asked for what another had sent before repeats nothing: the pair is compared.
+    repeats = find_repeats(memory.fingerprints, worked) - duplicates.earlier.keys()
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
+    late = {
+        node: (other.node, other.measured.sketch)
+        for node, other in (earlier or {}).items()
+        if other.measured.is_sound
+    }
     sparse = {each.node for each in found if each.is_sparse}
-    pairs = compare_pairs(sound, duplicates.pairs, sparse)
+    pairs = compare_pairs(sound, duplicates.pairs, late, sparse)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
 

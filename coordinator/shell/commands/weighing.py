@@ -92,12 +92,17 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
             return await _roll_back(services, runtime, command, gradient)
     found, unreadable = await _sketches(services, runtime, command.updates)
     found = await _with_common_norms(services, runtime, command.updates, found)
+    earlier: dict[NodeId, SketchedUpdate] = {}
+    for node, update in command.duplicates.earlier.items():
+        measured, _ = await _sketches(services, runtime, (update,))
+        earlier.update((node, each) for each in measured)
     weighing = weigh_sketched(
         command.trust,
         command.spec.trust.rule,
         found,
         gradient,
         command.duplicates,
+        earlier,
     )
     if gradient is None and _has_gradient(command.spec):
         why = runtime.measurements.gradient_failure or "it was not measured in time"

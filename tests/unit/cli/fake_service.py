@@ -81,6 +81,21 @@ def summary(phase: str = "training") -> job_pb2.JobSummary:
     )
 
 
+def forecast() -> job_pb2.JobForecast:
+    """What a job takes until its end, every field set."""
+    return job_pb2.JobForecast(
+        left_ms=job_pb2.ForecastRange(low=200_000, middle=250_000, high=400_000),
+        bytes_up=job_pb2.ForecastRange(low=10_000, middle=12_000, high=20_000),
+        bytes_down=job_pb2.ForecastRange(low=1_000_000, middle=1_500_000, high=2_000_000),
+        cost=job_pb2.ForecastAmount(low="11", middle="12", high=str(10**25), escrow=str(10**25)),
+        samples=20_480,
+        rounds=38,
+        nodes=5,
+        measured_nodes=3,
+        reason="3 of 5 nodes are measured, 2 by the median",
+    )
+
+
 class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceServicer):
     """What the command line asks, answered from memory; remembers what it was told."""
 
@@ -152,7 +167,13 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 )
             ],
             model=tensor_pb2.ModelRef(blob=blob),
+            forecast=forecast() if request.wants_forecast else None,
         )
+
+    def EstimateJob(self, request: Any, context: Context) -> job_pb2.EstimateJobResponse:
+        self._note(f"EstimateJob {request.parameters}", context)
+        self.specs.append(request.spec_json)
+        return job_pb2.EstimateJobResponse(forecast=forecast())
 
     def PauseJob(self, request: Any, context: Context) -> job_pb2.PauseJobResponse:
         self._note(f"PauseJob {request.job_id}", context)

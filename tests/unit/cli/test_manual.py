@@ -32,6 +32,7 @@ ANSWERS = (
     Jobs,
     values.JobDetail,
     Submitted,
+    values.JobForecastView,
     values.JobEvent,
     Exported,
     Nodes,

@@ -20,6 +20,7 @@ from coordinator.core.plan.decision import (
     ModelSizes,
     NodeMemory,
     NodeResult,
+    PlanMemory,
     RoundPlan,
 )
 from coordinator.core.plan.participation import UpdateArrival, deadline
@@ -301,6 +302,8 @@ def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_i
         node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
         for node, each in known.items()
     }
-    plan = plan_round(Fleet(spec(nodes=3), truths).request(truths), unseen, without_bytes())
+    request = Fleet(spec(nodes=3), truths).request(truths)
+    request = replace(request, previous=PlanMemory(20, changed_at_round=0, is_sparse=False))
+    plan = plan_round(request, unseen, without_bytes())
     assert all(part.forecast_ms > 0 for part in plan.nodes.values())
     assert plan.deadline_ms == 1_000
