@@ -60,7 +60,7 @@ class TrainedKind(NamedTuple):
 KINDS = (
     TrainedKind("MLP", "digits-mlp", {"width": 64}, Inner(learning_rate=0.003), 32, 16, 30),
     TrainedKind(
-        "CNN", "digits-cnn", {}, Inner(learning_rate=0.0007, schedule="cosine"), 16, 32, 15
+        "CNN", "digits-cnn", {}, Inner(learning_rate=0.0007, schedule="cosine"), 32, 16, 12
     ),
     TrainedKind(
         "GPT",
@@ -69,7 +69,7 @@ KINDS = (
         Inner(learning_rate=0.003, schedule="cosine"),
         8,
         32,
-        12,
+        8,
     ),
     TrainedKind(
         "MLP, SGD",

@@ -147,4 +147,4 @@ def test_pairs_of_sparse_updates_are_held_against_sparse_ones(tmp_path: Path) ->
     pair = {NodeId(f"{SPARSE}-0"): NodeId(f"{SPARSE}-1")}
     sparse = {each.node for each in found if each.is_sparse}
     alone = {node: sketch for node, sketch in sketches.items() if node in sparse}
-    assert compare_pairs(sketches, pair, sparse) == compare_pairs(alone, pair)
+    assert compare_pairs(sketches, pair, sparse=sparse) == compare_pairs(alone, pair)
