@@ -50,6 +50,7 @@ class Reason(Enum):
         "raise the evaluators' limits where the coordinator runs: docs/scale.md",
     )
     PROGRAM_FAILED = 2008, "INVALID_ARGUMENT", "mend the workload's code, and submit the job again"
+    NODES_MISSING = 2009, "FAILED_PRECONDITION", "connect nodes: hypergpu node join"
     # 3xxx: updates
     UPDATE_TOO_LARGE = 3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
     NONCE_REPLAYED = 3002, "ALREADY_EXISTS", "use a nonce above the last one"
@@ -67,6 +68,7 @@ class Reason(Enum):
         "INVALID_ARGUMENT",
         "remove NaN and huge values from the data; lower the learning rate if losses rose before",
     )
+    EPOCH_CLOSED = 3009, "FAILED_PRECONDITION", "offer it again, signed for the epoch that is open"
     # 4xxx: data and storage
     BLOB_UNKNOWN = 4001, "NOT_FOUND", "it was collected, or never sent"
     DISK_FULL = 4002, "RESOURCE_EXHAUSTED", "free disk space, raise the quota or remove ended jobs"

@@ -1,5 +1,4 @@
-"""Assignments of work, and the typed data (EIP-712) that is signed about it: contributions and
-receipts.
+"""Assignments of work, and the typed data (EIP-712) that is signed about it.
 
 Pure: anybody can check a receipt without a chain. `hypergpu.wire.messages` translates them.
 """
@@ -25,9 +24,9 @@ from hypergpu.optimizer import OptimizerRule
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 
 OUT_OF_MEMORY = "out of memory"
-"""Beginning of the reason with which a node hands a shard back whose steps did not fit into its
-memory. It then takes the shard again, with fewer samples in memory at once.
-"""
+"""How the reason begins with which a node hands work back that its memory is too small for."""
+LEASE_ROUNDS_MOST = 16
+"""Rounds that the work under one lease may take."""
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)
 AMOUNT_MOST = 2**96 - 1

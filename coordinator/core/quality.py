@@ -26,14 +26,8 @@ from coordinator.core.job.events import (
     MeasuredUpdate,
     RoundMeasured,
 )
-from coordinator.core.job.state import (
-    ENDED,
-    AcceptedUpdate,
-    Job,
-    Participant,
-    Round,
-    Weighing,
-)
+from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Participant, Round
+from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, known_votes
 from hypergpu.ids import Digest, NodeId
 from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest
@@ -54,6 +48,7 @@ class _Origin(NamedTuple):
 
     round: int
     epoch: int
+    """Billed in, unless its node has signed for another."""
     model: Digest
 
 
@@ -76,7 +71,7 @@ def contribution(
     shard = participant.shard
     return Contribution(
         job=terms.job,
-        epoch=origin.epoch,
+        epoch=origin.epoch if update.epoch is None else update.epoch,
         round=origin.round,
         node=node,
         shard=shard_digest(shard.partition, ((run.start, run.count) for run in shard.ranges)),

@@ -300,6 +300,7 @@ def update_offer(
     lease: Lease,
     update: TrainedUpdate,
     *,
+    epoch: int,
     nonce: int,
     signature: bytes,
     phases: PhaseDurations | None = None,
@@ -311,6 +312,7 @@ def update_offer(
         size_bytes=update.size_bytes,
         nonce=nonce,
         signature=signature,
+        epoch=epoch,
         report=node_pb2.TrainingReport(
             inner_steps=update.inner_steps,
             samples=update.samples,

@@ -1,7 +1,8 @@
 """Downloads and uploads as tasks, one for each lease, whose ends are events.
 
 An update is offered, its missing ranges are sent, and it is committed. Each offer is signed and has
-a nonce of its own; it tells what earlier ones have brought.
+a nonce of its own; it tells what earlier ones have brought. Where the epoch has closed that it is
+signed for, it is signed again for the one that is open.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+from msgspec.structs import replace
 
 from gpu_node.core import events
 from gpu_node.core.events import TrainedUpdate
@@ -34,7 +36,7 @@ from gpu_node.shell.state import NonceCounter, StatePaths
 from hypergpu.crypto import IdentityKey, digest_of_file, sign
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
-from hypergpu.statements import Assignment, Lease, separator_of
+from hypergpu.statements import LEASE_ROUNDS_MOST, Assignment, Lease, separator_of
 from hypergpu.streams import PIECE_BYTES, StallTimeout, monotonic_ms
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
@@ -63,6 +65,8 @@ class Uploader:
         self._nonces = NonceCounter(paths)
         self._committed: tuple[Lease, int] | None = None
         """Bytes that the coordinator said to hold of an update."""
+        self._later_epoch: tuple[Lease, int] | None = None
+        """The epoch that work is signed for, where the one that it was given out in is closed."""
         self._sent_bytes = 0
         self._gained_bytes = 0
 
@@ -110,9 +114,27 @@ class Uploader:
     async def offer(
         self, calls: Calls, assignment: Assignment, update: TrainedUpdate
     ) -> node_pb2.OfferUpdateResponse:
-        """Offer an update under a fresh nonce."""
-        nonce = await asyncio.to_thread(self._nonces.take)
-        return await calls.offer_update(self._signed_offer(assignment, update, nonce))
+        """Offer an update under a fresh nonce, and again where another epoch is open.
+
+        Raises:
+            HyperGPUError: REQUEST_INVALID, the coordinator names an epoch that the work cannot be
+                billed in.
+        """
+        while True:
+            work = replace(assignment, epoch=self._epoch(assignment))
+            nonce = await asyncio.to_thread(self._nonces.take)
+            answer = await calls.offer_update(self._signed_offer(work, update, nonce))
+            if not answer.HasField("open_epoch"):
+                return answer
+            # Terms and task stay those of the assignment: nothing but the epoch is taken over.
+            check_epoch(assignment, work.epoch, answer.open_epoch)
+            self._later_epoch = (assignment.lease, answer.open_epoch)
+
+    def _epoch(self, assignment: Assignment) -> int:
+        """The epoch to sign for."""
+        if self._later_epoch is not None and self._later_epoch[0] == assignment.lease:
+            return self._later_epoch[1]
+        return assignment.epoch
 
     def count_sent(self, size_bytes: int) -> None:
         """Count bytes that the transport took."""
@@ -139,7 +161,14 @@ class Uploader:
         signature = sign(self._identity, separator, signed)
         lease = assignment.lease
         phases = self._phases.durations(lease, monotonic_ms())
-        return update_offer(lease, update, nonce=nonce, signature=signature, phases=phases)
+        return update_offer(
+            lease,
+            update,
+            epoch=assignment.epoch,
+            nonce=nonce,
+            signature=signature,
+            phases=phases,
+        )
 
     async def check_undamaged(self, lease: Lease, update: TrainedUpdate) -> None:
         """Check an update in which the coordinator found another digest than its own.
@@ -203,6 +232,22 @@ class _Sending:
         return next((e for e in missing if e.start < span.end and e.end > span.start), None)
 
 
+def check_epoch(assignment: Assignment, signed: int, asked: int) -> None:
+    """Check an epoch that the coordinator wants work to be signed for, in place of ``signed``.
+
+    Raises:
+        HyperGPUError: REQUEST_INVALID, it is not later, or no round of the lease can be in it.
+    """
+    # An epoch has a round or more.
+    last = assignment.epoch + LEASE_ROUNDS_MOST
+    if not signed < asked <= last:
+        detail = (
+            f"the coordinator wants work of epoch {assignment.epoch} signed for epoch {asked}:"
+            f" it can be of {signed + 1} to {last}"
+        )
+        raise HyperGPUError(Reason.REQUEST_INVALID, detail)
+
+
 def check_size(path: Path, update: TrainedUpdate) -> None:
     """Check that an update lies where the worker was to write it.
 
@@ -234,6 +279,7 @@ _TRANSIENT = frozenset(
         Reason.DISK_FULL,
         Reason.STORE_UNREACHABLE,
         Reason.VERSION_MISMATCH,
+        Reason.EPOCH_CLOSED,
     }
 )
 """Rejections of a transfer after which the next try may succeed."""

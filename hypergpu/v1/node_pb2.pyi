@@ -1172,12 +1172,17 @@ class OfferUpdateRequest(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     size_bytes: builtins.int
     nonce: builtins.int
     """Strictly above every nonce this node used before."""
     signature: builtins.bytes
     """The identity key's signature over the contribution that the update is: what was assigned under the lease, the
     fields above and the report's compute time. See receipt.proto.
+    """
+    epoch: builtins.int
+    """Epoch that the signature is for, from one that can sign again for a later one. Absent: the assigned one, which is
+    then accepted however long the work took.
     """
     @property
     def lease(self) -> global___Lease: ...
@@ -1194,9 +1199,11 @@ class OfferUpdateRequest(google.protobuf.message.Message):
         nonce: builtins.int = ...,
         signature: builtins.bytes = ...,
         report: global___TrainingReport | None = ...,
+        epoch: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "report", b"report"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "lease", b"lease", "nonce", b"nonce", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_epoch", b"_epoch", "digest", b"digest", "epoch", b"epoch", "lease", b"lease", "report", b"report"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_epoch", b"_epoch", "digest", b"digest", "epoch", b"epoch", "lease", b"lease", "nonce", b"nonce", "report", b"report", "signature", b"signature", "size_bytes", b"size_bytes"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_epoch", b"_epoch"]) -> typing.Literal["epoch"] | None: ...
 
 global___OfferUpdateRequest = OfferUpdateRequest
 
@@ -1206,8 +1213,13 @@ class OfferUpdateResponse(google.protobuf.message.Message):
 
     IS_ACCEPTED_FIELD_NUMBER: builtins.int
     TICKET_FIELD_NUMBER: builtins.int
+    OPEN_EPOCH_FIELD_NUMBER: builtins.int
     is_accepted: builtins.bool
     """The update is accepted already: nothing is left to do."""
+    open_epoch: builtins.int
+    """Refused: the epoch that was signed for is closed, and this one is open. Nothing else of the contribution changes;
+    signed for it, the update can be offered again.
+    """
     @property
     def ticket(self) -> hypergpu.v1.tensor_pb2.Ticket:
         """Its ranges are what is missing; without any the update can be committed."""
@@ -1217,9 +1229,11 @@ class OfferUpdateResponse(google.protobuf.message.Message):
         *,
         is_accepted: builtins.bool = ...,
         ticket: hypergpu.v1.tensor_pb2.Ticket | None = ...,
+        open_epoch: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ticket", b"ticket"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["is_accepted", b"is_accepted", "ticket", b"ticket"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_open_epoch", b"_open_epoch", "open_epoch", b"open_epoch", "ticket", b"ticket"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_open_epoch", b"_open_epoch", "is_accepted", b"is_accepted", "open_epoch", b"open_epoch", "ticket", b"ticket"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_open_epoch", b"_open_epoch"]) -> typing.Literal["open_epoch"] | None: ...
 
 global___OfferUpdateResponse = OfferUpdateResponse
 

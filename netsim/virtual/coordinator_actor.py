@@ -12,9 +12,11 @@ from coordinator.core.job import commands, events
 from coordinator.core.job.commands import Command
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
-from coordinator.core.measure.reading import Observation, Presence
+from coordinator.core.job_forecast.basis import CoordinatorTimes
+from coordinator.core.measure.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
+from coordinator.core.round.billing import billing_epoch
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
@@ -116,9 +118,26 @@ class CoordinatorActor:
         if self._is_up:
             self._measurements.note(node, observation)
 
+    def readings(self) -> dict[NodeId, NodeReading]:
+        """Reading of each node that is or was connected."""
+        links = {node: actor.link for node, actor in self._nodes.items() if actor.is_connected}
+        return self._measurements.readings_now(links)
+
+    @property
+    def times(self) -> CoordinatorTimes:
+        """What its own work takes."""
+        return CoordinatorTimes(
+            prepare_ms=Milliseconds(EVALUATE_MS),
+            plan_ms=Milliseconds(PLAN_MS),
+            aggregate_ms=Milliseconds(AGGREGATE_MS + self.model_ms),
+            evaluate_ms=Milliseconds(EVALUATE_MS),
+        )
+
     def _update_event(
         self, node: NodeId, lease: Lease, update: TrainedUpdate
     ) -> events.UpdateReceived:
+        job = self.jobs[lease.job_id]
+        work = job.participant(node)
         return events.UpdateReceived(
             at_ms=self._agenda.now_ms,
             node=node,
@@ -128,6 +147,8 @@ class CoordinatorActor:
                 BlobRef(update.digest, update.size_bytes),
                 Samples(0),
                 update.inner_steps,
+                # Nodes sign for the epoch that they are told is open.
+                epoch=None if work is None else billing_epoch(job, work),
                 data_samples=update.data_samples,
             ),
         )
@@ -318,9 +339,12 @@ class CoordinatorActor:
         ]
         digest = _digest(command.base.blob.digest, *terms)
         model = self._sizes.next_model(command.base, digest, down=command.down)
+        draw = _digest(digest, "duplicates of the next round")
         self.apply(
             job_id,
-            events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),
+            events.AggregateReady(
+                at_ms=self._agenda.now_ms, round=command.round, model=model, draw=draw
+            ),
         )
 
     def _take_answer(self, job_id: JobId, answer: Event) -> None:

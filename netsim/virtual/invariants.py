@@ -34,6 +34,7 @@ def _break_upload(job: Job) -> Iterator[str]:
         yield f"round {job.round.number} on the model of round {job.model.round}"
     yield from _lease_violations(job)
     yield from _long_lease_violations(job)
+    yield from _billing_violations(job)
     yield from _prefetch_violations(job)
     yield from _own_data_violations(job)
     yield from _stall_violations(job)
@@ -75,6 +76,13 @@ def _long_lease_violations(job: Job) -> Iterator[str]:
             yield f"{node} has two leases"
         if each.is_open and (job.phase in ENDED or not job.members[node].is_present):
             yield f"{node} has a lease over several rounds and is not at work"
+
+
+def _billing_violations(job: Job) -> Iterator[str]:
+    """What a round folded is billed in its epoch."""
+    for node, _, update in job.closed.accepted_updates if job.closed is not None else ():
+        if job.closed is not None and update.epoch not in (None, job.closed.epoch):
+            yield f"{node} is billed in epoch {update.epoch}, not {job.closed.epoch}"
 
 
 def _prefetch_violations(job: Job) -> Iterator[str]:
@@ -139,10 +147,11 @@ def _sample_violations(job: Job) -> Iterator[str]:
 
 
 def _open_shards(job: Job) -> Iterator[Shard]:
-    """What nodes have to train on, or may."""
+    """What nodes have to train on, or may. What another node has as well is not counted twice."""
     if job.round is not None:
-        for participant in job.round.participants.values():
-            if participant.is_open:
+        for node, participant in job.round.participants.items():
+            is_twice = node in job.round.duplicates or job.round.is_covered(node)
+            if participant.is_open and participant.repeats is None and not is_twice:
                 yield participant.shard
         yield from job.round.orphans
     for participant in job.long_leases.values():

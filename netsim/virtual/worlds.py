@@ -117,6 +117,8 @@ class SimulatedWorld(msgspec.Struct, frozen=True):
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
     """Check the invariants after every event, or only when a round closes."""
+    late_nodes: int = 0
+    """So many of the last nodes are there only from `Simulation.start_late_nodes` on."""
     speed_lies: dict[NodeId, SpeedLie] = {}
     """What single nodes do to seem faster or slower."""
     description: WorldDescription | None = None

@@ -12,7 +12,7 @@ from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK, Link, Shape
 from netsim.network.world import NodeDescription, WorldDescription
@@ -71,7 +71,13 @@ def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = 
     training = TrainingSettings(
         rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, nodes=nodes, seed=1
     )
-    stated = JobSpec(workload="digits-softmax", training=training, evaluation=Evaluation(every=10))
+    stated = JobSpec(
+        workload="digits-softmax",
+        training=training,
+        evaluation=Evaluation(every=10),
+        # Which nodes do a shard twice is chance: it moves a run's time by several per cent.
+        trust=Trust(duplicates="none"),
+    )
     return with_strategy(stated, strategy)
 
 

@@ -45,6 +45,8 @@ CORRECTION_LEAST, CORRECTION_MOST = 0.5, 3.0
 CORRECTION_GAIN = 1 / 2
 NEWEST_RATIOS, RATIOS_LEAST = 5, 3
 """Finishes whose median corrects forecasts, and from how many on."""
+ABSENCES_MOST, KEPT_OF_ABSENCES = 16, 0.5
+"""Absences that are remembered, and how much is kept of them once there are more."""
 STEP_TIMES = 4.0
 """One observation moves the time of a step by this factor at most, whatever it claims."""
 STEP_US_LEAST, STEP_US_MOST = 1.0, 1e10
@@ -193,8 +195,17 @@ def _error(known: Estimate, error: float, at_ms: Milliseconds) -> Estimate:
 
 
 def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
+    kept = KEPT_OF_ABSENCES if reading.absences >= ABSENCES_MOST else 1.0
+    is_known, was_present = reading.presence_count > 0, reading.is_present
+    passed_ms = max(0, presence.at_ms - reading.presence_at_ms) if is_known else 0
+    is_gone = is_known and was_present and not presence.is_present
     return replace(
         reading,
+        presence_count=reading.presence_count + 1,
+        presence_at_ms=max(presence.at_ms, reading.presence_at_ms) if is_known else presence.at_ms,
+        present_ms=kept * (reading.present_ms + (passed_ms if was_present else 0)),
+        absent_ms=kept * (reading.absent_ms + (0 if was_present else passed_ms)),
+        absences=kept * (reading.absences + is_gone),
         is_present=presence.is_present,
         is_starting=presence.is_present and presence.is_starting,
     )

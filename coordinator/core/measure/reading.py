@@ -154,6 +154,15 @@ class NodeReading(msgspec.Struct, frozen=True):
     is_present: bool = True
     is_starting: bool = False
     """Its worker's process is a new one that is not ready yet."""
+    presence_count: int = 0
+    """Times that it came or went; 0: nothing is known of its presence."""
+    presence_at_ms: Milliseconds = Milliseconds(0)
+    """When it came or went last."""
+    present_ms: float = 0.0
+    """How long it was there until then, and away; old times are forgotten bit by bit."""
+    absent_ms: float = 0.0
+    absences: float = 0.0
+    """How often it went in that time."""
     congestion_control: str = ""
     """That of the node's sockets, which carry what goes up."""
     coordinator_congestion_control: str = ""

@@ -3,14 +3,16 @@ and what the next plan is to remember.
 """
 
 from collections.abc import Mapping
-from math import ceil
 
 from msgspec.structs import replace
 
+from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.batches import batch_rate
 from coordinator.core.plan.decision import (
     NodePlan,
     PlanMemory,
     RoundPlan,
+    opening_quorum,
 )
 from coordinator.core.plan.median_node import (
     node_reason,
@@ -77,6 +79,7 @@ def close_plan(inputs: PlanInputs, shares: NodeShares) -> RoundPlan:
             deadline_ms=closes_ms,
             resting=len(resting),
         ),
+        updates_needed=opening_quorum(request, plans),
     )
 
 
@@ -106,6 +109,7 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
             upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,
+            learning_rate=batch_rate(spec, work.batch.size),
             prefetch_steps=0
             if work.long
             else planned_prefetch(spec, span_us, work.moving_us + work.hidden_us, work.step_us),
@@ -132,7 +136,6 @@ def _deadline(
     if spec.round.deadline_ms or (inputs.request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
-    quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
     arrivals = tuple(
         UpdateArrival(
             plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
@@ -144,7 +147,7 @@ def _deadline(
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
-        latest.append(deadline(arrivals, quorum))
+        latest.append(deadline(arrivals, opening_quorum(inputs.request, plans)))
     return Milliseconds(max(LEAST_MS, *latest))
 
 
@@ -164,6 +167,7 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
             else strayed_rounds(work.step_us, work.moving_us, span_us, memory=memory, steps=steps),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,
+            growth=work.growth if node in plans else memory.growth,
         )
     return PlanMemory(
         inner_steps=middle_.inner_steps,
@@ -177,4 +181,5 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
         dense_ms=Milliseconds(max(1, round(middle_.dense_at_change_us / 1000))),
         dense_rounds=common.family.dense_rounds,
         down=common.down,
+        noise_share=noise_share(inputs.request),
     )

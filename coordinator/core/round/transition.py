@@ -37,6 +37,7 @@ from coordinator.core.job.state import ENDED, Job, Participant, Phase
 from coordinator.core.quality import record_quality
 from coordinator.core.round import evaluation_steps, event_steps
 from coordinator.core.round.assignment import JobStep, is_done
+from coordinator.core.round.billing import epoch_rejection
 from coordinator.core.round.lifecycle import initialise_model, open_planned_round, pause_job
 
 _LIVE = frozenset(Phase) - ENDED
@@ -148,7 +149,7 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
     """
     held = job.long_leases.get(event.node)
     if held is not None and held.base is not None and event.round == held.base.round:
-        return _lease_rejection(held, event.lease)
+        return _lease_rejection(job, held, event)
     if job.phase not in _WITH_WORK:
         return f"{job.job_id} is {job.phase.value} and {_CANNOT[events.UpdateReceived]}"
     if job.round is None or job.resume_to is Phase.AGGREGATING:
@@ -158,14 +159,19 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
     participant = job.round.participants.get(event.node)
     if participant is None:
         return f"{event.node} has no part in round {event.round}"
-    return _lease_rejection(participant, event.lease)
+    return _lease_rejection(job, participant, event)
 
 
-def _lease_rejection(participant: Participant, lease: int) -> str:
+def _lease_rejection(
+    job: Job, participant: Participant, event: events.UpdateReceived | events.ShardHandedBack
+) -> str:
+    lease = event.lease
     if lease != participant.lease:
         return f"lease {lease} is void; the current one is {participant.lease}"
     if not participant.is_open:
         return f"the work under lease {lease} is {participant.work.value} already"
+    if isinstance(event, events.UpdateReceived):
+        return epoch_rejection(job, participant, event.update)
     return ""
 
 

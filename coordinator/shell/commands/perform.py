@@ -47,6 +47,7 @@ from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import CODECS
+from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
@@ -214,6 +215,7 @@ def _start(
         return
     task = asyncio.create_task(work, name=f"{runtime.job.job_id} {key[0]} {key[1]}")
     runtime.tasks[key] = task
+    begun_ms = monotonic_ms()
 
     def check_end(task: "asyncio.Task[object]") -> None:
         runtime.tasks.pop(key, None)
@@ -222,6 +224,9 @@ def _start(
         broken = task.exception()
         if broken is None:
             runtime.failures.pop(key, None)
+            if runtime.layout is not None:
+                took_ms = Milliseconds(monotonic_ms() - begun_ms)
+                services.driver.command_times.note(key[0], runtime.layout.model_bytes, took_ms)
             return
         _retry_or_give_up(services, runtime, key, broken)
         log.error("a command broke", task=task.get_name(), exc_info=broken)

@@ -14,6 +14,7 @@ import structlog
 from coordinator.core.job.events import UpdateReceived, UpdateRejected
 from coordinator.core.job.state import AcceptedUpdate, Job, Participant, Phase, WorkState
 from coordinator.core.quality import offered_contribution
+from coordinator.core.round.billing import epoch_rejection, later_epoch
 from coordinator.core.round.transition import rejection
 from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
@@ -129,6 +130,7 @@ class _Offer:
                 codec=codec,
                 nonce=request.nonce,
                 signature=request.signature,
+                epoch=request.epoch if request.HasField("epoch") else None,
                 data_samples=Samples(min(request.report.data_samples, _DATA_SAMPLES_MOST)),
             ),
         )
@@ -146,6 +148,9 @@ class _Offer:
         services.offers.check_nonce(node, received.update.nonce)
         if is_accepted(self._runtime.job, node, received.lease, blob.digest):
             return node_pb2.OfferUpdateResponse(is_accepted=True)
+        if (open_epoch := _open_epoch(self._runtime.job, received)) is not None:
+            self._reject_unsigned()
+            return node_pb2.OfferUpdateResponse(open_epoch=open_epoch)
         await _reject_void_lease(services, self._runtime, received)
         self._reject_unsigned()
         services.offers.put(self._update(name))
@@ -227,8 +232,10 @@ class _Commit:
     async def _accept(self) -> None:
         job_id, node = self._runtime.job.job_id, self._received.node
         if why := await self._services.driver.submit(job_id, self._final_event()):
-            await _record_rejection(self._services, self._runtime, self._received, why)
-            raise HyperGPUError(_void_reason(self._runtime.job, self._received), why)
+            reason = _void_reason(self._runtime.job, self._received)
+            if reason is not Reason.EPOCH_CLOSED:
+                await _record_rejection(self._services, self._runtime, self._received, why)
+            raise HyperGPUError(reason, why)
         failpoint("upload.accepted")
         received = self._received.update
         prepare_sketch(self._services, self._runtime, received.blob, received.codec)
@@ -289,7 +296,23 @@ async def _reject_void_lease(
     raise HyperGPUError(reason, why)
 
 
+def _open_epoch(job: Job, received: UpdateReceived) -> int | None:
+    """The epoch that an update's node has to sign for instead; None: it has not."""
+    held = _open_work(job, received)
+    return later_epoch(job, held, received.update) if held is not None else None
+
+
+def _open_work(job: Job, received: UpdateReceived) -> Participant | None:
+    """The work that an update is of, if it may still come in."""
+    held = _lease_holder(job, received.node, received.lease)
+    is_open = held is not None and held.is_open and job.round_of(held) == received.round
+    return held if is_open else None
+
+
 def _void_reason(job: Job, received: UpdateReceived) -> Reason:
+    if (work := _open_work(job, received)) and epoch_rejection(job, work, received.update):
+        is_late = later_epoch(job, work, received.update) is not None
+        return Reason.EPOCH_CLOSED if is_late else Reason.SIGNATURE_INVALID
     held = job.long_leases.get(received.node)
     if held is not None and held.base is not None and held.base.round == received.round:
         return Reason.LEASE_STALE

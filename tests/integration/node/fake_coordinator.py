@@ -68,6 +68,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
 
     bulk_port = 0
     ticket_life_ms = 60_000
+    open_epoch = 0
+    """Offers that are signed for an earlier epoch are told this one."""
     tickets = 0
     """Tickets that were asked for so far, to fetch and to send."""
     assigns_tickets = False
@@ -185,6 +187,8 @@ class FakeCoordinator(node_pb2_grpc.NodeServiceServicer):
         rejection, self.rejection = self.rejection, None
         if rejection is not None:
             await abort(context, rejection)
+        if request.epoch < self.open_epoch:
+            return node_pb2.OfferUpdateResponse(open_epoch=self.open_epoch)
         if (digest := digest_from_wire(request.digest.value)) in self.accepted:
             self.arrived.put_nowait(digest)
             return node_pb2.OfferUpdateResponse(is_accepted=True)

@@ -10,7 +10,7 @@ from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.access import rejection_in
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.state import NonceCounter, StatePaths
-from gpu_node.shell.transfers import Uploader
+from gpu_node.shell.transfers import Uploader, check_epoch
 from hypergpu.crypto import IdentityKey, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
@@ -159,3 +159,42 @@ async def test_what_breaks_on_one_connection_is_sent_again_by_another(kit: Uploa
     await kit.send(connections=4)
     assert UPDATE.digest in kit.service.accepted
     assert bytes(kit.service.stored) == CONTENT
+
+
+async def test_an_update_is_signed_again_for_the_epoch_that_is_open_and_for_nothing_else(
+    kit: UploadKit,
+) -> None:
+    kit.service.open_epoch = 3
+    await kit.send()
+    first, second = kit.service.offers
+    assert is_signed(kit.identity.node_id, first, WORK)
+    assert (first.epoch, second.epoch) == (1, 3)
+    assert is_signed(kit.identity.node_id, second, replace(WORK, epoch=3))
+    assert second.nonce > first.nonce
+    assert bytes(kit.service.stored) == CONTENT
+
+
+async def test_a_later_offer_of_the_same_work_is_signed_for_the_epoch_that_was_told(
+    kit: UploadKit,
+) -> None:
+    kit.service.open_epoch = 3
+    await kit.expect_break(2 * CHUNK_BYTES)
+    await kit.send()
+    assert [each.epoch for each in kit.service.offers] == [1, 3, 3]
+
+
+@pytest.mark.parametrize("asked", [18, 2**32 - 1])
+async def test_no_epoch_is_signed_for_that_the_work_cannot_be_of(
+    kit: UploadKit, asked: int
+) -> None:
+    kit.service.open_epoch = asked
+    with pytest.raises(HyperGPUError, match="it can be of 2 to 17") as refused:
+        await kit.send()
+    assert refused.value.reason is Reason.REQUEST_INVALID
+    assert len(kit.service.offers) == 1
+    assert kit.service.offsets == []
+
+
+def test_an_epoch_that_is_no_later_is_not_signed_for_again() -> None:
+    with pytest.raises(HyperGPUError, match="signed for epoch 1"):
+        check_epoch(WORK, signed=1, asked=1)
