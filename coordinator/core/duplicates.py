@@ -27,7 +27,8 @@ from typing import NamedTuple
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.state import DuplicateMemory, Participant, Round, Weighing, WorkState
+from coordinator.core.job.state import Participant, Round, WorkState
+from coordinator.core.job.trust_memory import DuplicateMemory, Weighing
 from coordinator.core.plan.common_work import is_lesser, is_timed, is_too_slow, is_work_equal
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE

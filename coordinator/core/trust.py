@@ -25,7 +25,7 @@ from statistics import median
 
 import msgspec
 
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from hypergpu.ids import NodeId
 
 WHOLE = 65_536

@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, Response
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from hypergpu.client import AsyncCoordinator
-from hypergpu.client.values import ForecastRangeView, JobForecastView
+from hypergpu.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
@@ -72,7 +72,7 @@ class ForecastAnswer(msgspec.Struct):
 
 
 class JobForecastAnswer(msgspec.Struct):
-    """What is left of a job; None where nothing can be said."""
+    """A running job's forecast; None where nothing can be said."""
 
     forecast: ForecastAnswer | None
 

@@ -14,6 +14,7 @@ import msgspec
 
 from hypergpu.client import values
 from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.client.ledger import JobLedger, job_ledger
 from hypergpu.client.transfer import (
     ExportedModel,
@@ -28,7 +29,6 @@ from hypergpu.client.values import (
     ENDED,
     JobDetail,
     JobEvent,
-    JobForecastView,
     JobUpdate,
     JobView,
     NodeLevelsView,
@@ -209,7 +209,7 @@ class AsyncCoordinator:
         spec = job if isinstance(job, JobSpec) else read_job_file(Path(job))
         request = job_pb2.EstimateJobRequest(spec_json=spec_json(spec), parameters=parameters)
         found = await self._call(self._jobs.EstimateJob, request)
-        return values.forecast_view(found.forecast)
+        return forecast_view(found.forecast)
 
     async def continue_job(self, job_id: str, rounds: int, *, name: str = "") -> str:
         """Create a job that goes on from another's newest model, with its settings and data.

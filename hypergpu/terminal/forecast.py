@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hypergpu.client.values import ForecastRangeView, JobForecastView
+from hypergpu.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.terminal.output import size, span
 from hypergpu.units import several
 
@@ -23,7 +23,7 @@ def forecast_lines(found: JobForecastView) -> list[str]:
 
 
 def left_text(found: JobForecastView) -> str:
-    """What is left of a running job: ``about 4 min 10 s left (3 min 02 s to 5 min 50 s)``."""
+    """Time that is left to a running job: ``about 4 min 10 s left (3 min 02 s to 5 min 50 s)``."""
     low, middle, high = _texts(_seconds, found.left_ms)
     return f"about {middle} left ({low} to {high})"
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from hypergpu.client.blocking import Coordinator
 from hypergpu.client.connection import RESTARTING
+from hypergpu.client.forecasts import JobForecastView
 from hypergpu.client.history import (
     History,
     RoundPoint,
@@ -19,7 +20,7 @@ from hypergpu.client.history import (
     weighing_note,
     with_event_recorded,
 )
-from hypergpu.client.values import ENDED, JobEvent, JobForecastView, JobView, ParticipantView
+from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.forecast import left_text
 from hypergpu.terminal.output import (
@@ -40,6 +41,7 @@ from hypergpu.terminal.output import (
     span,
     table_lines,
 )
+from hypergpu.terminal.plan_view import PlanView, plan_news
 from hypergpu.units import several
 
 if TYPE_CHECKING:
@@ -47,39 +49,6 @@ if TYPE_CHECKING:
 
 
 NOTES_KEPT = 1000
-
-
-class NodeShare(msgspec.Struct, frozen=True):
-    """A node's part of a round; without inner steps it rests."""
-
-    inner_steps: int = 0
-    codec: str = ""
-    reason: str = ""
-    batch_size: int = 0
-    """The node's own batch; 0: as the job states."""
-    micro_batch: int = 0
-    checkpoints_activations: bool = False
-
-    @property
-    def work(self) -> tuple[int, int, int, bool, str]:
-        """What the node is asked for."""
-        memory = (self.micro_batch, self.checkpoints_activations)
-        return self.inner_steps, self.batch_size, *memory, self.codec
-
-
-class PlanView(msgspec.Struct, frozen=True):
-    """A round's plan as its event tells it. ``round`` counts from 0."""
-
-    round: int = 0
-    reason: str = ""
-    nodes: dict[str, NodeShare] = {}
-    resting: dict[str, str] = {}
-    """Why a node rests, by node."""
-
-    @property
-    def shares(self) -> dict[str, NodeShare]:
-        """Every node's part, also of those that rest."""
-        return self.nodes | {node: NodeShare(reason=why) for node, why in self.resting.items()}
 
 
 class JobProgress(msgspec.Struct, frozen=True):
@@ -98,7 +67,7 @@ class JobProgress(msgspec.Struct, frozen=True):
     names: dict[str, str] = {}
     """What owners call the machines, by node."""
     forecast: JobForecastView | None = None
-    """What is left, as it was told last; None: it was not."""
+    """Forecast of the rest, as it was told last; None: it was not."""
 
 
 def with_job(
@@ -127,26 +96,12 @@ def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
     """Add one journalled event."""
     if event.kind == "RoundPlanned":
         plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
-        news = tuple(_plan_news(plan, progress.plan, progress.names))
+        news = tuple(plan_news(plan, progress.plan, progress.names))
         progress = replace(progress, plan=plan, plan_news=news)
     if text := event_note(event, progress.names):
         progress = with_note(progress, text)
     history = with_event_recorded(progress.history, event)
     return replace(progress, history=history, next_sequence=event.sequence + 1)
-
-
-def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
-    """A line for each node whose steps, batch, codec or part changed; a first plan's reason."""
-    number = plan.round + 1
-    if before is None:
-        yield f"round {number}: {round_from_one(plan.reason)}"
-        return
-    earlier = before.shares
-    for node, share in plan.shares.items():
-        if node not in earlier or earlier[node].work != share.work:
-            rests = "" if share.inner_steps else "rests: "
-            reason = f"{rests}{round_from_one(share.reason)}"
-            yield f"round {number}, {names.get(node) or short(node)}: {reason}"
 
 
 _NOTES = {
@@ -369,10 +324,6 @@ class _Evaluation(msgspec.Struct, frozen=True):
     metric_name: str = ""
     metrics: dict[str, float] = {}
     samples: int = 0
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 class LiveView(WatchView):

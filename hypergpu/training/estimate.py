@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Unpack
 
 from hypergpu.client import connect
-from hypergpu.client.values import JobForecastView
+from hypergpu.client.forecasts import JobForecastView
 from hypergpu.training.train import TrainArguments, job_spec
 
 if TYPE_CHECKING:

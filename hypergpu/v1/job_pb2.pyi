@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.forecast_pb2
 import hypergpu.v1.node_pb2
 import hypergpu.v1.tensor_pb2
 import sys
@@ -121,121 +122,16 @@ class EstimateJobResponse(google.protobuf.message.Message):
 
     FORECAST_FIELD_NUMBER: builtins.int
     @property
-    def forecast(self) -> global___JobForecast: ...
+    def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
     def __init__(
         self,
         *,
-        forecast: global___JobForecast | None = ...,
+        forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["forecast", b"forecast"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["forecast", b"forecast"]) -> None: ...
 
 global___EstimateJobResponse = EstimateJobResponse
-
-@typing.final
-class JobForecast(google.protobuf.message.Message):
-    """What a job takes until its end, by what is known of its nodes."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEFT_MS_FIELD_NUMBER: builtins.int
-    BYTES_UP_FIELD_NUMBER: builtins.int
-    BYTES_DOWN_FIELD_NUMBER: builtins.int
-    COST_FIELD_NUMBER: builtins.int
-    SAMPLES_FIELD_NUMBER: builtins.int
-    ROUNDS_FIELD_NUMBER: builtins.int
-    NODES_FIELD_NUMBER: builtins.int
-    MEASURED_NODES_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    samples: builtins.int
-    """Accepted samples and rounds at its end."""
-    rounds: builtins.int
-    nodes: builtins.int
-    measured_nodes: builtins.int
-    """Nodes whose speed was measured."""
-    reason: builtins.str
-    """What it is based on, for people."""
-    @property
-    def left_ms(self) -> global___ForecastRange:
-        """From now on."""
-
-    @property
-    def bytes_up(self) -> global___ForecastRange:
-        """Of the whole job."""
-
-    @property
-    def bytes_down(self) -> global___ForecastRange: ...
-    @property
-    def cost(self) -> global___ForecastAmount:
-        """In the smallest units of the ledger's token; absent: the job pays nothing."""
-
-    def __init__(
-        self,
-        *,
-        left_ms: global___ForecastRange | None = ...,
-        bytes_up: global___ForecastRange | None = ...,
-        bytes_down: global___ForecastRange | None = ...,
-        cost: global___ForecastAmount | None = ...,
-        samples: builtins.int = ...,
-        rounds: builtins.int = ...,
-        nodes: builtins.int = ...,
-        measured_nodes: builtins.int = ...,
-        reason: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cost", b"cost", "left_ms", b"left_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "cost", b"cost", "left_ms", b"left_ms", "measured_nodes", b"measured_nodes", "nodes", b"nodes", "reason", b"reason", "rounds", b"rounds", "samples", b"samples"]) -> None: ...
-
-global___JobForecast = JobForecast
-
-@typing.final
-class ForecastRange(google.protobuf.message.Message):
-    """One time in ten it is less than `low`, one time in ten more than `high`."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LOW_FIELD_NUMBER: builtins.int
-    MIDDLE_FIELD_NUMBER: builtins.int
-    HIGH_FIELD_NUMBER: builtins.int
-    low: builtins.int
-    middle: builtins.int
-    high: builtins.int
-    def __init__(
-        self,
-        *,
-        low: builtins.int = ...,
-        middle: builtins.int = ...,
-        high: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["high", b"high", "low", b"low", "middle", b"middle"]) -> None: ...
-
-global___ForecastRange = ForecastRange
-
-@typing.final
-class ForecastAmount(google.protobuf.message.Message):
-    """The same of an amount, as decimal digits."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LOW_FIELD_NUMBER: builtins.int
-    MIDDLE_FIELD_NUMBER: builtins.int
-    HIGH_FIELD_NUMBER: builtins.int
-    ESCROW_FIELD_NUMBER: builtins.int
-    low: builtins.str
-    middle: builtins.str
-    high: builtins.str
-    escrow: builtins.str
-    """What is set aside for the job."""
-    def __init__(
-        self,
-        *,
-        low: builtins.str = ...,
-        middle: builtins.str = ...,
-        high: builtins.str = ...,
-        escrow: builtins.str = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["escrow", b"escrow", "high", b"high", "low", b"low", "middle", b"middle"]) -> None: ...
-
-global___ForecastAmount = ForecastAmount
 
 @typing.final
 class GetJobRequest(google.protobuf.message.Message):
@@ -286,7 +182,7 @@ class GetJobResponse(google.protobuf.message.Message):
         """What a user should know of how data and model are used."""
 
     @property
-    def forecast(self) -> global___JobForecast: ...
+    def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
     def __init__(
         self,
         *,
@@ -297,7 +193,7 @@ class GetJobResponse(google.protobuf.message.Message):
         unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
         takeover: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
-        forecast: global___JobForecast | None = ...,
+        forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...

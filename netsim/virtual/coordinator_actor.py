@@ -119,7 +119,7 @@ class CoordinatorActor:
             self._measurements.note(node, observation)
 
     def readings(self) -> dict[NodeId, NodeReading]:
-        """What is known of each node that is or was connected."""
+        """Reading of each node that is or was connected."""
         links = {node: actor.link for node, actor in self._nodes.items() if actor.is_connected}
         return self._measurements.readings_now(links)
 

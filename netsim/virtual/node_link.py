@@ -381,7 +381,7 @@ class NodeMeasurements:
         return plan_round(now, self._readings_of(request.candidates), self._sizes)
 
     def readings_now(self, links: Mapping[NodeId, NodeLink]) -> dict[NodeId, NodeReading]:
-        """What is known of all nodes. Those with a link are connected."""
+        """Readings of all nodes. Those with a link are connected, and probed."""
         for node, link in links.items():
             self._probe(node, link)
         return dict(self._readings)

@@ -7,7 +7,8 @@ from coordinator.core.duplicates import RoundWorker, draw_duplicates
 from coordinator.core.job import events
 from coordinator.core.job.blobs import live_blobs
 from coordinator.core.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
-from coordinator.core.job.state import DuplicateMemory, Job, Phase, TrustMemory
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import transition

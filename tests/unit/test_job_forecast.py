@@ -49,7 +49,7 @@ def read(*observations: Observation) -> NodeReading:
     return reading
 
 
-def measured(step_ms: int = 100) -> NodeReading:
+def reading_of(step_ms: int = 100) -> NodeReading:
     """A node next door that trained before."""
     mbit = TransferTime(NOW_MS, TransferDirection.UP, Bytes(1_000_000), Microseconds(80_000), 1)
     observations: list[Observation] = []
@@ -77,7 +77,7 @@ def forecast(spec: JobSpec, **readings: NodeReading) -> JobForecast:
 
 
 def test_time_is_that_of_the_computing_and_what_is_around_it() -> None:
-    found = forecast(job_of(10), a=measured(), b=measured())
+    found = forecast(job_of(10), a=reading_of(), b=reading_of())
     computing_ms = 10 * 20 * 100
     assert computing_ms <= found.left_ms.middle <= 1.3 * computing_ms
     assert found.left_ms.low < found.left_ms.middle < found.left_ms.high
@@ -85,18 +85,18 @@ def test_time_is_that_of_the_computing_and_what_is_around_it() -> None:
 
 
 def test_equal_arguments_give_equal_forecasts() -> None:
-    spec, readings = job_of(10), {"a": measured(), "b": measured(300)}
+    spec, readings = job_of(10), {"a": reading_of(), "b": reading_of(300)}
     assert forecast(spec, **readings) == forecast(spec, **readings)
 
 
 def test_longer_job_is_extrapolated_from_the_rounds_that_were_rolled() -> None:
-    short, long = (forecast(job_of(n), a=measured(), b=measured()) for n in (40, 400))
+    short, long = (forecast(job_of(n), a=reading_of(), b=reading_of()) for n in (40, 400))
     assert 8 <= long.left_ms.middle / short.left_ms.middle <= 12
     assert 8 <= long.bytes_up.middle / short.bytes_up.middle <= 12
 
 
 def test_each_strategy_has_a_forecast() -> None:
-    readings = {"a": measured(), "b": measured()}
+    readings = {"a": reading_of(), "b": reading_of()}
     for strategy in ("diloco", "fedavg", "sync"):
         spec = job_of(10, strategy=strategy)
         found = forecast(spec, **readings)
@@ -108,8 +108,8 @@ def test_node_that_was_never_seen_is_taken_for_one_of_its_fleet_with_more_spread
     unseen = read(
         Presence(Milliseconds(0), is_present=True), RoundTrip(NOW_MS, Microseconds(1_000))
     )
-    known = forecast(job_of(10), a=measured(), b=measured())
-    found = forecast(job_of(10), a=measured(), b=unseen)
+    known = forecast(job_of(10), a=reading_of(), b=reading_of())
+    found = forecast(job_of(10), a=reading_of(), b=unseen)
     assert (found.nodes, found.measured_nodes) == (2, 1)
     assert found.reason == "1 of 2 nodes is measured, 1 by the median"
     assert 0.5 < found.left_ms.middle / known.left_ms.middle < 2
@@ -125,7 +125,7 @@ def test_fleet_of_which_nothing_is_known_is_said_to_be_assumed() -> None:
 
 
 def test_nodes_that_keep_leaving_cost_time() -> None:
-    leaving = [measured(), measured()]
+    leaving = [reading_of(), reading_of()]
     for number in range(12):
         at_ms = Milliseconds(NOW_MS + 30_000 * number)
         back_ms = Milliseconds(at_ms + 20_000)
@@ -133,7 +133,7 @@ def test_nodes_that_keep_leaving_cost_time() -> None:
             add_observation(add_observation(each, Presence(at_ms, False)), Presence(back_ms, True))
             for each in leaving
         ]
-    calm = forecast(job_of(20), a=measured(), b=measured())
+    calm = forecast(job_of(20), a=reading_of(), b=reading_of())
     found = forecast(job_of(20), a=leaving[0], b=leaving[1])
     assert found.left_ms.middle > 1.3 * calm.left_ms.middle
 
@@ -158,12 +158,12 @@ def test_node_that_is_away_for_long_is_not_expected_back() -> None:
 
 def test_job_without_enough_nodes_has_a_reason_in_place_of_a_forecast() -> None:
     assert forecast_job(basis_of(job_of(10))) == "no node is there for it"
-    found = forecast_job(basis_of(job_of(10), a=measured()))
+    found = forecast_job(basis_of(job_of(10), a=reading_of()))
     assert found == "1 of 2 nodes is there for it"
 
 
 def test_large_fleet_is_rolled_for_fewer_rounds() -> None:
-    readings = {f"n{number}": measured() for number in range(200)}
+    readings = {f"n{number}": reading_of() for number in range(200)}
     found = forecast(job_of(10, nodes=200), **readings)
     assert found.nodes == 200
     assert found.left_ms.middle >= 10 * 20 * 100

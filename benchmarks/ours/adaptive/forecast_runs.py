@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.ours.cluster import ONE_THREAD, BenchmarkError, Running, running
 from hypergpu.client import Coordinator
-from hypergpu.client.values import JobForecastView
+from hypergpu.client.forecasts import JobForecastView
 from hypergpu.cluster.processes import kill_group, program, start
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings

@@ -18,7 +18,7 @@ from benchmarks.ours.adaptive.fleets import (
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.table import PartFigures
 from coordinator.core.duplicates import RoundWorker, draw_duplicates
-from coordinator.core.job.state import DuplicateMemory
+from coordinator.core.job.trust_memory import DuplicateMemory
 from coordinator.core.plan.decision import NodePlan
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

@@ -3,7 +3,8 @@
 import msgspec
 
 from coordinator.core.job.events import Record
-from coordinator.core.job.state import InitialWeights, Model, TrustMemory, Weighing
+from coordinator.core.job.state import InitialWeights, Model
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model, Weighing
+from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model
+from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec

@@ -27,7 +27,7 @@ class ForecastBasis(msgspec.Struct, frozen=True):
 
     spec: JobSpec
     readings: Mapping[NodeId, NodeReading]
-    """Of each node that the job would get, at least one; times are those of ``now_ms``."""
+    """Readings of the nodes that the job would get; their times are those of ``now_ms``."""
     sizes: ModelSizes
     times: CoordinatorTimes = CoordinatorTimes()
     now_ms: Milliseconds = Milliseconds(0)

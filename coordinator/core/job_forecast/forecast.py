@@ -156,7 +156,7 @@ def _range(values: Sequence[float]) -> ForecastRange:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in order, each of which stands for an equal part of all cases."""
+    """Quantile of values in order, each of which stands for an equal part of all cases."""
     place = min(max(share * len(ordered) - 0.5, 0), len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

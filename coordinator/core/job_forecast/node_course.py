@@ -116,14 +116,14 @@ class NodeCourse:
 
     def __init__(self, node: NodeId, reading: NodeReading, typical: NodeReading, draw: str) -> None:
         self._key = f"{draw}/{node}"
-        self._reading = _measured(reading, typical, self._key)
+        self._reading = _with_first_update(reading, typical, self._key)
         self._typical = typical
         self._factor = exp(_NODE_SPREAD * _normal(self._key, "node"))
         self._assigned = 0
 
     @property
     def reading(self) -> NodeReading:
-        """What is known of it once its first update is in."""
+        """Its reading once its first update is in."""
         return self._reading
 
     def finish_ms(self, work: RoundWork) -> Milliseconds:
@@ -167,23 +167,23 @@ def _normal(*keys: object) -> float:
     return _NORMAL.inv_cdf(drawn_share(*keys))
 
 
-def _measured(reading: NodeReading, typical: NodeReading, key: str) -> NodeReading:
+def _with_first_update(reading: NodeReading, typical: NodeReading, key: str) -> NodeReading:
     """The reading as it is once the node's first update is in. What is not known of it is drawn
     around what is typical of its fleet.
     """
     if not reading.step_us.count:
         usual = typical.step_us.mean or ASSUMED_STEP_US
         spread = _FLEET_SPREAD if typical.step_us.count else _ASSUMED_SPREAD
-        reading = replace(reading, step_us=_drawn(usual, spread, key, "step"))
+        reading = replace(reading, step_us=_draw_around(usual, spread, key, "step"))
     for name in ("up_bits_per_s", "down_bits_per_s"):
         usual = getattr(typical, name).mean
         if usual and not getattr(reading, name).count:
-            reading = replace(reading, **{name: _drawn(usual, _FLEET_SPREAD, key, name)})
+            reading = replace(reading, **{name: _draw_around(usual, _FLEET_SPREAD, key, name)})
     if not reading.forecast_error.count:
         reading = replace(reading, forecast_error=Estimate(_FIRST_ERROR, _FIRST_ERROR / 2, 1))
     return reading
 
 
-def _drawn(usual: float, spread: float, *keys: object) -> Estimate:
+def _draw_around(usual: float, spread: float, *keys: object) -> Estimate:
     mean = usual * exp(spread * _normal(*keys))
     return Estimate(mean, mean / 10, 1, newest=mean)

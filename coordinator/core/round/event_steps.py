@@ -21,9 +21,9 @@ from coordinator.core.job.state import (
     Participant,
     Phase,
     Round,
-    TrustMemory,
     WorkState,
 )
+from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import tighter_fit
 from coordinator.core.round.assignment import (

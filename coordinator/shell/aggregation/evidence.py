@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from coordinator.core.duplicates import judge_pairs
 from coordinator.core.job.commands import DuplicatedShards
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.noise import judge_noise
 from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
@@ -83,7 +83,7 @@ def weigh_sketched(
         if other.measured.is_sound
     }
     sparse = {each.node for each in found if each.is_sparse}
-    pairs = compare_pairs(sound, duplicates.pairs, late, sparse)
+    pairs = compare_pairs(sound, duplicates.pairs, sparse, late)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
 

@@ -30,8 +30,8 @@ def distances_of(sketches: Sequence[Sketch]) -> npt.NDArray[np.float64]:
 def compare_pairs(
     sketches: Mapping[NodeId, Sketch],
     duplicates: Mapping[NodeId, NodeId],
-    earlier: Mapping[NodeId, tuple[NodeId, Sketch]] | None = None,
     sparse: Set[NodeId] = frozenset(),
+    earlier: Mapping[NodeId, tuple[NodeId, Sketch]] | None = None,
 ) -> list[ComparedPair]:
     """Compare the pairs of which both updates are there, each beside the others of its kind of
     codec where there are enough, as sparse updates are less alike.
@@ -39,8 +39,8 @@ def compare_pairs(
     Args:
         sketches: Of the round's sound updates.
         duplicates: Whose update is of whose shard, besides that one's own.
-        earlier: Updates that others made of a node's shard in an earlier round, with their nodes.
         sparse: Those whose codec is a sparse one.
+        earlier: Updates that others made of a node's shard in an earlier round, with their nodes.
     """
     pairs = [pair for pair in duplicates.items() if all(node in sketches for node in pair)]
     late = {node: it for node, it in (earlier or {}).items() if node in sketches}

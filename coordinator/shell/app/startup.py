@@ -45,7 +45,6 @@ from coordinator.shell.journal.database import FileLock
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
@@ -431,7 +430,6 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=turn.others,
         health=health,
-        command_times=CommandTimes(),
         sketch_secret=kept_secret(settings.data_dir / "sketches.secret"),
     )
 

@@ -226,7 +226,7 @@ def _start(
             runtime.failures.pop(key, None)
             if runtime.layout is not None:
                 took_ms = Milliseconds(monotonic_ms() - begun_ms)
-                services.command_times.note(key[0], runtime.layout.model_bytes, took_ms)
+                services.driver.command_times.note(key[0], runtime.layout.model_bytes, took_ms)
             return
         _retry_or_give_up(services, runtime, key, broken)
         log.error("a command broke", task=task.get_name(), exc_info=broken)

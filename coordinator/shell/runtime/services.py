@@ -32,7 +32,6 @@ from coordinator.shell.journal.records import JournalError
 from coordinator.shell.journal.registry import NONCE_MAX
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE, FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes
@@ -268,8 +267,6 @@ class Services(NamedTuple):
     """Coordinators that may take over from this one."""
     health: FleetHealth
     """Health of every node, which outlives restarts."""
-    command_times: CommandTimes
-    """What this coordinator's own work for jobs takes."""
     sketch_secret: bytes
     """32 bytes that the signs of all sketches follow from; nobody else may know them."""
 

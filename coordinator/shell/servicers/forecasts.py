@@ -32,7 +32,7 @@ from hypergpu.tensors.layout import (
     layout_of,
 )
 from hypergpu.units import Milliseconds, several
-from hypergpu.v1 import job_pb2
+from hypergpu.v1 import forecast_pb2, job_pb2
 
 _ESTIMATES = Rate(burst=10, interval_ms=Milliseconds(2_000))
 """Estimates of one token: each may cost half a second of a processor."""
@@ -135,7 +135,7 @@ class JobForecasts:
             spec=spec,
             readings=services.readings.readings(nodes, now_ms),
             sizes=sizes,
-            times=services.command_times.times_for(sizes.model_bytes),
+            times=services.driver.command_times.times_for(sizes.model_bytes),
             now_ms=now_ms,
             lost_after_ms=Milliseconds(settings.lost_after_ms),
             line_bits_per_s=payload_bits_per_s(settings.line_mbit_s * 1_000_000),
@@ -154,7 +154,7 @@ class JobForecasts:
         return self._sizes[key]
 
     def _known_sizes(self, spec: JobSpec) -> ModelSizes | None:
-        """Of a job of the same workload and options; a model may follow from data besides."""
+        """Sizes of a job of the same workload, options and data; None: there is none."""
         for runtime in self._services.driver.runtimes.values():
             known = runtime.job.spec
             is_alike = (known.workload, known.options) == (spec.workload, spec.options)
@@ -163,7 +163,7 @@ class JobForecasts:
         return None
 
     async def _made_sizes(self, spec: JobSpec, owner: TokenId) -> ModelSizes:
-        """Of a model that an evaluator makes for it, and that is thrown away."""
+        """Sizes of a model that an evaluator makes for it, and that is thrown away."""
         name = f"estimate-{secrets.token_hex(6)}"
         blobs, evaluator = self._services.blobs, self._services.evaluator
         model_path, layout_path = blobs.work_path(f"{name}-initial"), blobs.work_path(name)
@@ -197,7 +197,7 @@ class JobForecasts:
 
 
 def _sizes_of_count(parameters: int) -> ModelSizes:
-    """Of a model of so many parameters, as one tensor.
+    """Bytes that move for a model of so many parameters, as one tensor.
 
     Raises:
         HyperGPUError: SPEC_INVALID, there are too many.
@@ -215,9 +215,9 @@ def _later(found: JobForecast, passed_ms: Milliseconds) -> JobForecast:
     return replace(found, left_ms=ForecastRange(*rest))
 
 
-def forecast_message(found: JobForecast) -> job_pb2.JobForecast:
+def forecast_message(found: JobForecast) -> forecast_pb2.JobForecast:
     """A forecast for the wire."""
-    message = job_pb2.JobForecast(
+    message = forecast_pb2.JobForecast(
         left_ms=_range_message(found.left_ms),
         bytes_up=_range_message(found.bytes_up),
         bytes_down=_range_message(found.bytes_down),
@@ -230,7 +230,7 @@ def forecast_message(found: JobForecast) -> job_pb2.JobForecast:
     if found.escrow:
         cost = found.cost
         message.cost.CopyFrom(
-            job_pb2.ForecastAmount(
+            forecast_pb2.ForecastAmount(
                 low=str(cost.low),
                 middle=str(cost.middle),
                 high=str(cost.high),
@@ -240,5 +240,5 @@ def forecast_message(found: JobForecast) -> job_pb2.JobForecast:
     return message
 
 
-def _range_message(found: ForecastRange) -> job_pb2.ForecastRange:
-    return job_pb2.ForecastRange(low=found.low, middle=found.middle, high=found.high)
+def _range_message(found: ForecastRange) -> forecast_pb2.ForecastRange:
+    return forecast_pb2.ForecastRange(low=found.low, middle=found.middle, high=found.high)

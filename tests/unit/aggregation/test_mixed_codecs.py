@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import NODES_LEAST, WHOLE
 from coordinator.shell.aggregation.common_coordinates import UpdateFile, common_norms
 from coordinator.shell.aggregation.evidence import SketchedUpdate, evidence_of, weigh_sketched

@@ -17,7 +17,7 @@ from hypergpu.crypto import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
 from hypergpu.streams import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
-from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
+from hypergpu.v1 import forecast_pb2, job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME, Role, Token, token_text
 
 Context = grpc.ServicerContext
@@ -81,13 +81,15 @@ def summary(phase: str = "training") -> job_pb2.JobSummary:
     )
 
 
-def forecast() -> job_pb2.JobForecast:
+def forecast() -> forecast_pb2.JobForecast:
     """What a job takes until its end, every field set."""
-    return job_pb2.JobForecast(
-        left_ms=job_pb2.ForecastRange(low=200_000, middle=250_000, high=400_000),
-        bytes_up=job_pb2.ForecastRange(low=10_000, middle=12_000, high=20_000),
-        bytes_down=job_pb2.ForecastRange(low=1_000_000, middle=1_500_000, high=2_000_000),
-        cost=job_pb2.ForecastAmount(low="11", middle="12", high=str(10**25), escrow=str(10**25)),
+    return forecast_pb2.JobForecast(
+        left_ms=forecast_pb2.ForecastRange(low=200_000, middle=250_000, high=400_000),
+        bytes_up=forecast_pb2.ForecastRange(low=10_000, middle=12_000, high=20_000),
+        bytes_down=forecast_pb2.ForecastRange(low=1_000_000, middle=1_500_000, high=2_000_000),
+        cost=forecast_pb2.ForecastAmount(
+            low="11", middle="12", high=str(10**25), escrow=str(10**25)
+        ),
         samples=20_480,
         rounds=38,
         nodes=5,

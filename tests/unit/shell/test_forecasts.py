@@ -19,7 +19,7 @@ from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Microseconds, Milliseconds
-from hypergpu.v1 import job_pb2
+from hypergpu.v1 import forecast_pb2, job_pb2
 from tests.unit.shell.test_job_services import CALLER
 from tests.unit.shell.whole_shell import (
     JOB,
@@ -50,20 +50,20 @@ def connect_nodes(services: Services, *, step_ms: int = 20, count: int = 2) -> N
             services.readings.observe(node, steps)
 
 
-async def estimated(
+async def ask_estimate(
     services: Services, spec: JobSpec, parameters: int = 650
-) -> job_pb2.JobForecast:
+) -> forecast_pb2.JobForecast:
     request = job_pb2.EstimateJobRequest(spec_json=spec_json(spec), parameters=parameters)
     answer = await JobServicer(services).estimate_job(request, CALLER)
     return answer.forecast
 
 
 def test_estimate_tells_time_bytes_and_what_they_are_based_on(tmp_path: Path) -> None:
-    async def ask() -> tuple[job_pb2.JobForecast, job_pb2.JobForecast]:
+    async def ask() -> tuple[forecast_pb2.JobForecast, forecast_pb2.JobForecast]:
         services = services_in(tmp_path)
         connect_nodes(services)
-        small = await estimated(services, SPEC)
-        return small, await estimated(services, SPEC, parameters=65_000)
+        small = await ask_estimate(services, SPEC)
+        return small, await ask_estimate(services, SPEC, parameters=65_000)
 
     small, large = asyncio.run(ask())
     computing_ms = 10 * 10 * 20
@@ -79,7 +79,7 @@ def test_estimate_creates_nothing(tmp_path: Path) -> None:
     async def ask() -> Services:
         services = services_in(tmp_path)
         connect_nodes(services)
-        await estimated(services, SPEC)
+        await ask_estimate(services, SPEC)
         return services
 
     services = asyncio.run(ask())
@@ -90,10 +90,10 @@ def test_estimate_creates_nothing(tmp_path: Path) -> None:
 def test_estimate_of_a_job_that_pays_tells_cost_within_its_escrow(tmp_path: Path) -> None:
     pay = Pay(unit_price=1_000, escrow=10**9)
 
-    async def ask() -> job_pb2.JobForecast:
+    async def ask() -> forecast_pb2.JobForecast:
         services = services_in(tmp_path)
         connect_nodes(services)
-        return await estimated(services, msgspec.structs.replace(SPEC, pay=pay))
+        return await ask_estimate(services, msgspec.structs.replace(SPEC, pay=pay))
 
     cost = asyncio.run(ask()).cost
     assert int(cost.escrow) == 10**9
@@ -114,7 +114,7 @@ def test_estimate_without_nodes_says_what_is_missing(
         services = services_in(tmp_path)
         connect_nodes(services, count=count)
         training = msgspec.structs.replace(SPEC.training, nodes=nodes)
-        await estimated(services, msgspec.structs.replace(SPEC, training=training))
+        await ask_estimate(services, msgspec.structs.replace(SPEC, training=training))
 
     with pytest.raises(HyperGPUError) as refused:
         asyncio.run(ask())

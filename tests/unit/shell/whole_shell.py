@@ -28,7 +28,6 @@ from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
@@ -100,7 +99,6 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         job_terms=NewJobTerms(Address(key.node_id), payments),
         others=OtherCoordinators(),
         health=health,
-        command_times=CommandTimes(),
         sketch_secret=bytes(32),
     )
 
