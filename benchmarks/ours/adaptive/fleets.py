@@ -14,7 +14,7 @@ from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK, Link, Shape
-from netsim.network.world import NodeDescription, WorldDescription
+from netsim.network.world import Churn, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
 
@@ -40,6 +40,7 @@ class AddedNode(NamedTuple):
     times_slower: float
     """Its steps over those of the others."""
     link: Link = COORDINATOR_LINK
+    churn: Churn | None = None
 
 
 class FleetRun(NamedTuple):
@@ -75,6 +76,8 @@ class UsualNodes(NamedTuple):
     link: Link = COORDINATOR_LINK
     step_ms: int = STEP_MS
     faults: DrawnFaults = CALM
+    churn: Churn | None = None
+    """How each of them comes and goes, the same whoever else is there."""
 
 
 def run_fleet(
@@ -91,6 +94,7 @@ def run_fleet(
             name=NodeId(f"node-{number}"),
             group="usual",
             shape=Shape(link=link),
+            churn=usual.churn,
             step_floor_ms=step_ms,
         )
         for number in range(spec.training.nodes)
@@ -100,6 +104,7 @@ def run_fleet(
             name=NodeId(f"{ADDED}-{number}") if number else ADDED,
             group="added",
             shape=Shape(link=each.link),
+            churn=each.churn,
             step_floor_ms=round(step_ms * each.times_slower),
         )
         for number, each in enumerate(added)
