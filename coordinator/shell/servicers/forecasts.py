@@ -7,15 +7,15 @@ from collections import OrderedDict
 from msgspec.structs import replace
 
 from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.state import ENDED
+from coordinator.core.job.state import ENDED, Job
 from coordinator.core.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
 from coordinator.core.job_forecast.forecast import forecast_job
-from coordinator.core.plan.decision import ModelSizes
 from coordinator.core.plan.speeds import payload_bits_per_s
 from coordinator.shell.commands.perform import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.workload_versions import catalogue_version
 from coordinator.shell.servicers.calls import Caller
@@ -26,6 +26,7 @@ from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import (
+    Layout,
     LayoutError,
     TensorSpec,
     layout_from_json,
@@ -48,7 +49,7 @@ class JobForecasts:
         self._services = services
         self._rates = RateLimiter(_ESTIMATES)
         self._turn = asyncio.Lock()
-        self._sizes: OrderedDict[tuple[object, ...], ModelSizes] = OrderedDict()
+        self._layouts: OrderedDict[tuple[object, ...], Layout] = OrderedDict()
         self._kept: OrderedDict[JobId, tuple[Milliseconds, JobForecast | None]] = OrderedDict()
 
     async def estimate(self, request: job_pb2.EstimateJobRequest, caller: Caller) -> JobForecast:
@@ -65,9 +66,14 @@ class JobForecasts:
         spec = parse_spec_json(request.spec_json)
         nodes, busy = self._nodes_for(spec)
         async with self._turn:
-            sizes = await self._sizes_for(spec, request.parameters, owner)
-            now_ms = monotonic_ms()
-            basis = self._basis(covering(spec, len(nodes)), nodes, sizes, now_ms)
+            layout = await self._layout_for(spec, request.parameters, owner)
+            job = Job(
+                job_id=JobId(""),
+                spec=covering(spec, len(nodes)),
+                layout=layout.digest,
+                workload_version=catalogue_version(spec.workload),
+            )
+            basis = self._basis(job, layout, nodes, monotonic_ms())
             found = await self._services.heavy.run(lambda: forecast_job(basis))
         if isinstance(found, str):
             raise HyperGPUError(Reason.NODES_MISSING, found)
@@ -96,8 +102,8 @@ class JobForecasts:
     async def _forecast(self, runtime: JobRuntime) -> JobForecast | None:
         job, now_ms = runtime.job, runtime.now_ms()
         nodes = [node for node, member in job.members.items() if member.can_work]
-        sizes = sizes_of(runtime.required_layout)
-        basis = self._basis(job.next_spec or job.spec, nodes, sizes, now_ms)
+        newest = replace(job, spec=job.next_spec or job.spec)
+        basis = self._basis(newest, runtime.required_layout, nodes, now_ms)
         found = await self._services.heavy.run(lambda: forecast_job(basis, job))
         return None if isinstance(found, str) else found
 
@@ -128,12 +134,14 @@ class JobForecasts:
         return [offer.node for offer in chosen], sum(each.job_id is not None for each in chosen)
 
     def _basis(
-        self, spec: JobSpec, nodes: list[NodeId], sizes: ModelSizes, now_ms: Milliseconds
+        self, job: Job, layout: Layout, nodes: list[NodeId], now_ms: Milliseconds
     ) -> ForecastBasis:
         services, settings = self._services, self._services.settings
+        sizes = sizes_of(layout)
+        sources = speed_sources(job, services.nodes.streams, nodes)
         return ForecastBasis(
-            spec=spec,
-            readings=services.readings.readings(nodes, now_ms),
+            spec=job.spec,
+            readings=services.readings.readings(nodes, now_ms, sources),
             sizes=sizes,
             times=services.driver.command_times.times_for(sizes.model_bytes),
             now_ms=now_ms,
@@ -142,28 +150,40 @@ class JobForecasts:
             paused=services.nodes.pause_reasons(nodes),
         )
 
-    async def _sizes_for(self, spec: JobSpec, parameters: int, owner: TokenId) -> ModelSizes:
-        """Bytes that move for the job's model."""
+    async def _layout_for(self, spec: JobSpec, parameters: int, owner: TokenId) -> Layout:
+        """The layout of the job's model, or one of as many parameters."""
         if parameters:
-            return _sizes_of_count(parameters)
+            return self._known_layout_of(spec, parameters) or _layout_of_count(parameters)
+        if (known := self._known_layout(spec)) is not None:
+            return known
         key = (spec.workload, catalogue_version(spec.workload), tuple(sorted(spec.options.items())))
-        if key not in self._sizes:
-            self._sizes[key] = self._known_sizes(spec) or await self._made_sizes(spec, owner)
-            while len(self._sizes) > _LAYOUTS_KEPT:
-                self._sizes.popitem(last=False)
-        return self._sizes[key]
+        if key not in self._layouts:
+            self._layouts[key] = await self._made_layout(spec, owner)
+            while len(self._layouts) > _LAYOUTS_KEPT:
+                self._layouts.popitem(last=False)
+        return self._layouts[key]
 
-    def _known_sizes(self, spec: JobSpec) -> ModelSizes | None:
-        """Sizes of a job of the same workload, options and data; None: there is none."""
+    def _known_layout_of(self, spec: JobSpec, parameters: int) -> Layout | None:
+        """Layout of the newest job of the workload with so many parameters; None: there is none."""
+        runtimes = list(self._services.driver.runtimes.values())
+        layouts = (
+            each.layout for each in runtimes[::-1] if each.job.spec.workload == spec.workload
+        )
+        return next(
+            (each for each in layouts if each and each.parameters_count == parameters), None
+        )
+
+    def _known_layout(self, spec: JobSpec) -> Layout | None:
+        """Layout of a job of the same workload, options and data; None: there is none."""
         for runtime in self._services.driver.runtimes.values():
             known = runtime.job.spec
             is_alike = (known.workload, known.options) == (spec.workload, spec.options)
             if is_alike and runtime.layout is not None and known.data.path == spec.data.path:
-                return sizes_of(runtime.layout)
+                return runtime.layout
         return None
 
-    async def _made_sizes(self, spec: JobSpec, owner: TokenId) -> ModelSizes:
-        """Sizes of a model that an evaluator makes for it, and that is thrown away."""
+    async def _made_layout(self, spec: JobSpec, owner: TokenId) -> Layout:
+        """Layout of a model that an evaluator makes for it, and that is thrown away."""
         name = f"estimate-{secrets.token_hex(6)}"
         blobs, evaluator = self._services.blobs, self._services.evaluator
         model_path, layout_path = blobs.work_path(f"{name}-initial"), blobs.work_path(name)
@@ -179,7 +199,7 @@ class JobForecasts:
         job = EvaluatorJob(JobId(name), owner)
         try:
             made = await evaluator.initialise(job, request)
-            return sizes_of(layout_from_json(made.layout_json))
+            return layout_from_json(made.layout_json)
         except HyperGPUError as refused:
             if not spec.data.path:
                 raise
@@ -196,14 +216,14 @@ class JobForecasts:
                 path.unlink(missing_ok=True)
 
 
-def _sizes_of_count(parameters: int) -> ModelSizes:
-    """Bytes that move for a model of so many parameters, as one tensor.
+def _layout_of_count(parameters: int) -> Layout:
+    """A layout of so many parameters in one tensor.
 
     Raises:
         HyperGPUError: SPEC_INVALID, there are too many.
     """
     try:
-        return sizes_of(layout_of([TensorSpec("model", (parameters,))]))
+        return layout_of([TensorSpec("model", (parameters,))])
     except LayoutError as broken:
         raise HyperGPUError(Reason.SPEC_INVALID, f"its model: {broken}") from broken
 

@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from coordinator.core.job.events import NodeJoined
-from coordinator.core.measure.reading import RoundTrip, StepTime
+from coordinator.core.job.state import Job
+from coordinator.core.measure.reading import RoundTrip
 from coordinator.shell.runtime.command_times import CommandTimes
+from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.job import JobServicer
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import NodeId
+from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
@@ -40,14 +43,20 @@ NODES = tuple(NodeId(f"0x{letter * 40}") for letter in "abc")
 
 
 def connect_nodes(services: Services, *, step_ms: int = 20, count: int = 2) -> None:
-    """Nodes that trained before, next door."""
+    """Nodes next door that trained a model of 650 parameters before."""
+    layout = layout_of([TensorSpec("model", (650,))])
+    trained = Job(JobId("before"), SPEC, layout=layout.digest)
     for node in NODES[:count]:
         connect_node(services, node)
-        now_ms = monotonic_ms()
-        for _ in range(4):
-            services.readings.observe(node, RoundTrip(now_ms, Microseconds(1_000)))
-            steps = StepTime(now_ms, steps=10, took_ms=Milliseconds(10 * step_ms))
-            services.readings.observe(node, steps)
+        (source,) = speed_sources(trained, services.nodes.streams, [node]).values()
+        for lease in range(1, 5):
+            services.readings.observe(node, RoundTrip(monotonic_ms(), Microseconds(1_000)))
+            computing_ms = Milliseconds(10 * step_ms)
+            update = FinishedUpdate(
+                *(trained.job_id, lease, 10, computing_ms),
+                *(Milliseconds(0), computing_ms, source),
+            )
+            services.readings.record_accepted(node, update)
 
 
 async def ask_estimate(
@@ -72,6 +81,7 @@ def test_estimate_tells_time_bytes_and_what_they_are_based_on(tmp_path: Path) ->
     assert (small.nodes, small.measured_nodes) == (2, 2)
     assert small.reason == "by measurements of all 2 nodes"
     assert large.bytes_up.middle > small.bytes_up.middle > 0
+    assert large.measured_nodes == 0, "speeds are of one model"
     assert not small.HasField("cost")
 
 
