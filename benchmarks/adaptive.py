@@ -26,6 +26,7 @@ from benchmarks.ours.adaptive.fleets import (
 )
 from benchmarks.ours.adaptive.forecast_runs import RunTrial, run_trials
 from benchmarks.ours.adaptive.forecasts import WORLDS, ForecastTrial, trial_in
+from benchmarks.ours.adaptive.process_fleets import POINTS, run_point
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from netsim.network.profiles import profile
 
@@ -52,6 +53,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "laws": partial(_laws, is_quick=is_quick),
             "batches": partial(loss_gaps, is_quick=is_quick),
             "estimates": partial(_estimates, is_quick=is_quick),
+            "processes": partial(_processes, is_quick=is_quick),
         },
     )
 
@@ -117,6 +119,29 @@ def _estimates(*, is_quick: bool) -> PartFigures:
             "Estimates: what a job took, what was said before, and the error over what it took.",
             "In drawn worlds nodes come and go and lines change; in every third some are new.",
         ),
+    )
+
+
+def _processes(*, is_quick: bool) -> PartFigures:
+    """The laws at four points by real processes."""
+    pairs = [run_point(each) for each in (POINTS[:1] if is_quick else POINTS)]
+    return PartFigures(
+        rows=[
+            [
+                f"processes: {each.point.times_slower}x slower",
+                str(each.point.inner_steps),
+                str(each.point.others),
+                f"{each.hurts:.2f}",
+                f"{each.counts:.2f}",
+                str(each.updates),
+            ]
+            for each in pairs
+        ],
+        metrics={
+            "hurts_max_processes": max(each.hurts for each in pairs),
+            "counts_min_processes": min(each.counts for each in pairs),
+        },
+        notes=("Processes: steps of 50 ms or so many times that, two cores for all of them.",),
     )
 
 

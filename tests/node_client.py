@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import grpc
+from msgspec.structs import replace
 from yarl import URL
 
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
@@ -134,14 +135,29 @@ class WireNode:
         await self._outbox.join()
 
     def offer(
-        self, assignment: node_pb2.Assignment, update: bytes, *, nonce: int | None = None
+        self,
+        assignment: node_pb2.Assignment,
+        update: bytes,
+        *,
+        nonce: int | None = None,
+        epoch: int | None = None,
     ) -> node_pb2.OfferUpdateRequest:
-        """A right offer, with a fresh nonce unless one is given."""
+        """A right offer, with a fresh nonce unless one is given.
+
+        Args:
+            assignment: The work.
+            update: Its result.
+            nonce: Of the offer.
+            epoch: That it says to be signed for; None: it is signed for the assigned one, and does
+                not say so.
+        """
         if nonce is None:
             self._nonce += 1
             nonce = self._nonce
         lease, digest = assignment.lease, digest_of(update)
         signed = contribution(self.key, assignment, update, nonce)
+        if epoch is not None:
+            signed = replace(signed, epoch=epoch)
         separator = terms_value(assignment.terms).domain.separator()
         return node_pb2.OfferUpdateRequest(
             lease=lease,
@@ -149,6 +165,7 @@ class WireNode:
             size_bytes=len(update),
             nonce=nonce,
             signature=sign(self.key, separator, signed),
+            epoch=epoch,
         )
 
     async def send_offer(self, offer: node_pb2.OfferUpdateRequest) -> node_pb2.OfferUpdateResponse:

@@ -56,3 +56,24 @@ def walk_of(call: Callable[[], Any], below: str) -> Walk:
     finally:
         sys.setprofile(None)
     return Walk(tuple(stops))
+
+
+def plan_walk() -> Walk:
+    """The walk of a plan in which one node works under a lease over several rounds."""
+    # They import the coordinator, which the rules that import this package do not.
+    from benchmarks.ours.adaptive.fleets import AddedNode, job_spec, run_fleet
+    from coordinator.core.plan.planning import plan_round as plan
+    from netsim.virtual import node_link
+
+    calls = list[tuple[Any, ...]]()
+
+    def keep(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return plan(*arguments)
+
+    vars(node_link)["plan_round"] = keep
+    try:
+        run_fleet(job_spec(inner_steps=20, nodes=4, rounds=10), seed=1, added=(AddedNode(16),))
+    finally:
+        vars(node_link)["plan_round"] = plan
+    return walk_of(lambda: plan(*calls[len(calls) // 2]), "coordinator/core/plan")

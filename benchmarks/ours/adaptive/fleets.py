@@ -15,7 +15,7 @@ from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK, Link, Shape
-from netsim.network.world import NodeDescription, WorldDescription
+from netsim.network.world import Churn, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
 from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, SpeedLie, TransferSizes
 
@@ -42,6 +42,7 @@ class AddedNode(NamedTuple):
     """Its steps over those of the others."""
     link: Link = COORDINATOR_LINK
     lie: SpeedLie = SpeedLie()
+    churn: Churn | None = None
 
 
 class FleetRun(NamedTuple):
@@ -87,6 +88,8 @@ class UsualNodes(NamedTuple):
     link: Link = COORDINATOR_LINK
     step_ms: int = STEP_MS
     faults: DrawnFaults = CALM
+    churn: Churn | None = None
+    """How each of them comes and goes, the same whoever else is there."""
 
 
 def run_fleet(
@@ -103,6 +106,7 @@ def run_fleet(
             name=NodeId(f"node-{number}"),
             group="usual",
             shape=Shape(link=link),
+            churn=usual.churn,
             step_floor_ms=step_ms,
         )
         for number in range(spec.training.nodes)
@@ -112,6 +116,7 @@ def run_fleet(
             name=NodeId(f"{ADDED}-{number}") if number else ADDED,
             group="added",
             shape=Shape(link=each.link),
+            churn=each.churn,
             step_floor_ms=round(step_ms * each.times_slower),
         )
         for number, each in enumerate(added)

@@ -220,10 +220,8 @@ class Round(msgspec.Struct, frozen=True):
     slow: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
     is_interrupted: bool = False  # by a pause or a restart: elapsed times say nothing of nodes
     dealt: int = 0  # shards, as it opened; 0: not known
-    orphans: tuple[Shard, ...] = ()
-    """Shards whose participant is gone and that nobody has taken over."""
-    updates_needed: int = 0
-    """Quorum that it closed with; 0: it is open, or closed before that was kept."""
+    orphans: tuple[Shard, ...] = ()  # their participant is gone, and nobody has taken them over
+    updates_needed: int = 0  # quorum that it closed with; 0: it is open, or not known
 
     @property
     def epoch(self) -> int:

@@ -51,6 +51,8 @@ STEP_TIMES = 4.0
 """One observation moves the time of a step by this factor at most, whatever it claims."""
 STEP_US_LEAST, STEP_US_MOST = 1.0, 1e10
 """No step is believed to be shorter than a microsecond or longer than three hours."""
+FEW_STEPS, MORE_STEPS = 4, 4
+"""Observations of fewer steps than the first are forgotten with one of so many times as many."""
 ERROR_GAIN = 1 / 4
 ERROR_MOST = 3.0
 
@@ -142,7 +144,14 @@ def _steps(reading: NodeReading, steps: StepTime) -> NodeReading:
     each_us = min(STEP_US_MOST, max(STEP_US_LEAST, steps.took_ms * 1000 / steps.steps))
     if before.count:
         each_us = min(max(each_us, before.mean / STEP_TIMES), before.mean * STEP_TIMES)
-    return replace(reading, step_us=update_estimate(before, each_us, steps.at_ms))
+    if 0 < reading.steps_most < FEW_STEPS and steps.steps >= MORE_STEPS * reading.steps_most:
+        # What surrounds a training, and warming up, was most of the time of so few steps.
+        before = replace(before, mean=each_us, deviation=each_us / 10, drift=0.0)
+    return replace(
+        reading,
+        step_us=update_estimate(before, each_us, steps.at_ms),
+        steps_most=max(reading.steps_most, steps.steps),
+    )
 
 
 def _finish(reading: NodeReading, finish: Finish) -> NodeReading:

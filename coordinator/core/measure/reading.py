@@ -136,6 +136,8 @@ class NodeReading(msgspec.Struct, frozen=True):
     down_conditions: Conditions = Conditions()
     step_us: Estimate = Estimate()
     """Time of a step with the job's own batch: a node with a smaller one is no faster for it."""
+    steps_most: float = 0.0
+    """Most steps of one of its observations; 0: it has none, or is remembered."""
     packets_sent: float = 0.0
     """Probes, old ones forgotten bit by bit: with ``packets_lost`` a Beta posterior of losses."""
     packets_lost: float = 0.0

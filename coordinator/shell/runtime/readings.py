@@ -138,7 +138,8 @@ class Readings:
         known, reading = self._nodes.get(node), self.reading(node)
         if source is None or (known is not None and known.source == source):
             return reading
-        return msgspec.structs.replace(reading, step_us=self.speeds.recall(node, source))
+        step_us = self.speeds.recall(node, source)
+        return msgspec.structs.replace(reading, step_us=step_us, steps_most=0.0)
 
     def _time_steps(self, node: NodeId, steps: StepTime, source: SpeedSource | None) -> None:
         """Add steps that were timed, and remember what is then known of their source."""

@@ -13,7 +13,7 @@ from yarl import URL
 
 from gpu_node.shell.probing import PACKETS, ProbeTarget, send_train
 from hypergpu.errors import HyperGPUError
-from hypergpu.jobfile.spec import CodecChoice, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Aware, CodecChoice, JobSpec, Pay, TrainingSettings, Trust
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.errors import error_in
@@ -31,6 +31,18 @@ SPEC = JobSpec(
     training=TrainingSettings(rounds=1, inner_steps=1, nodes=1),
     codec=CodecChoice("fp32", "fp32"),
 )
+LATE = JobSpec(
+    workload="null",
+    options={"parameters": PARAMETERS // 256},
+    strategy="aware",
+    codec=CodecChoice("fp32", "fp32"),
+    aware=Aware(stated_keys=("codec.up",)),
+    training=TrainingSettings(rounds=9, inner_steps=1, nodes=3),
+    pay=Pay(rounds_per_epoch=1),
+    trust=Trust(duplicates="none"),
+)
+"""Three nodes, of which two are a quorum, and an epoch a round."""
+SMALL_UPDATE = UPDATE[: len(UPDATE) // 256]
 
 
 class Front:
@@ -144,6 +156,29 @@ async def test_an_update_goes_through_the_gateways_own_bulk_port(front: Front) -
     job = await asyncio.to_thread(front.cluster.wait_until_finished, job_id)
     assert (job.phase, job.updates_accepted) == ("finished", 1)
     await node.close()
+
+
+async def test_late_work_is_signed_through_a_gateway_for_the_epoch_that_is_open(
+    front: Front,
+) -> None:
+    nodes = [await front.join_node() for _ in range(3)]
+    streams = [node.control([("null", 1)]) for node in nodes]
+    job_id = await asyncio.to_thread(front.cluster.submit, LATE)
+    works = [await next_assignment(stream) for stream in streams]
+    assert {work.terms.epoch for work in works} == {0}
+    for node, work in zip(nodes[:2], works[:2], strict=True):
+        await node.submit(node.offer(work, SMALL_UPDATE), SMALL_UPDATE)
+    # The round closes without the third node, whose lease goes on.
+    assert (await next_assignment(streams[0])).terms.epoch == 1
+    late, work = nodes[2], works[2]
+    told = await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=0))
+    assert told == node_pb2.OfferUpdateResponse(open_epoch=1)
+    await late.submit(late.offer(work, SMALL_UPDATE, epoch=1), SMALL_UPDATE)
+    assert (await late.send_offer(late.offer(work, SMALL_UPDATE, epoch=1))).is_accepted
+    with front.cluster.coordinator.client() as client:
+        await asyncio.to_thread(client.stop, job_id)
+    for node in nodes:
+        await node.close()
 
 
 async def test_a_packed_assignment_names_the_gateways_bulk_port(front: Front) -> None:

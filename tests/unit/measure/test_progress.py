@@ -76,6 +76,18 @@ def test_steps_that_are_taken_again_begin_a_new_clock() -> None:
     assert [(each.steps, each.took_ms) for each in times] == [(5, 2_000), (5, 2_000)]
 
 
+def test_a_single_step_with_all_that_surrounds_it_is_forgotten_with_the_first_longer_work() -> None:
+    first, longer = (
+        StepTime(Milliseconds(0), 1, Milliseconds(150)),
+        StepTime(Milliseconds(1), 20, Milliseconds(1_000)),
+    )
+    reading = reading_after([first, longer])
+    assert reading.step_us.mean == 50_000
+    assert reading.step_us.deviation <= 5_000
+    # Once many steps were timed a single one is an observation like others.
+    assert reading_after([longer, first]).step_us.mean == 100_000
+
+
 @pytest.mark.parametrize("times", [64.0, 1 / 64])
 def test_a_node_of_another_speed_is_known_after_few_messages(times: float) -> None:
     reading = reading_after([StepTime(Milliseconds(0), 10, Milliseconds(64_000))] * 8)
