@@ -35,9 +35,10 @@ def run_job(client: Coordinator, spec: JobSpec) -> str:
 def join_node(cluster: Running, name: str, floor_ms: int) -> None:
     """Join a node whose steps take so long at least."""
     state = cluster.folder / name
-    place = ("--state-dir", str(state), "--name", name)
+    place = ("--state-dir", str(state))
     command = program("gpu_node", "join", "--token-file", "-", *place, "--worker", "numpy")
-    environment = ONE_THREAD | {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms)}
+    settings = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": str(floor_ms), "HYPERGPU_NODE_NAME": name}
+    environment = ONE_THREAD | settings
     log = cluster.folder / f"{name}.log"
     child = start(command, secret=cluster.node_token(), log=log, environment=environment)
     cluster.owner.callback(kill_group, child)
