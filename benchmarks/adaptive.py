@@ -1,11 +1,18 @@
-"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts.
+"""The two laws of planned jobs, in virtual time: a node never hurts, and a node counts. Then what
+batches of nodes' own cost by the sample, and how far estimates of jobs are off, in virtual time
+and with real processes.
 
 A job of 40 stated rounds among equal nodes, with and without one more: up to 64 times slower, or on
 a bad line. Time is to the same number of accepted samples.
 """
 
 import itertools
+from collections.abc import Sequence
+from functools import partial
+from math import ceil
+from statistics import median
 
+from benchmarks.ours.adaptive.batches import loss_gaps
 from benchmarks.ours.adaptive.fleets import (
     ADDED,
     AddedNode,
@@ -17,7 +24,10 @@ from benchmarks.ours.adaptive.fleets import (
     job_spec,
     run_fleet,
 )
-from benchmarks.ours.table import ResultTable
+from benchmarks.ours.adaptive.forecast_runs import RunTrial, run_trials
+from benchmarks.ours.adaptive.forecasts import WORLDS, ForecastTrial, trial_in
+from benchmarks.ours.adaptive.process_fleets import POINTS, run_point
+from benchmarks.ours.table import BenchmarkParts, PartFigures
 from netsim.network.profiles import profile
 
 TIMES = (1, 2, 4, 8, 16, 32, 64)
@@ -27,7 +37,28 @@ FIBRE = UsualNodes(profile("home-fibre").shape.link)
 _QUICK_TIMES = (4, 64)
 
 
-def run(is_quick: bool) -> ResultTable:
+def parts(is_quick: bool) -> BenchmarkParts:
+    """Laws, training with batches of nodes' own, and estimates, a part each."""
+    return BenchmarkParts(
+        title="Adaptive: one more node, batches of nodes' own, and estimates",
+        columns=(
+            "what",
+            "inner steps or batches",
+            "others or rate",
+            "hurts or grown",
+            "figure",
+            "",
+        ),
+        parts={
+            "laws": partial(_laws, is_quick=is_quick),
+            "batches": partial(loss_gaps, is_quick=is_quick),
+            "estimates": partial(_estimates, is_quick=is_quick),
+            "processes": partial(_processes, is_quick=is_quick),
+        },
+    )
+
+
+def _laws(*, is_quick: bool) -> PartFigures:
     """Each fleet once; virtual time gives the same figures each time."""
     slower = _slower(_QUICK_TIMES if is_quick else TIMES)
     lines = _lines(LINES[:1] if is_quick else LINES)
@@ -39,9 +70,7 @@ def run(is_quick: bool) -> ResultTable:
     firsts = [
         each.beside.first_rounds[ADDED] for (times, _, _), each in slower.items() if times <= 16
     ]
-    return ResultTable(
-        title="One more node: time over the time without it, and its samples over its capacity",
-        columns=("node", "inner steps", "others", "hurts", "counts", "updates in rounds"),
+    return PartFigures(
         rows=[
             *(
                 _row(f"{times}x slower", key[1:], each, shares[key])
@@ -63,12 +92,69 @@ def run(is_quick: bool) -> ResultTable:
             "first_update_rounds_max": max(firsts),
         },
         notes=(
-            "Virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
+            "Laws: time over that without the node, its samples over its capacity, its updates;",
+            "virtual time, steps of 200 ms, batches of 16, 100,000 parameters.",
             "Others are next to the coordinator, and on home-fibre beside a bad line.",
             "Capacity: what it computes in the job's time at its own step time;",
             "of a line, with its own time to move the bytes of each round.",
         ),
     )
+
+
+def _estimates(*, is_quick: bool) -> PartFigures:
+    """Jobs in drawn worlds, and five of processes, as they were forecast and as they went."""
+    worlds = [trial_in(seed) for seed in range(6 if is_quick else WORLDS)]
+    runs = run_trials()
+    every: list[ForecastTrial | RunTrial] = [*worlds, *runs]
+    errors = sorted(each.error for each in every)
+    return PartFigures(
+        rows=[_estimate_row(each) for each in every],
+        metrics={
+            "estimate_error": median(errors),
+            "estimate_error_p90": _ninth_decile(errors),
+            "estimate_error_runs": median(each.error for each in runs),
+            "estimate_within_range": sum(each.is_within for each in every) / len(every),
+        },
+        notes=(
+            "Estimates: what a job took, what was said before, and the error over what it took.",
+            "In drawn worlds nodes come and go and lines change; in every third some are new.",
+        ),
+    )
+
+
+def _processes(*, is_quick: bool) -> PartFigures:
+    """The laws at four points by real processes."""
+    pairs = [run_point(each) for each in (POINTS[:1] if is_quick else POINTS)]
+    return PartFigures(
+        rows=[
+            [
+                f"processes: {each.point.times_slower}x slower",
+                str(each.point.inner_steps),
+                str(each.point.others),
+                f"{each.hurts:.2f}",
+                f"{each.counts:.2f}",
+                str(each.updates),
+            ]
+            for each in pairs
+        ],
+        metrics={
+            "hurts_max_processes": max(each.hurts for each in pairs),
+            "counts_min_processes": min(each.counts for each in pairs),
+        },
+        notes=("Processes: steps of 50 ms or so many times that, two cores for all of them.",),
+    )
+
+
+def _ninth_decile(ordered: Sequence[float]) -> float:
+    return ordered[ceil(0.9 * len(ordered)) - 1]
+
+
+def _estimate_row(trial: ForecastTrial | RunTrial) -> list[str]:
+    left = trial.forecast.left_ms
+    said = f"said {left.middle / 1000:.0f} s ({left.low / 1000:.0f} to {left.high / 1000:.0f})"
+    new = f"{trial.unseen} new"
+    took = f"took {trial.took_ms / 1000:.0f} s"
+    return [trial.name, "", new, took, said, f"{trial.error:.2f} off"]
 
 
 class FleetPair:

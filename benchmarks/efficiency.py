@@ -271,7 +271,7 @@ def flower_failure_figures() -> PartFigures:
 def _least() -> int:
     """Nodes that may open a round of Flower's: as many as our job's quorum asks for."""
     spec = read_job_file(JOB)
-    return math.ceil(spec.round.quorum * spec.training.nodes)
+    return spec.round.updates_needed(spec.training.nodes)
 
 
 def _churn(least: int) -> str:

@@ -34,6 +34,7 @@ from benchmarks.ours.trust.cells import (
 from benchmarks.ours.trust.costs import duplicates, fold_cost, malformed_messages, silent_nodes
 from benchmarks.ours.trust.grid import KEPT, run_settings
 from benchmarks.ours.trust.simulated import CODEC, ROUNDS, Outcome, Setting
+from benchmarks.ours.trust.speeds import stated_speeds
 from benchmarks.ours.trust.training import BATCH, CHANNELS, INNER_STEPS, NODES, TRIAL_SAMPLES, WIDTH
 
 WORSE = 1.0
@@ -54,6 +55,7 @@ def parts(is_quick: bool) -> BenchmarkParts:
             "fold": partial(fold_cost, *((1_000_000, 8) if is_quick else ())),
             "duplicates": duplicates,
             "silent": partial(silent_nodes, 1 if is_quick else 5),
+            "speeds": stated_speeds,
             "malformed": malformed_messages,
         },
         notes=partial(_notes, next(iter(grids.values()))),

@@ -1,8 +1,8 @@
 """One model, trained together by many machines over links nobody controls.
 
-`train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face; `connect` opens
-a connection, `Run` and `AsyncRun` find a job again. Each is imported when it is first used; the
-stub beside this file has their types.
+`train` sends a model of one's own to a coordinator, `finetune` one of Hugging Face, and `estimate`
+says beforehand what `train` would take; `connect` opens a connection, `Run` and `AsyncRun` find a
+job again. Each is imported when it is first used; the stub beside this file has their types.
 """
 
 from importlib import import_module
@@ -12,6 +12,7 @@ _HOMES = {
     "AsyncRun": "hypergpu.training.async_run",
     "Run": "hypergpu.training.run",
     "connect": "hypergpu.client",
+    "estimate": "hypergpu.training.estimate",
     "finetune": "hypergpu.training.finetune",
     "train": "hypergpu.training.train",
     "train_async": "hypergpu.training.train",

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from coordinator.core.job.state import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK
 from netsim.network.world import NodeDescription, SilentFault, WorldDescription
@@ -44,6 +44,8 @@ def job_spec(strategy: str, *, nodes: int, rounds: int, deadline_ms: int = 0) ->
         workload="digits-softmax",
         training=TrainingSettings(rounds=rounds, inner_steps=50, batch_size=8, nodes=nodes),
         round=RoundRule(deadline_ms=deadline_ms),
+        # Pairs train the same samples, and a larger fleet has more of them.
+        trust=Trust(duplicates="none"),
         evaluation=Evaluation(every=10),
     )
     return with_strategy(spec, strategy) if strategy != "diloco" else spec

@@ -12,6 +12,9 @@ from job to job, so that they are held against the job's pairs of before. A mism
 who lied: it speaks against a stranger more than against a node that earlier pairs speak for.
 Doubts lower a node's vote, and pairs that match take them away again.
 
+The shard of a lease over several rounds goes to a node of the round that opens with it, which is in
+sooner: its update is kept, and compared once the lease's own is folded.
+
 Who is given fewer steps than usual may guess why, and leave. So whoever did less and was not
 compared after all is checked in its next round, until it is.
 """
@@ -24,7 +27,8 @@ from typing import NamedTuple
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.state import DuplicateMemory, Round, Weighing, WorkState
+from coordinator.core.job.state import Participant, Round, WorkState
+from coordinator.core.job.trust_memory import DuplicateMemory, Weighing
 from coordinator.core.plan.common_work import is_lesser, is_timed, is_too_slow, is_work_equal
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.trust import WHOLE
@@ -71,6 +75,10 @@ class RoundWorker(NamedTuple):
     plan: NodePlan
     has_begun: bool
     """Whether it took some of its steps before: nobody else can repeat them."""
+    is_long: bool = False
+    """Whether it works under a lease over several rounds: its shard goes to a node of the round,
+    never another's to it.
+    """
 
 
 class ComparedPair(NamedTuple):
@@ -92,8 +100,9 @@ def check_rate(memory: DuplicateMemory, node: NodeId, work_share: float) -> floa
     Args:
         memory: What earlier pairs taught.
         node: Whose rate it is.
-        work_share: Its inner steps over the median node's, at least 1: who is paid more is checked
-            more; of strangers by the root of it, as each check costs as much work.
+        work_share: Its inner steps over the median node's, at least 1 but for a lease over several
+            rounds: who is paid more is checked more; of strangers by the root of it, as each check
+            costs as much work.
     """
     if node in memory.due:
         return 1.0
@@ -117,16 +126,20 @@ def draw_duplicates(
     free = [each for each in workers if not each.has_begun]
     free.sort(key=lambda each: each.node not in memory.due)
     most = len(workers) // PARTICIPANTS_LEAST if draw else 0
-    usual = median(each.plan.inner_steps for each in workers) if workers else 0
+    awaited = [each.plan.inner_steps for each in workers if not each.is_long]
+    usual = median(awaited) if awaited else 1
     chosen: dict[NodeId, NodeId] = {}
     for own in tuple(free):
         if len(chosen) == most or own not in free:
             continue
-        work_share = max(1.0, own.plan.inner_steps / usual)
+        work_share = own.plan.inner_steps / usual
+        work_share = work_share if own.is_long else max(1.0, work_share)
         if _chance(draw, "check", own.node) >= check_rate(memory, own.node, work_share):
             continue
         others = [
-            each for each in free if each != own and _can_pair(own.plan, each.plan, stated_batch)
+            each
+            for each in free
+            if each != own and not each.is_long and _can_pair(own.plan, each.plan, stated_batch)
         ]
         known = [
             each
@@ -135,7 +148,8 @@ def draw_duplicates(
         ]
         if others:
             partner = min(known or others, key=lambda it: _distance(draw, own, it))
-            chosen[own.node] = partner.node
+            repeating, other = (partner, own) if own.is_long else (own, partner)
+            chosen[repeating.node] = other.node
             free = [each for each in free if each not in (own, partner)]
     return chosen
 
@@ -251,8 +265,14 @@ def with_due(memory: DuplicateMemory, closed: Round) -> DuplicateMemory:
     checked = closed.slow.union(
         *(pair for pair in pairs if pair[0] not in unequal and _are_both_in(closed, pair))
     )
-    lesser = {node for node, part in closed.participants.items() if is_lesser(part.plan)}
+    parts = closed.participants.items()
+    checked |= {node for node, part in parts if _is_compared_later(part) or part.duplicate}
+    lesser = {node for node, part in parts if is_lesser(part.plan)}
     return replace(memory, due=(memory.due | lesser) - checked)
+
+
+def _is_compared_later(part: Participant) -> bool:
+    return part.repeats is not None and part.work is WorkState.RECEIVED
 
 
 def _are_both_in(round_: Round, pair: tuple[NodeId, NodeId]) -> bool:
@@ -286,7 +306,8 @@ def slow_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
         return frozenset()
     found, unequal = set(), incomparable_nodes(round_)
     pairs = [pair for pair in round_.duplicates.items() if pair[0] not in unequal]
-    for node in (node for pair in pairs for node in pair):
+    repeating = (node for node, part in round_.participants.items() if part.repeats is not None)
+    for node in (*repeating, *(node for pair in pairs for node in pair)):
         part = round_.participants[node]
         elapsed_ms = part.took_ms or Milliseconds(now_ms - part.assigned_at_ms)
         if is_too_slow(part.plan, elapsed_ms):
@@ -294,12 +315,14 @@ def slow_nodes(round_: Round, now_ms: Milliseconds) -> frozenset[NodeId]:
     return frozenset(node for node in found if round_.partner(node) not in found)
 
 
-def shared_weights(
-    weights: Mapping[NodeId, int], duplicates: Mapping[NodeId, NodeId]
-) -> dict[NodeId, int]:
-    """Weights by which a shard counts once: two updates of it have half the weight each."""
-    if not duplicates:
+def shared_weights(weights: Mapping[NodeId, int], round_: Round) -> dict[NodeId, int]:
+    """Weights by which a shard counts once: two updates of it have half the weight each, in one
+    round or in two.
+    """
+    parts = ((node, round_.participants[node]) for node in weights)
+    late = {node for node, part in parts if part.repeats is not None or part.duplicate}
+    if not round_.duplicates and not late:
         return dict(weights)
-    pairs = [pair for pair in duplicates.items() if all(node in weights for node in pair)]
-    halved = {node for pair in pairs for node in pair}
+    pairs = [pair for pair in round_.duplicates.items() if all(node in weights for node in pair)]
+    halved = late.union(*pairs)
     return {node: weight if node in halved else 2 * weight for node, weight in weights.items()}

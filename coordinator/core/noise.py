@@ -12,7 +12,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from coordinator.core.job.state import NoiseEvidence, Weighing
+from coordinator.core.job.trust_memory import NoiseEvidence, Weighing
 from coordinator.core.trust import NODES_LEAST, UpdateEvidence
 
 ROUNDS_LEAST = 3

@@ -26,14 +26,8 @@ from coordinator.core.job.events import (
     MeasuredUpdate,
     RoundMeasured,
 )
-from coordinator.core.job.state import (
-    ENDED,
-    AcceptedUpdate,
-    Job,
-    Participant,
-    Round,
-    Weighing,
-)
+from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Participant, Round
+from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, known_votes
 from hypergpu.ids import Digest, NodeId
 from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest

@@ -25,7 +25,7 @@ from statistics import median
 
 import msgspec
 
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from hypergpu.ids import NodeId
 
 WHOLE = 65_536
@@ -87,6 +87,22 @@ class UpdateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is an update that some node sent in an earlier round."""
     is_sound: bool = True
     """Whether it can be part of a sum."""
+    is_sparse: bool = False
+    """Whether its codec is a sparse one: it then has a part of its coordinates only."""
+    common_norms: dict[NodeId, float] = {}
+    """Its length over the coordinates that each update of the other kind of codec sends."""
+
+    def norm_beside(self, other: "UpdateEvidence") -> float:
+        """Its length over the coordinates that both updates send."""
+        return self.common_norms.get(other.node, self.norm)
+
+
+def codec_peers(own: UpdateEvidence, round_: Sequence[UpdateEvidence]) -> list[UpdateEvidence]:
+    """Updates that one is held against: those of its kind of codec, dense or sparse, where there
+    are enough, else all.
+    """
+    peers = [each for each in round_ if each.is_sparse == own.is_sparse]
+    return peers if len(peers) >= NODES_LEAST else list(round_)
 
 
 def whole_weighing(memory: TrustMemory) -> Weighing:
@@ -152,17 +168,30 @@ def known_votes(memory: TrustMemory, nodes: Sequence[NodeId]) -> dict[NodeId, in
 
 
 def clip_factors(round_: Sequence[UpdateEvidence]) -> dict[NodeId, int]:
-    """Shrink each update to the median length for its number of steps; 0 for one without length."""
+    """Shrink each update to the median length for its number of steps; 0 for one without length.
+
+    Lengths are compared among updates of one kind of codec, or over what both send.
+    """
     sound = [each for each in round_ if each.is_sound]
     return {
         each.node: min(
-            _shrink(each.norm, _bound([(it.norm, _reach(each, it)) for it in sound])),
+            _shrink(each.norm, _bound(_lengths(each, codec_peers(each, sound)))),
             _shrink(each.statistics_norm, _bound([(it.statistics_norm, 1.0) for it in sound])),
         )
         if each.is_sound
         else 0
         for each in round_
     }
+
+
+def _lengths(own: UpdateEvidence, peers: Sequence[UpdateEvidence]) -> list[tuple[float, float]]:
+    """Lengths of peers, as if they had sent what the update sends, with their reaches."""
+    lengths = []
+    for each in peers:
+        common = own.norm_beside(each)
+        whole = own.norm / common if common > 0 else 0.0
+        lengths.append((each.norm_beside(own) * whole, _reach(own, each)))
+    return lengths
 
 
 def _reach(own: UpdateEvidence, other: UpdateEvidence) -> float:
@@ -193,15 +222,20 @@ def _learn(
     if len(known) < NODES_LEAST:
         return after
     size = median(abs(each.gain) * clips[each.node] / WHOLE for each in known)
-    usual = median(abs(each.influence or 0.0) for each in known)
-    if not (size > 0 and usual > 0 and math.isfinite(size)):
+    usual = {
+        each.node: median(abs(it.influence or 0.0) for it in codec_peers(each, known))
+        for each in known
+    }
+    if not (size > 0 and min(usual.values()) > 0 and math.isfinite(size)):
         return after
     most = max(memory.signal_most, size)
     signal = max(size, memory.signal * FADE, SIGNAL_LEAST * most)
     strength = size / signal
     step = STEP * strength * (FIRST_TIMES if memory.rounds < FIRST_ROUNDS else 1.0)
     parts = {
-        each.node: max(-INFLUENCE_MOST, min(INFLUENCE_MOST, (each.influence or 0.0) / usual))
+        each.node: max(
+            -INFLUENCE_MOST, min(INFLUENCE_MOST, (each.influence or 0.0) / usual[each.node])
+        )
         for each in known
     }
     bar = BAR * max(0.0, median(parts.values()))
@@ -224,16 +258,19 @@ def _vote(weight: int) -> int:
 
 def _gate(memory: TrustMemory, round_: Sequence[UpdateEvidence]) -> list[tuple[NodeId, str]]:
     """Updates whose influence is far below the spread of the others', where that is clear."""
-    known = {each.node: each.influence for each in round_ if each.influence is not None}
+    known = [each for each in round_ if each.influence is not None]
     if len(known) < NODES_LEAST or memory.strength < GATE_SIGNAL:
         return []
-    usual = median(known.values())
-    spread = _MAD * median(abs(influence - usual) for influence in known.values())
-    limit = min(usual - GATE_SPREADS * spread, GATE_BAR * usual)
-    if usual <= 0:
-        return []
+    useless = []
     why = "its influence on the held-out loss is {:.2f}, where the round's median is {:.2f}"
-    return [(node, why.format(own, usual)) for node, own in known.items() if own < limit]
+    for each in known:
+        influences = [it.influence or 0.0 for it in codec_peers(each, known)]
+        usual, own = median(influences), each.influence or 0.0
+        spread = _MAD * median(abs(influence - usual) for influence in influences)
+        limit = min(usual - GATE_SPREADS * spread, GATE_BAR * usual)
+        if usual > 0 and own < limit:
+            useless.append((each.node, why.format(own, usual)))
+    return useless
 
 
 def _too_long(clips: Mapping[NodeId, int]) -> list[tuple[NodeId, str]]:

@@ -16,6 +16,7 @@ from dashboard_api.core.event_text import (
 from dashboard_api.core.lanes import (
     closed_segments,
     continued_segments,
+    lanes_quorum,
     planned_lane,
     received_segments,
     resting_lane,
@@ -49,14 +50,12 @@ class JobMemory(msgspec.Struct):
 
     next_sequence: int = 0
     open_round: int | None = None
+    is_planned: bool = False  # whether a plan told who takes part in the newest round
     next_round: int = 0
-    slots: dict[str, int] = {}
-    """Slots of nodes in the order of joining."""
+    slots: dict[str, int] = {}  # of nodes, in the order of joining
     paused_at_ms: int | None = None
-    fits: dict[str, str] = {}
-    """Why nodes have less in memory at once than the job states."""
-    moved_at_ms: int = 0
-    """When the newest event was journalled, Unix time."""
+    fits: dict[str, str] = {}  # why nodes have less in memory at once than the job states
+    moved_at_ms: int = 0  # when the newest event was journalled, Unix time
 
 
 class JobFold:
@@ -107,13 +106,13 @@ class JobFold:
 
     def open_round(self, number: int, at_ms: int, lanes: JsonObject, **values: Any) -> None:
         """Add a round, and let go of the oldest ones."""
-        quorum = (self.get("spec", "round") or {}).get("quorum", 0.0)
-        state = RoundState(number, at_ms, quorum=float(quorum))
+        state = RoundState(number, at_ms)
         self.draft.set(
             self.round_path(number), {**msgspec.to_builtins(state), "lanes": lanes, **values}
         )
         self.draft.set((*self.path, "levels"), {})
         self.memory.open_round, self.memory.next_round = number, number + 1
+        self.memory.is_planned = "updates_needed" in values
         self._drop_old_rounds()
 
     def _drop_old_rounds(self) -> None:
@@ -143,6 +142,9 @@ class JobFold:
             batch = (self.get("spec", "training") or {}).get("batch_size", 0)
             part = {"reason": self.memory.fits.get(node, "")}
             self.draft.set(lane, planned_lane(self.slot(node), part, batch, start_ms))
+            if not self.memory.is_planned:
+                needed = lanes_quorum(self.draft.get(*round_path, "lanes"), self.get("spec"))
+                self.draft.set((*round_path, "updates_needed"), needed)
         return lane
 
     def slot(self, node: str) -> int:
@@ -268,6 +270,7 @@ def _round_planned(fold: JobFold, event: JobEvent, at_ms: int) -> None:
         number,
         at_ms,
         lanes,
+        updates_needed=plan.get("updates_needed") or lanes_quorum(lanes, fold.get("spec")),
         reason=str(plan.get("reason") or ""),
         deadline_at_ms=at_ms + deadline_ms if deadline_ms else None,
     )
@@ -362,6 +365,7 @@ def _round_recorded(fold: JobFold, event: JobEvent, at_ms: int) -> None:
     names = ("samples", "samples_per_s", "bytes_up", "bytes_down", "loss", "forecast_error")
     figures = {name: body.get(name) for name in (*names, "duration_ms")}
     figures["reason"] = closing_sentence(event)
+    figures |= {"updates_needed": needed} if (needed := body.get("updates_needed")) else {}
     fold.draft.set_each(fold.round_path(number), figures)
     fold.set(samples_per_s=body.get("samples_per_s"), eta_ms=_eta_ms(fold, number))
 
@@ -394,9 +398,8 @@ def _round_measured(fold: JobFold, event: JobEvent, _at_ms: int) -> None:
 def _add_work(fold: JobFold, contribution: JsonObject) -> None:
     path = (*fold.path, "work", str(contribution.get("node")))
     before = fold.draft.get(*path) or {}
-    names = ("samples", "compute_ms")
-    done = {name: before.get(name, 0) + int(contribution.get(name) or 0) for name in names}
-    fold.draft.set(path, done)
+    add = {name: int(contribution.get(name) or 0) for name in ("samples", "compute_ms")}
+    fold.draft.set(path, {name: before.get(name, 0) + count for name, count in add.items()})
 
 
 def _evaluation_ready(fold: JobFold, event: JobEvent, at_ms: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboard_api.core.changes import JsonObject
+from hypergpu.jobfile.spec import RoundRule
 from hypergpu.terminal.output import round_from_one
 
 PHASES = ("download", "train", "encode", "wait", "upload")
@@ -48,6 +49,13 @@ def resting_lane(slot: int, reason: str, at_ms: int) -> JsonObject:
     lane = planned_lane(slot, {"reason": reason}, 0, at_ms)
     rest = [segment("rest", at_ms, None)]
     return lane | {"segments": rest, "result": "resting", "result_reason": round_from_one(reason)}
+
+
+def lanes_quorum(lanes: Mapping[str, Any], spec: Mapping[str, Any] | None) -> int:
+    """Quorum by the lanes of a round whose journal does not tell it, or not yet; 0: not known."""
+    share = ((spec or {}).get("round") or {}).get("quorum")
+    working = sum(1 for lane in lanes.values() if lane["result"] != "resting")
+    return RoundRule(quorum=float(share)).updates_needed(working) if share else 0
 
 
 def segment(phase: str, start_ms: int, end_ms: int | None) -> JsonObject:

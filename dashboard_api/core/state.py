@@ -62,8 +62,10 @@ class RoundState(msgspec.Struct, forbid_unknown_fields=True):
     started_at_ms: int
     ended_at_ms: int | None = None
     deadline_at_ms: int | None = None
-    quorum: float = 0.0
-    """Share of the updates of nodes that do not rest, without which the round does not close."""
+    updates_needed: int = 0
+    """Updates without which the round does not close at its deadline, as journalled: as it opened,
+    and of a round that has closed, as it closed. 0: not known.
+    """
     reason: str = ""
     lanes: dict[str, Lane] = {}
     duration_ms: int | None = None

@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, Response
 from dashboard_api.shell.api import Call, Endpoint, Parameter
 from dashboard_api.shell.failures import RequestRefusedError, json_response
 from hypergpu.client import AsyncCoordinator
+from hypergpu.client.forecasts import ForecastRangeView, JobForecastView
 from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
@@ -41,6 +42,39 @@ class JobMade(msgspec.Struct):
     spec: dict[str, Any]
     note: str
     """How its rounds, samples and escrow are counted, in one line; empty: as the settings say."""
+
+
+class ForecastCost(msgspec.Struct):
+    """An amount with its range, in the smallest units of the token, as decimal digits."""
+
+    low: str
+    middle: str
+    high: str
+
+
+class ForecastAnswer(msgspec.Struct):
+    """What a job takes: middles, and a range that eight of ten jobs are within."""
+
+    left_ms: ForecastRangeView
+    """From now until its end."""
+    bytes_up: ForecastRangeView
+    bytes_down: ForecastRangeView
+    cost: ForecastCost | None
+    """None: the job pays nothing."""
+    escrow: str
+    samples: int
+    rounds: int
+    nodes: int
+    measured_nodes: int
+    """Nodes whose speed was measured."""
+    reason: str
+    """What it is based on, for people."""
+
+
+class JobForecastAnswer(msgspec.Struct):
+    """A running job's forecast; None where nothing can be said."""
+
+    forecast: ForecastAnswer | None
 
 
 class ParametersRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,6 +178,41 @@ async def create_job(call: Call) -> Response:
     coordinator = await call.services.coordinator(call.who)
     job_id = await coordinator.submit(spec, beside=folder, request_id=wanted.request_id[:64])
     return json_response(JobMade(job_id, tree, submit_note(spec)), 201)
+
+
+async def estimate_job(call: Call) -> Response:
+    """Say what a job would take with the nodes that are there; nothing is created."""
+    wanted = await call.body(JobRequest)
+    folder = await _data_folder(call, wanted.upload)
+    coordinator = await call.services.coordinator(call.who)
+    return json_response(forecast_answer(await coordinator.estimate(_spec(wanted, folder))))
+
+
+async def tell_forecast(call: Call) -> Response:
+    """Say what a job still takes."""
+    coordinator = await call.services.coordinator(call.who)
+    found = await coordinator.job(call.path("job"), wants_forecast=True)
+    answer = None if found.forecast is None else forecast_answer(found.forecast)
+    return json_response(JobForecastAnswer(answer))
+
+
+def forecast_answer(found: JobForecastView) -> ForecastAnswer:
+    """A forecast as the page reads it."""
+    cost = found.cost
+    return ForecastAnswer(
+        left_ms=found.left_ms,
+        bytes_up=found.bytes_up,
+        bytes_down=found.bytes_down,
+        cost=None
+        if cost is None
+        else ForecastCost(str(cost.low), str(cost.middle), str(cost.high)),
+        escrow=str(found.escrow),
+        samples=found.samples,
+        rounds=found.rounds,
+        nodes=found.nodes,
+        measured_nodes=found.measured_nodes,
+        reason=found.reason,
+    )
 
 
 async def _data_folder(call: Call, upload_id: str) -> Path | None:
@@ -281,6 +350,21 @@ CONTROL_ENDPOINTS = (
         "Create a job, or check its settings.",
         body=JobRequest,
         result=JobMade,
+    ),
+    Endpoint(
+        "POST",
+        "/estimates",
+        estimate_job,
+        "Say what a job would take; nothing is created.",
+        body=JobRequest,
+        result=ForecastAnswer,
+    ),
+    Endpoint(
+        "GET",
+        "/jobs/{job}/forecast",
+        tell_forecast,
+        "Say what a job still takes.",
+        result=JobForecastAnswer,
     ),
     _job_endpoint("pause", AsyncCoordinator.pause, "Pause a job once its open round is done."),
     _job_endpoint("resume", AsyncCoordinator.resume, "Go on with a paused job."),

@@ -35,6 +35,7 @@ from hypergpu.terminal.output import (
 
 if TYPE_CHECKING:
     from hypergpu.client import Coordinator, JobDetail, JobView
+    from hypergpu.jobfile.spec import JobSpec
     from hypergpu.sinks.sink import Sink
     from hypergpu.terminal.output import Table
 
@@ -51,17 +52,20 @@ Log = Annotated[
 app = group("Submit jobs, watch them and take their models.")
 
 
-class WatchOptions(NamedTuple):
-    """Whether and how a job is followed once it is created."""
+class SubmitOptions(NamedTuple):
+    """Whether a job is only estimated, and whether and how it is followed once it is created."""
 
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say time, bytes and cost, and create nothing.")
+    ] = False
     watch: Annotated[bool, typer.Option("--watch", help="Follow it until it ends.")] = False
     log: Log = None
 
 
 @app.command()
-@with_options(WatchOptions)
+@with_options(SubmitOptions)
 def submit(
-    following: WatchOptions,
+    options: SubmitOptions,
     file: Annotated[Path, typer.Argument(help="The job file (TOML).")],
     *,
     init: Annotated[
@@ -71,37 +75,67 @@ def submit(
     address: Address = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Check a job file, upload its data and create the job."""
+    """Check a job file, upload its data and create the job; or estimate what it would take."""
     from hypergpu.client import connect
-    from hypergpu.client.values import Submitted
     from hypergpu.jobfile.continuation import initial_weights, is_job_id, with_init
-    from hypergpu.jobfile.notes import submit_note
     from hypergpu.jobfile.reading import check_data_folder, read_job_file
-    from hypergpu.terminal.commands import usage_error
-    from hypergpu.terminal.output import progress_bars
 
-    if following.log and not following.watch:
-        raise usage_error("--log writes what a watch sees", "add --watch, or log by job watch")
     # A wrong file is refused before anybody is called.
-    sinks = _open_sinks(following.log)
+    sinks = _checked_sinks(options)
     spec = read_job_file(file)
     check_data_folder(spec, file)
     spec = with_init(spec, init)
     if spec.model.init and not is_job_id(spec.model.init):
         initial_weights(spec, file.parent)
     with connect(address, token_file=token_file) as coordinator:
-        with progress_bars() as report:
-            job_id = coordinator.submit(spec, beside=file.parent, report=report)
-        if as_json:
-            say_json_line(Submitted(job_id))
-        else:
-            if told := submit_note(spec):
-                note(told)
-            say(job_id)
-        if following.watch:
+        if options.estimate:
+            _say_estimate(coordinator, spec, as_json=as_json)
+            return
+        job_id = _create(coordinator, spec, file.parent, as_json=as_json)
+        if options.watch:
             _follow(coordinator, job_id, sinks, as_json=as_json)
         elif not as_json:
             note(f"watch it: hypergpu job watch {job_id}")
+
+
+def _checked_sinks(options: SubmitOptions) -> "list[Sink]":
+    from hypergpu.terminal.commands import usage_error
+
+    if options.estimate and options.watch:
+        raise usage_error("--estimate creates no job to watch", "leave one of both out")
+    if options.log and not options.watch:
+        raise usage_error("--log writes what a watch sees", "add --watch, or log by job watch")
+    return _open_sinks(options.log)
+
+
+def _create(coordinator: "Coordinator", spec: "JobSpec", beside: Path, *, as_json: bool) -> str:
+    from hypergpu.client.values import Submitted
+    from hypergpu.jobfile.notes import submit_note
+    from hypergpu.terminal.output import progress_bars
+
+    with progress_bars() as report:
+        job_id = coordinator.submit(spec, beside=beside, report=report)
+    if as_json:
+        say_json_line(Submitted(job_id))
+        return job_id
+    if told := submit_note(spec):
+        note(told)
+    say(job_id)
+    return job_id
+
+
+def _say_estimate(coordinator: "Coordinator", spec: "JobSpec", *, as_json: bool) -> None:
+    from hypergpu.jobfile.notes import submit_note
+    from hypergpu.terminal.forecast import forecast_lines
+
+    found = coordinator.estimate(spec)
+    if as_json:
+        say_json(found)
+        return
+    if told := submit_note(spec):
+        note(told)
+    for line in forecast_lines(found):
+        say(line)
 
 
 @app.command(name="continue")
@@ -173,7 +207,7 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     from hypergpu.cli.lacking_nodes import lacking_lines
     from hypergpu.client import ENDED
 
-    detail = coordinator.job(coordinator.find_job(job))
+    detail = coordinator.job(coordinator.find_job(job), wants_forecast=True)
     if as_json:
         say_json(detail)
         return
@@ -205,9 +239,10 @@ def _work_text(detail: "JobDetail") -> str:
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:
+    from hypergpu.terminal.forecast import left_text
     from hypergpu.units import several
 
-    job = detail.job
+    job, forecast = detail.job, detail.forecast
     workload, nodes = detail.spec.get("workload", "?"), several(job.nodes, "node")
     metrics = metrics_text(job.metric_name, job.metric, job.metrics) + _evaluated_text(job)
     return [
@@ -215,6 +250,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"  phase     {job.phase}: {round_from_one(job.reason)}",
         f"  workload  {workload}",
         f"  round     {_work_text(detail)}, {nodes}",
+        *([f"  time      {left_text(forecast)}, {forecast.reason}"] if forecast else []),
         f"  loss      {score(job.loss)}   {metrics}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
         f"  traffic   {size(job.bytes_up)} up, {size(job.bytes_down)} down",

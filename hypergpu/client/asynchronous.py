@@ -14,6 +14,7 @@ import msgspec
 
 from hypergpu.client import values
 from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.client.ledger import JobLedger, job_ledger
 from hypergpu.client.transfer import (
     ExportedModel,
@@ -198,6 +199,18 @@ class AsyncCoordinator:
             request.manifest.CopyFrom(manifest)
         return await self._create_job(request)
 
+    async def estimate(self, job: JobSpec | Path | str, *, parameters: int = 0) -> JobForecastView:
+        """What a job would take with the nodes that are there. Sends no data and creates nothing.
+
+        Args:
+            job: Settings, or the path of a job file.
+            parameters: Of the model; 0: the coordinator finds out by workload and options.
+        """
+        spec = job if isinstance(job, JobSpec) else read_job_file(Path(job))
+        request = job_pb2.EstimateJobRequest(spec_json=spec_json(spec), parameters=parameters)
+        found = await self._call(self._jobs.EstimateJob, request)
+        return forecast_view(found.forecast)
+
     async def continue_job(self, job_id: str, rounds: int, *, name: str = "") -> str:
         """Create a job that goes on from another's newest model, with its settings and data.
 
@@ -240,9 +253,9 @@ class AsyncCoordinator:
         """Id of the job with this id, name or beginning of an id; without a name the newest's."""
         return job_named(await self.jobs(), name)
 
-    async def job(self, job_id: str) -> JobDetail:
-        """One job with its settings and participants."""
-        request = job_pb2.GetJobRequest(job_id=job_id)
+    async def job(self, job_id: str, *, wants_forecast: bool = False) -> JobDetail:
+        """One job with its settings and participants, and what it takes until its end if asked."""
+        request = job_pb2.GetJobRequest(job_id=job_id, wants_forecast=wants_forecast)
         return values.job_detail(await self._call(self._jobs.GetJob, request))
 
     async def spec(self, job_id: str) -> JobSpec:

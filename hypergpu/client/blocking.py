@@ -154,6 +154,7 @@ class Coordinator:
 
     close = _waiting(AsyncCoordinator.close)
     submit = _waiting(AsyncCoordinator.submit)
+    estimate = _waiting(AsyncCoordinator.estimate)
     continue_job = _waiting(AsyncCoordinator.continue_job)
     jobs = _waiting(AsyncCoordinator.jobs)
     find_job = _waiting(AsyncCoordinator.find_job)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 from google.protobuf.message import Message
 
+from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.crypto import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
@@ -202,6 +203,8 @@ class JobDetail(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/j
     """Sentence on the takeover since which its coordinator drives it; empty: there was none."""
     notes: tuple[str, ...] = ()
     """What a user should know of how data and model are used."""
+    forecast: JobForecastView | None = None
+    """What it takes until its end; null: it was not asked for, or nothing can be said."""
 
 
 class UnfitNodeView(msgspec.Struct, frozen=True):
@@ -301,6 +304,7 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
         unfit=[UnfitNodeView(each.node_id, each.name, each.reason) for each in found.unfit],
         takeover=found.takeover,
         notes=tuple(found.notes),
+        forecast=forecast_view(found.forecast) if found.HasField("forecast") else None,
     )
 
 

@@ -2,6 +2,7 @@
 number.
 """
 
+import math
 from collections.abc import Mapping
 from types import NoneType
 from typing import get_args, get_origin
@@ -128,6 +129,10 @@ class CodecChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     down: str = "int4"
 
 
+_ROUNDING = 1e-9
+"""0.55 * 20 is a little more than 11 in floating point."""
+
+
 class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rules by which a round closes before all its updates have arrived."""
 
@@ -143,6 +148,10 @@ class RoundRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What nodes do while their updates are on the way: ``none`` waits, ``eager`` begins the next
     round.
     """
+
+    def updates_needed(self, updates: int) -> int:
+        """Return how many updates may close a round that expects so many; at least 1."""
+        return max(1, math.ceil(self.quorum * updates - _ROUNDING))
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,6 +210,10 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rounds that the work is divided into at least, however slow the network."""
     sparsest: str = "topk64"
     """The lightest codec that a plan may choose."""
+    batch_rate: str = "scaled"
+    """Learning rate of a node whose batch is not the stated one: ``scaled`` by the rule of
+    `coordinator.core.plan.batches.batch_rate`, or as ``stated``.
+    """
     stated_keys: tuple[str, ...] = ()
     """Keys of `PLANNED` that plans take as the job states them. A job file's reader lists here
     those that the file writes.
@@ -435,6 +448,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "data.source": ("shared", "node"),
     "evaluation.target_mode": TARGET_MODES,
     "aware.sparsest": ("int4", *SPARSE_CODECS),
+    "aware.batch_rate": ("scaled", "stated"),
     "trust.rule": ("robust", "mean"),
     "trust.duplicates": ("secret", "none"),
 }

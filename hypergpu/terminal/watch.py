@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from hypergpu.client.blocking import Coordinator
 from hypergpu.client.connection import RESTARTING
+from hypergpu.client.forecasts import JobForecastView
 from hypergpu.client.history import (
     History,
     RoundPoint,
@@ -21,6 +22,7 @@ from hypergpu.client.history import (
 )
 from hypergpu.client.values import ENDED, JobEvent, JobView, ParticipantView
 from hypergpu.errors import HyperGPUError
+from hypergpu.terminal.forecast import left_text
 from hypergpu.terminal.output import (
     Column,
     Table,
@@ -39,6 +41,7 @@ from hypergpu.terminal.output import (
     span,
     table_lines,
 )
+from hypergpu.terminal.plan_view import PlanView, plan_news
 from hypergpu.units import several
 
 if TYPE_CHECKING:
@@ -46,39 +49,6 @@ if TYPE_CHECKING:
 
 
 NOTES_KEPT = 1000
-
-
-class NodeShare(msgspec.Struct, frozen=True):
-    """A node's part of a round; without inner steps it rests."""
-
-    inner_steps: int = 0
-    codec: str = ""
-    reason: str = ""
-    batch_size: int = 0
-    """The node's own batch; 0: as the job states."""
-    micro_batch: int = 0
-    checkpoints_activations: bool = False
-
-    @property
-    def work(self) -> tuple[int, int, int, bool, str]:
-        """What the node is asked for."""
-        memory = (self.micro_batch, self.checkpoints_activations)
-        return self.inner_steps, self.batch_size, *memory, self.codec
-
-
-class PlanView(msgspec.Struct, frozen=True):
-    """A round's plan as its event tells it. ``round`` counts from 0."""
-
-    round: int = 0
-    reason: str = ""
-    nodes: dict[str, NodeShare] = {}
-    resting: dict[str, str] = {}
-    """Why a node rests, by node."""
-
-    @property
-    def shares(self) -> dict[str, NodeShare]:
-        """Every node's part, also of those that rest."""
-        return self.nodes | {node: NodeShare(reason=why) for node, why in self.resting.items()}
 
 
 class JobProgress(msgspec.Struct, frozen=True):
@@ -96,6 +66,8 @@ class JobProgress(msgspec.Struct, frozen=True):
     """What it changed, a line a node."""
     names: dict[str, str] = {}
     """What owners call the machines, by node."""
+    forecast: JobForecastView | None = None
+    """Forecast of the rest, as it was told last; None: it was not."""
 
 
 def with_job(
@@ -124,26 +96,12 @@ def with_event(progress: JobProgress, event: JobEvent) -> JobProgress:
     """Add one journalled event."""
     if event.kind == "RoundPlanned":
         plan = msgspec.convert(event.body.get("plan") or {}, PlanView)
-        news = tuple(_plan_news(plan, progress.plan, progress.names))
+        news = tuple(plan_news(plan, progress.plan, progress.names))
         progress = replace(progress, plan=plan, plan_news=news)
     if text := event_note(event, progress.names):
         progress = with_note(progress, text)
     history = with_event_recorded(progress.history, event)
     return replace(progress, history=history, next_sequence=event.sequence + 1)
-
-
-def _plan_news(plan: PlanView, before: PlanView | None, names: Mapping[str, str]) -> Iterator[str]:
-    """A line for each node whose steps, batch, codec or part changed; a first plan's reason."""
-    number = plan.round + 1
-    if before is None:
-        yield f"round {number}: {round_from_one(plan.reason)}"
-        return
-    earlier = before.shares
-    for node, share in plan.shares.items():
-        if node not in earlier or earlier[node].work != share.work:
-            rests = "" if share.inner_steps else "rests: "
-            reason = f"{rests}{round_from_one(share.reason)}"
-            yield f"round {number}, {names.get(node) or short(node)}: {reason}"
 
 
 _NOTES = {
@@ -247,11 +205,12 @@ def _figures(progress: JobProgress) -> str:
         return ""
     metric = metrics_text(job.metric_name, job.metric, job.metrics)
     rounds = planned_rounds(progress)
+    left = f"   {left_text(progress.forecast)}" if progress.forecast else ""
     done = f"{bar(job.round, rounds, 30)} round {job.round}/{rounds}"
     return (
         f"{done if rounds else f'round {job.round}, {job.samples} samples'}"
         f"   held out: loss {score(job.loss)}, {metric}"
-        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down"
+        f"   {size(job.bytes_up)} up, {size(job.bytes_down)} down{left}"
     )
 
 
@@ -315,6 +274,7 @@ class PlainView(WatchView):
 
     def __init__(self) -> None:
         self._phase = ""
+        self._forecast: JobForecastView | None = None
 
     def event(self, event: JobEvent, progress: JobProgress) -> None:
         """Print the event if it is worth a line."""
@@ -333,8 +293,11 @@ class PlainView(WatchView):
         say(f"  {text}")
 
     def refresh(self, progress: JobProgress) -> None:
-        """Print the job's phase whenever it changes."""
-        job = progress.job
+        """Print the job's phase whenever it changes, and what is left when that is told anew."""
+        job, forecast = progress.job, progress.forecast
+        if forecast is not None and forecast is not self._forecast:
+            say(f"  {left_text(forecast)}")
+        self._forecast = forecast
         phase = job.phase if job else ""
         # A round's own line says that it is being aggregated, the command's error that it failed.
         if phase not in (self._phase, "aggregating", "failed"):
@@ -361,10 +324,6 @@ class _Evaluation(msgspec.Struct, frozen=True):
     metric_name: str = ""
     metrics: dict[str, float] = {}
     samples: int = 0
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 class LiveView(WatchView):
@@ -406,6 +365,7 @@ TICK_S = 0.5
 _DRAIN_S = 0.01
 """Wait for a further item of a burst, much longer than one takes to be handed over."""
 SUMMARY_EVERY_S = 1.0
+FORECAST_EVERY_S = 10.0
 
 
 def follow(coordinator: Coordinator, job_id: str, view: WatchView) -> JobProgress:
@@ -428,6 +388,7 @@ class Watched:
         self._job_id = job_id
         self._view = view
         self._is_away = False
+        self._forecast_at_s = time.monotonic()
         self.progress = self._with_summary(JobProgress())
         self._asked_at_s = time.monotonic()
         self._updates = coordinator.watch(job_id)
@@ -470,8 +431,12 @@ class Watched:
         self._view.say(text)
 
     def _with_summary(self, progress: JobProgress) -> JobProgress:
+        now_s = time.monotonic()
+        wants_forecast = now_s >= self._forecast_at_s
+        if wants_forecast:
+            self._forecast_at_s = now_s + FORECAST_EVERY_S
         try:
-            found = self._coordinator.job(self._job_id)
+            found = self._coordinator.job(self._job_id, wants_forecast=wants_forecast)
         except HyperGPUError as refused:
             # A coordinator that is being restarted is no reason to stop watching.
             if progress.job is None or refused.reason not in RESTARTING:
@@ -480,6 +445,8 @@ class Watched:
             reason = "the coordinator is away, trying again"
             return replace(progress, job=replace(progress.job, reason=reason))
         self._say_away(is_away=False)
+        if wants_forecast or found.job.phase in ENDED:
+            progress = replace(progress, forecast=found.forecast)
         return with_job(progress, found.job, tuple(found.participants))
 
     def _say_away(self, *, is_away: bool) -> None:

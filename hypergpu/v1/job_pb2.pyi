@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import hypergpu.v1.forecast_pb2
 import hypergpu.v1.node_pb2
 import hypergpu.v1.tensor_pb2
 import sys
@@ -96,17 +97,58 @@ class CreateJobResponse(google.protobuf.message.Message):
 global___CreateJobResponse = CreateJobResponse
 
 @typing.final
+class EstimateJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPEC_JSON_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    spec_json: builtins.str
+    """As of CreateJobRequest."""
+    parameters: builtins.int
+    """Parameters of the model, where the caller knows them; 0: the coordinator finds out."""
+    def __init__(
+        self,
+        *,
+        spec_json: builtins.str = ...,
+        parameters: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["parameters", b"parameters", "spec_json", b"spec_json"]) -> None: ...
+
+global___EstimateJobRequest = EstimateJobRequest
+
+@typing.final
+class EstimateJobResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORECAST_FIELD_NUMBER: builtins.int
+    @property
+    def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
+    def __init__(
+        self,
+        *,
+        forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["forecast", b"forecast"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["forecast", b"forecast"]) -> None: ...
+
+global___EstimateJobResponse = EstimateJobResponse
+
+@typing.final
 class GetJobRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: builtins.int
+    WANTS_FORECAST_FIELD_NUMBER: builtins.int
     job_id: builtins.str
+    wants_forecast: builtins.bool
+    """The answer has a forecast where there is one. It costs the coordinator more than the rest."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
+        wants_forecast: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "wants_forecast", b"wants_forecast"]) -> None: ...
 
 global___GetJobRequest = GetJobRequest
 
@@ -121,6 +163,7 @@ class GetJobResponse(google.protobuf.message.Message):
     UNFIT_FIELD_NUMBER: builtins.int
     TAKEOVER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    FORECAST_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     takeover: builtins.str
     """Sentence on the takeover since which this coordinator drives the job; empty: there was none."""
@@ -138,6 +181,8 @@ class GetJobResponse(google.protobuf.message.Message):
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What a user should know of how data and model are used."""
 
+    @property
+    def forecast(self) -> hypergpu.v1.forecast_pb2.JobForecast: ...
     def __init__(
         self,
         *,
@@ -148,9 +193,10 @@ class GetJobResponse(google.protobuf.message.Message):
         unfit: collections.abc.Iterable[global___UnfitNode] | None = ...,
         takeover: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        forecast: hypergpu.v1.forecast_pb2.JobForecast | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["job", b"job", "model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["forecast", b"forecast", "job", b"job", "model", b"model", "notes", b"notes", "participants", b"participants", "spec_json", b"spec_json", "takeover", b"takeover", "unfit", b"unfit"]) -> None: ...
 
 global___GetJobResponse = GetJobResponse
 

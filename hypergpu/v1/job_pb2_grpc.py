@@ -40,6 +40,11 @@ class JobServiceStub(object):
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.CreateJobRequest.SerializeToString,
                 response_deserializer=hypergpu_dot_v1_dot_job__pb2.CreateJobResponse.FromString,
                 _registered_method=True)
+        self.EstimateJob = channel.unary_unary(
+                '/hypergpu.v1.JobService/EstimateJob',
+                request_serializer=hypergpu_dot_v1_dot_job__pb2.EstimateJobRequest.SerializeToString,
+                response_deserializer=hypergpu_dot_v1_dot_job__pb2.EstimateJobResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/hypergpu.v1.JobService/GetJob',
                 request_serializer=hypergpu_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
@@ -108,6 +113,13 @@ class JobServiceServicer(object):
 
     def CreateJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EstimateJob(self, request, context):
+        """What a job would take with the nodes that are there; creates nothing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -199,6 +211,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.CreateJobRequest.FromString,
                     response_serializer=hypergpu_dot_v1_dot_job__pb2.CreateJobResponse.SerializeToString,
             ),
+            'EstimateJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.EstimateJob,
+                    request_deserializer=hypergpu_dot_v1_dot_job__pb2.EstimateJobRequest.FromString,
+                    response_serializer=hypergpu_dot_v1_dot_job__pb2.EstimateJobResponse.SerializeToString,
+            ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
                     request_deserializer=hypergpu_dot_v1_dot_job__pb2.GetJobRequest.FromString,
@@ -288,6 +305,33 @@ class JobService(object):
             '/hypergpu.v1.JobService/CreateJob',
             hypergpu_dot_v1_dot_job__pb2.CreateJobRequest.SerializeToString,
             hypergpu_dot_v1_dot_job__pb2.CreateJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EstimateJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hypergpu.v1.JobService/EstimateJob',
+            hypergpu_dot_v1_dot_job__pb2.EstimateJobRequest.SerializeToString,
+            hypergpu_dot_v1_dot_job__pb2.EstimateJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,6 +26,12 @@ class JobServiceStub:
         hypergpu.v1.job_pb2.CreateJobResponse,
     ]
 
+    EstimateJob: grpc.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.EstimateJobRequest,
+        hypergpu.v1.job_pb2.EstimateJobResponse,
+    ]
+    """What a job would take with the nodes that are there; creates nothing."""
+
     GetJob: grpc.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.GetJobRequest,
         hypergpu.v1.job_pb2.GetJobResponse,
@@ -100,6 +106,12 @@ class JobServiceAsyncStub:
         hypergpu.v1.job_pb2.CreateJobRequest,
         hypergpu.v1.job_pb2.CreateJobResponse,
     ]
+
+    EstimateJob: grpc.aio.UnaryUnaryMultiCallable[
+        hypergpu.v1.job_pb2.EstimateJobRequest,
+        hypergpu.v1.job_pb2.EstimateJobResponse,
+    ]
+    """What a job would take with the nodes that are there; creates nothing."""
 
     GetJob: grpc.aio.UnaryUnaryMultiCallable[
         hypergpu.v1.job_pb2.GetJobRequest,
@@ -177,6 +189,14 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: hypergpu.v1.job_pb2.CreateJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[hypergpu.v1.job_pb2.CreateJobResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.CreateJobResponse]]: ...
+
+    @abc.abstractmethod
+    def EstimateJob(
+        self,
+        request: hypergpu.v1.job_pb2.EstimateJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[hypergpu.v1.job_pb2.EstimateJobResponse, collections.abc.Awaitable[hypergpu.v1.job_pb2.EstimateJobResponse]]:
+        """What a job would take with the nodes that are there; creates nothing."""
 
     @abc.abstractmethod
     def GetJob(

@@ -12,7 +12,8 @@ from coordinator.core.job import commands, events
 from coordinator.core.job.commands import Command
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
-from coordinator.core.measure.reading import Observation, Presence
+from coordinator.core.job_forecast.basis import CoordinatorTimes
+from coordinator.core.measure.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
 from coordinator.core.round.billing import billing_epoch
@@ -116,6 +117,21 @@ class CoordinatorActor:
         """Something was seen of a node."""
         if self._is_up:
             self._measurements.note(node, observation)
+
+    def readings(self) -> dict[NodeId, NodeReading]:
+        """Reading of each node that is or was connected."""
+        links = {node: actor.link for node, actor in self._nodes.items() if actor.is_connected}
+        return self._measurements.readings_now(links)
+
+    @property
+    def times(self) -> CoordinatorTimes:
+        """What its own work takes."""
+        return CoordinatorTimes(
+            prepare_ms=Milliseconds(EVALUATE_MS),
+            plan_ms=Milliseconds(PLAN_MS),
+            aggregate_ms=Milliseconds(AGGREGATE_MS + self.model_ms),
+            evaluate_ms=Milliseconds(EVALUATE_MS),
+        )
 
     def _update_event(
         self, node: NodeId, lease: Lease, update: TrainedUpdate
@@ -323,9 +339,12 @@ class CoordinatorActor:
         ]
         digest = _digest(command.base.blob.digest, *terms)
         model = self._sizes.next_model(command.base, digest, down=command.down)
+        draw = _digest(digest, "duplicates of the next round")
         self.apply(
             job_id,
-            events.AggregateReady(at_ms=self._agenda.now_ms, round=command.round, model=model),
+            events.AggregateReady(
+                at_ms=self._agenda.now_ms, round=command.round, model=model, draw=draw
+            ),
         )
 
     def _take_answer(self, job_id: JobId, answer: Event) -> None:

@@ -147,10 +147,11 @@ def _sample_violations(job: Job) -> Iterator[str]:
 
 
 def _open_shards(job: Job) -> Iterator[Shard]:
-    """What nodes have to train on, or may."""
+    """What nodes have to train on, or may. What another node has as well is not counted twice."""
     if job.round is not None:
-        for participant in job.round.participants.values():
-            if participant.is_open:
+        for node, participant in job.round.participants.items():
+            is_twice = node in job.round.duplicates or job.round.is_covered(node)
+            if participant.is_open and participant.repeats is None and not is_twice:
                 yield participant.shard
         yield from job.round.orphans
     for participant in job.long_leases.values():

@@ -25,7 +25,7 @@ from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda
-from netsim.virtual.worlds import TransferSizes
+from netsim.virtual.worlds import SpeedLie, TransferSizes
 
 _DIAL_FAILED_MS = 50
 TRAIN_MS = 30
@@ -106,6 +106,7 @@ class NodeActor:
         self.starting_ms = 0
         """How long its worker takes to start once it is back."""
         self.faults = NodeFaults()
+        self.speed_lie = SpeedLie()
         self.device = VirtualDevice()
         self.downloads_ms: list[int] = []
         self.uploads_ms: list[int] = []
@@ -345,7 +346,8 @@ class NodeActor:
         steps = assignment.task.inner_steps
         update = TrainedUpdate(digest, size_bytes, steps, samples, data_samples=own)
         self._later(
-            starting_ms + compute_ms, lambda: self._finish_training(assignment, update, whole_ms)
+            starting_ms + compute_ms + self.speed_lie.hold_ms,
+            lambda: self._finish_training(assignment, update, whole_ms),
         )
 
     def _taken_ahead_ms(self, assignment: Assignment, start: TrainingStart) -> int:
@@ -366,7 +368,8 @@ class NodeActor:
             self._training = None
             now_ms = self._agenda.now_ms
             self._begun = (assignment.prefetch, now_ms)
-            took = StepTime(now_ms, assignment.task.full_steps, took_ms)
+            stated_ms = Milliseconds(max(1, round(self.speed_lie.stated_share * took_ms)))
+            took = StepTime(now_ms, assignment.task.full_steps, stated_ms)
             self._say(lambda: self._upstream.observe(self.node, took))
             self.apply(events.TrainingFinished(at_ms=now_ms, lease=lease, update=update))
 

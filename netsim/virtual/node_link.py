@@ -380,6 +380,12 @@ class NodeMeasurements:
         now = replace(request, at_ms=self._agenda.now_ms, line_bits_per_s=self._line_bits_per_s)
         return plan_round(now, self._readings_of(request.candidates), self._sizes)
 
+    def readings_now(self, links: Mapping[NodeId, NodeLink]) -> dict[NodeId, NodeReading]:
+        """Readings of all nodes. Those with a link are connected, and probed."""
+        for node, link in links.items():
+            self._probe(node, link)
+        return dict(self._readings)
+
     def _readings_of(self, nodes: Iterable[NodeId]) -> dict[NodeId, NodeReading]:
         return {node: self._readings.get(node, NodeReading()) for node in nodes}
 

@@ -16,8 +16,11 @@ from msgspec.structs import replace
 
 from coordinator.core.job import events
 from coordinator.core.job.state import ENDED, Job, Phase
+from coordinator.core.job_forecast.basis import ForecastBasis
+from coordinator.core.job_forecast.node_course import expected_nodes
 from gpu_node.core import events as node_events
 from hypergpu.ids import Address, Digest, JobId, NodeId
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import Domain, terms_of
 from hypergpu.units import Milliseconds, Samples
 from netsim.link import LinkCourse
@@ -33,12 +36,17 @@ from netsim.network.world import (
     WorldDescription,
     WorldFault,
 )
-from netsim.virtual.coordinator_actor import MODEL_BYTES_PER_S, CoordinatorActor, journal_digest
+from netsim.virtual.coordinator_actor import (
+    LOST_AFTER_MS,
+    MODEL_BYTES_PER_S,
+    CoordinatorActor,
+    journal_digest,
+)
 from netsim.virtual.invariants import step_violations, violations
 from netsim.virtual.node_actor import NodeActor, NodeFaults, VirtualDevice
 from netsim.virtual.node_link import CoordinatorLine, NodeLink, NodeMeasurements
 from netsim.virtual.sharing import Agenda, Callback
-from netsim.virtual.worlds import SimulatedWorld, drawn_description
+from netsim.virtual.worlds import SimulatedWorld, SpeedLie, drawn_description
 
 _HORIZON_US = 1 << 60
 
@@ -179,6 +187,8 @@ class Simulation:
         self._dice = random.Random(world.seed)
         self._agenda = Agenda()
         self._open_jobs = len(world.jobs)
+        self._is_begun = False
+        self._first_late = len(self._description.nodes) - world.late_nodes
         self._model_ms = world.sizes.whole * 1000 // MODEL_BYTES_PER_S
         measurements = NodeMeasurements(
             self._agenda,
@@ -193,8 +203,11 @@ class Simulation:
         self._script = FaultScript(self._agenda, self._description, self._coordinator, self._nodes)
 
     def run(self) -> WorldOutcome:
-        """Run to the end of every job, or until an invariant or the time limit breaks."""
-        self._begin()
+        """Run to the end of every job, or until an invariant or the time limit breaks. Called
+        again once further jobs are submitted, it goes on.
+        """
+        if not self._is_begun:
+            self._begin()
         broken: tuple[str, ...] = ()
         try:
             with _collector_paused():
@@ -238,6 +251,59 @@ class Simulation:
             event.node for event in journalled if isinstance(event, events.UpdateReceived)
         )
 
+    def submit(self, spec: JobSpec) -> JobId:
+        """Submit one more job, now."""
+        number = len(self._coordinator.jobs)
+        self._open_jobs += number >= len(self._world.jobs)
+        job_id = JobId(f"job-{number}")
+        self._coordinator.create_job(
+            events.JobCreated(
+                at_ms=self._agenda.now_ms,
+                job_id=job_id,
+                spec=spec,
+                terms=terms_of(_COORDINATOR, job_id, Domain()),
+            )
+        )
+        return job_id
+
+    def start_late_nodes(self, wait_ms: Milliseconds) -> None:
+        """Start the nodes that were not to be there from the beginning, and pass some time."""
+        for node in self._nodes[self._first_late :]:
+            self._start(node)
+        self.pass_time(wait_ms)
+
+    def pass_time(self, time_ms: Milliseconds) -> bool:
+        """Run for so long, or to the end of every job. Whether some job has not ended."""
+        until_ms = self._agenda.now_ms + time_ms
+        self._agenda.after(time_ms, lambda: None)
+        had_jobs = not self._is_over()
+        self._agenda.run(
+            lambda: self._agenda.now_ms >= until_ms or (had_jobs and self._is_over()),
+            self._world.limit_ms,
+        )
+        return not self._is_over()
+
+    @property
+    def now_ms(self) -> Milliseconds:
+        """Virtual time."""
+        return self._agenda.now_ms
+
+    def forecast_basis(self, spec: JobSpec) -> ForecastBasis:
+        """What the coordinator knows that a forecast of a job may be made of."""
+        return ForecastBasis(
+            spec=spec,
+            readings=expected_nodes(self._coordinator.readings(), self._agenda.now_ms),
+            sizes=self._world.sizes.for_plans(),
+            times=self._coordinator.times,
+            now_ms=self._agenda.now_ms,
+            lost_after_ms=Milliseconds(LOST_AFTER_MS),
+        )
+
+    @property
+    def job_states(self) -> dict[JobId, Job]:
+        """Every job as it is now."""
+        return self._coordinator.jobs
+
     @property
     def rounds(self) -> dict[JobId, list[events.RoundRecorded]]:
         """Records of each job's rounds."""
@@ -258,26 +324,26 @@ class Simulation:
         node.sizes = self._world.sizes
         node.model_ms = self._model_ms
         node.faults = NodeFaults(worker_death=self._world.faults.worker_death)
+        node.speed_lie = self._world.speed_lies.get(node.node, SpeedLie())
         node.device = VirtualDevice(described.features, described.micro_batch_max)
         node.starting_ms = self._world.faults.starting_ms
         return node
 
     def _begin(self) -> None:
-        for number, spec in enumerate(self._world.jobs):
-            job_id = JobId(f"job-{number}")
-            terms = terms_of(_COORDINATOR, job_id, Domain())
-            create_job = events.JobCreated(
-                at_ms=Milliseconds(0), job_id=job_id, spec=spec, terms=terms
-            )
-            self._coordinator.create_job(create_job)
-        for node in self._nodes:
-            self._agenda.after(self._dice.randint(0, 500), node.start)
-            self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
-            self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
-            self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
+        self._is_begun = True
+        for spec in self._world.jobs:
+            self.submit(spec)
+        for node in self._nodes[: self._first_late]:
+            self._start(node)
         self._script.plan_next()
         self._plan_fault(self._world.faults.coordinator_crash_ms, self._crash_coordinator)
         self._agenda.after(_RESUME_EACH_MS, self._resume)
+
+    def _start(self, node: NodeActor) -> None:
+        self._agenda.after(self._dice.randint(0, 500), node.start)
+        self._plan_fault(self._world.faults.link_cut_ms, partial(self._cut, node))
+        self._plan_fault(self._world.faults.node_crash_ms, partial(self._crash, node))
+        self._plan_fault(self._world.faults.drain_ms, partial(self._drain, node))
 
     def _plan_fault(self, mean_ms: int, callback: Callback) -> None:
         """A Poisson process of faults that ends when the world says so."""

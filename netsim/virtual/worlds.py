@@ -93,6 +93,15 @@ class DrawnFaults(msgspec.Struct, frozen=True):
     """How long the worker of a node that came back takes to start."""
 
 
+class SpeedLie(msgspec.Struct, frozen=True):
+    """What a node does to seem faster or slower than it is."""
+
+    stated_share: float = 1.0
+    """The share of the time that its steps take which it states."""
+    hold_ms: int = 0
+    """How long it holds each finished update back."""
+
+
 class SimulatedWorld(msgspec.Struct, frozen=True):
     """Everything a simulation depends on. Equal worlds give equal journals."""
 
@@ -108,6 +117,10 @@ class SimulatedWorld(msgspec.Struct, frozen=True):
     """Fastest and slowest inner step in the world, where a node's description sets no floor."""
     checks_each_event: bool = True
     """Check the invariants after every event, or only when a round closes."""
+    late_nodes: int = 0
+    """So many of the last nodes are there only from `Simulation.start_late_nodes` on."""
+    speed_lies: dict[NodeId, SpeedLie] = {}
+    """What single nodes do to seem faster or slower."""
     description: WorldDescription | None = None
     """Links, devices, churn and the script of faults; None: links are drawn."""
 

@@ -170,6 +170,21 @@ def test_a_job_with_uploaded_data_is_made_on_the_page_and_seen_to_its_end(live: 
     assert lanes.filter(has_text="accepted").count() == job.updates_accepted
 
 
+def test_an_estimate_is_told_by_the_form_and_what_is_left_by_the_jobs_page(
+    live: LivePage, job: str
+) -> None:
+    page = live.page
+    live.watched.open("#/control")
+    form = page.get_by_role("region", name="New job")
+    form.get_by_role("button", name="Estimate").click()
+    told = form.get_by_label("Estimate", exact=True)
+    expect(told).to_contain_text(re.compile(r"Time\s*.+ \(.+ to .+\)"), timeout=60_000)
+    expect(told).to_contain_text("samples in about")
+    live.watched.open(f"#/job/{job}")
+    left = page.get_by_role("main").get_by_text(re.compile(r"^\d+.* to \d+.*$")).first
+    expect(left).to_be_visible(timeout=60_000)
+
+
 @pytest.mark.usefixtures("job")
 def test_a_job_is_paused_and_resumed_by_clicks(live: LivePage) -> None:
     live.wait_for_more_rounds()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.core.plan.codecs import CodecFamily, byte_budget, node_codec
 from coordinator.core.plan.decision import (
+    BatchGrowth,
     NodeMemory,
     NodeResult,
     PlanMemory,
@@ -101,7 +102,17 @@ memories = st.builds(
     connections=st.sampled_from([0, 1, 4, 8, 16]),
     cut_rounds=st.integers(0, 4),
     is_awaited=st.booleans(),
-    batch_size=st.integers(0, 64),
+    batch_size=st.integers(4, 64) | st.just(0),
+    growth=st.builds(
+        BatchGrowth,
+        size=st.sampled_from([0, 64, 128]),
+        sample_us=st.floats(0, 1e6),
+        updates=st.integers(0, 9),
+        trial=st.sampled_from([0, 64, 128, 4096]),
+        tries_us=st.lists(st.floats(0, 1e6), max_size=1).map(tuple),
+        next_round=st.integers(0, 60),
+        failures=st.integers(0, 9),
+    ),
 )
 
 
@@ -320,9 +331,11 @@ def test_a_batch_of_its_own_lies_within_limits_and_says_why(
 ) -> None:
     request, found = case
     stated, limits = request.spec.training.batch_size, request.spec.aware
-    most = 2 * stated if limits.inner_steps_max == 1 else stated
+    most = 2 if limits.inner_steps_max == 1 else 4 if request.spec.data.is_common else 1
     for part in plan_round(request, found, SIZES).nodes.values():
-        assert 1 <= part.batch(stated) <= most
+        assert min(4, stated) <= part.batch(stated) <= most * stated
+        is_scaled = part.batch(stated) != stated and limits.inner_steps_max > 1
+        assert bool(part.learning_rate) == is_scaled
         assert (f"batch {part.batch_size} of {stated}" in part.reason) == bool(part.batch_size)
 
 

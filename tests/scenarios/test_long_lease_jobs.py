@@ -40,14 +40,14 @@ def alices_update(job: Job) -> events.Event:
     return update_event(ALICE, round_=round_.number, lease=lease, at_ms=job.at_ms + 10)
 
 
-def after_fold(job: Job) -> Job:
+def fold(job: Job) -> Job:
     """The closing round folded."""
     return after(job, fold_event(job.open_round.number, at_ms=job.at_ms + 5))
 
 
 def next_round(job: Job) -> Job:
     """The round of Alice's update closed and folded, and the next one open, of her alone."""
-    job = after_fold(after(job, alices_update(job)))
+    job = fold(after(job, alices_update(job)))
     assert not violations(job)
     return after(job, plan_event(job.newest_model.round, {ALICE: AHEAD}, at_ms=job.at_ms + 1))
 
@@ -71,7 +71,7 @@ def test_steps_ahead_of_a_round_that_goes_on_without_its_node_go_back_into_the_s
     job = late_in_an_overlapping_round()
     kept, ahead = job.long_leases[BOB].shard, job.members[BOB].prefetch
     assert ahead is not None
-    job = after_fold(job)
+    job = fold(job)
     assert not violations(job)
     job = after(job, plan_event(1, {ALICE: AHEAD}, at_ms=job.at_ms + 1))
     assert job.members[BOB].prefetch is None
@@ -112,7 +112,7 @@ def test_samples_of_a_void_lease_on_own_data_wait_for_the_node_that_has_them() -
     assert job.open_round.participants[ALICE].shard.partition == job.members[ALICE].slot
     assert job.streams[held.partition].returned == held.ranges
     job = after(job, events.NodeJoined(at_ms=at(600), node=BOB), alices_update(job))
-    job = after(after_fold(job), plan_event(3, {ALICE: node_plan(2), BOB: LONG}, at_ms=700))
+    job = after(fold(job), plan_event(3, {ALICE: node_plan(2), BOB: LONG}, at_ms=700))
     assert job.long_leases[BOB].shard == held
     assert not violations(job)
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest
+from coordinator.core.measure.forecast import RoundWork, finish_forecast
+from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, JobSpec
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, overlapping, reading_of, spec, total_samples
 
+BATCH = 32
 FOLDER = Path(__file__).parents[1] / "vectors" / "plans"
 
 Scene = Iterator[Mapping[str, Truth]]
@@ -93,14 +96,35 @@ def _job(name: str) -> JobSpec:
     return spec(nodes=5, sharding="dirichlet" if name == "labels_are_skewed" else "iid")
 
 
+def _results(
+    plan: RoundPlan | None, readings: dict[NodeId, NodeReading]
+) -> dict[NodeId, NodeResult]:
+    """What became of a plan: each node took what is known of it by now."""
+    if plan is None:
+        return {}
+    found = {}
+    for node, part in plan.nodes.items():
+        work = RoundWork(
+            inner_steps=part.inner_steps * part.batch(BATCH) / BATCH,
+            up_bytes=SIZES.update_bytes[part.codec],
+            down_bytes=SIZES.update_bytes[plan.down],
+            connections=part.connections,
+        )
+        finish = finish_forecast(readings.get(node, NodeReading()), work)
+        took_ms = finish.mean_ms if finish is not None else part.forecast_ms
+        found[node] = NodeResult(part, Milliseconds(max(1, took_ms)))
+    return found
+
+
 def transcript(name: str) -> str:
     """Plans of each round of the scene."""
     job, lines = _job(name), []
     previous: PlanMemory | None = None
-    results: dict[NodeId, NodeResult] = {}
+    plan: RoundPlan | None = None
     prefetched: dict[NodeId, int] = {}
     for number, fleet in enumerate(SCENES[name]()):
         there = fleet or HOMES
+        readings = {NodeId(node): reading_of(truth) for node, truth in fleet.items()}
         request = PlanRequest(
             round=number,
             at_ms=Milliseconds(0),
@@ -109,20 +133,16 @@ def transcript(name: str) -> str:
             samples_done=Samples(0),
             samples_total=total_samples(job),
             previous=previous,
-            results=results,
+            results=_results(plan, readings),
             prefetched=prefetched,
         )
-        plan = plan_round(request, {NodeId(n): reading_of(t) for n, t in fleet.items()}, SIZES)
+        plan = plan_round(request, readings, SIZES)
         lines.append(f"round {number}: {plan.reason}")
         lines += [f"  {node}: {part.reason}" for node, part in plan.nodes.items()]
         lines += [f"  {node} rests: {why}" for node, why in plan.resting.items()]
         previous = plan.memory
         prefetched = {
             node: part.prefetch_steps for node, part in plan.nodes.items() if part.prefetch_steps
-        }
-        results = {
-            node: NodeResult(part, Milliseconds(max(1, part.forecast_ms)))
-            for node, part in plan.nodes.items()
         }
     return "\n".join(lines) + "\n"
 

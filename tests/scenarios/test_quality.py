@@ -5,14 +5,8 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, Command, WriteRecord
 from coordinator.core.job.events import Event, JobEnded, RoundMeasured
-from coordinator.core.job.state import (
-    AcceptedUpdate,
-    Funding,
-    Job,
-    Phase,
-    TrustMemory,
-    Weighing,
-)
+from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.quality import RULE
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.transition import rejection, transition

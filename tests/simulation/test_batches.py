@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import JobPaused, RoundPlanned
-from coordinator.core.job.state import Phase
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.round.transition import transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
@@ -56,6 +58,29 @@ def test_memory_and_speed_change_batches_and_the_report_tells_why() -> None:
     assert {node for node, *_ in reasons} == {"laptop", "old-card"}
     told = "\n".join(summary_lines(report))
     assert "batch      round 2, laptop: " in told
+
+
+def test_nodes_are_assigned_the_rate_that_their_plans_state() -> None:
+    unequal = world(("desktop", 0, 300), ("laptop", 32, 300), ("old-card", 0, 6000))
+    simulation = Simulation(described_world(unequal, TransferSizes()))
+    simulation.run()
+    (journal,) = simulation.journals.values()
+    job: Job | None = None
+    rates: dict[int, set[float]] = {}
+    for event in journal:
+        step = transition(job, event)
+        job = step.job
+        for command in step.commands:
+            if isinstance(command, AssignShard):
+                task = command.assignment.task
+                rates.setdefault(task.batch_size, set()).add(task.learning_rate)
+                participant = job.participant(command.node)
+                assert participant is not None
+                assert task.learning_rate == participant.plan.learning_rate or task.batch_size == 64
+    assert rates.pop(64) == {0.001}
+    assert rates, "the old card has a smaller batch"
+    for size, found in rates.items():
+        assert [*found] == [pytest.approx(0.001 * (size / 64) ** 0.5)]
 
 
 def test_a_job_whose_every_device_is_too_small_finds_by_itself_what_fits() -> None:

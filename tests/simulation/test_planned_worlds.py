@@ -10,7 +10,7 @@ from coordinator.core.measure.reading import StepTime, TransferDirection, Transf
 from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings
+from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings, Trust
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.link import COORDINATOR_LINK, Shape
 from netsim.network.world import NodeDescription, WorldDescription
@@ -89,7 +89,10 @@ def test_the_strategies_differ_in_what_they_move_and_wait_for() -> None:
 
 STEP_MS = 1_000
 EACH_STEP = replace(
-    STATED, training=replace(STATED.training, rounds=60, inner_steps=1, batch_size=32)
+    STATED,
+    training=replace(STATED.training, rounds=60, inner_steps=1, batch_size=32),
+    # Pairs train the same samples: more rounds are needed for as many.
+    trust=Trust(duplicates="none"),
 )
 
 

@@ -12,7 +12,7 @@ from coordinator.core.duplicates import (
     draw_duplicates,
     judge_pairs,
 )
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.common_work import (
     is_lesser,
     is_timed,

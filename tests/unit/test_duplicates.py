@@ -13,7 +13,8 @@ from coordinator.core.duplicates import (
 )
 from coordinator.core.job import events
 from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
-from coordinator.core.job.state import DuplicateMemory, Job, Phase, TrustMemory, Weighing
+from coordinator.core.job.state import Job, Phase
+from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.trust import WHOLE

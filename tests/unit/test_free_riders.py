@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from coordinator.core.job.state import TrustMemory
+from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient

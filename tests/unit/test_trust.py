@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import (
     FIRST_ROUNDS,
     NEWCOMER,

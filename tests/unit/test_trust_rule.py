@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import LENGTH_MOST, WHOLE, UpdateEvidence, weigh_updates
 from hypergpu.ids import NodeId
 

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from coordinator.core.job import events
 from coordinator.core.job.state import Job, Phase
+from coordinator.core.round.long_leases import staleness, staleness_factor
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import transition
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
-from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
+from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings, Trust
 from hypergpu.units import Milliseconds
 from netsim.link import COORDINATOR_LINK, Link, Shape
 from netsim.network.world import Churn, NodeDescription, WorldDescription
 from netsim.virtual.simulation import Simulation
-from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, TransferSizes
+from netsim.virtual.worlds import DrawnFaults, SimulatedWorld, SpeedLie, TransferSizes
 
 JOB = JobId("job-0")
 ADDED = NodeId("added")
@@ -40,6 +41,7 @@ class AddedNode(NamedTuple):
     times_slower: float
     """Its steps over those of the others."""
     link: Link = COORDINATOR_LINK
+    lie: SpeedLie = SpeedLie()
     churn: Churn | None = None
 
 
@@ -58,6 +60,10 @@ class FleetRun(NamedTuple):
     inner_steps: int
     """Median over rounds of the middle node's H."""
     rounds: int
+    weights: Mapping[NodeId, float]
+    """Samples of each node in folds, each times what its staleness leaves of its weight."""
+    planned_steps: Mapping[NodeId, Sequence[int]]
+    """Inner steps of each of a node's leases that was planned, in order."""
     broken: tuple[str, ...]
 
 
@@ -66,7 +72,13 @@ def job_spec(*, inner_steps: int, nodes: int, rounds: int = 40, strategy: str = 
     training = TrainingSettings(
         rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, nodes=nodes, seed=1
     )
-    stated = JobSpec(workload="digits-softmax", training=training, evaluation=Evaluation(every=10))
+    stated = JobSpec(
+        workload="digits-softmax",
+        training=training,
+        evaluation=Evaluation(every=10),
+        # Which nodes do a shard twice is chance: it moves a run's time by several per cent.
+        trust=Trust(duplicates="none"),
+    )
     return with_strategy(stated, strategy)
 
 
@@ -120,6 +132,9 @@ def run_fleet(
         sizes=TransferSizes(CODECS["int4"], CODECS["int4"], CODECS["fp32"], CODECS),
         step_ms=(1, 1),
         limit_ms=Milliseconds(30 * 86_400_000),
+        speed_lies={
+            NodeId(described.name): each.lie for described, each in zip(more, added, strict=True)
+        },
         description=description,
     )
     simulation = Simulation(world)
@@ -131,42 +146,74 @@ def run_fleet(
     return _figures(simulation.journals[JOB], steps_ms, broken)
 
 
+class _JournalTally:
+    """What a journal says of each node's work, event by event."""
+
+    def __init__(self, steps_ms: Mapping[NodeId, float]) -> None:
+        self._steps_ms = steps_ms
+        self.job: Job | None = None
+        self.began_ms = Milliseconds(0)
+        self.samples: Counter[NodeId] = Counter()
+        self.updates: Counter[NodeId] = Counter()
+        self.weights: Counter[NodeId] = Counter()
+        self.firsts: dict[NodeId, int] = {}
+        self.moving: dict[NodeId, list[float]] = {}
+        self.planned: dict[NodeId, list[int]] = {}
+        self.middle_steps: list[int] = []
+
+    def add(self, event: events.Event) -> None:
+        """Add the next event."""
+        before, job = self.job, transition(self.job, event).job
+        self.job = job
+        if not self.began_ms and job.round is not None:
+            self.began_ms = job.at_ms
+        match event:
+            case events.RoundPlanned(plan=plan):
+                self.middle_steps.append(plan.memory.inner_steps)
+                for node, part in plan.nodes.items():
+                    self.planned.setdefault(node, []).append(part.inner_steps)
+            case events.AggregateReady():
+                self._add_fold(job)
+            case events.UpdateReceived(node=node) if before is not None:
+                self._add_update(before, job, node)
+
+    def _add_fold(self, job: Job) -> None:
+        if (folded := job.closed) is not None:
+            for node, part, _ in folded.accepted_updates:
+                factor = staleness_factor(staleness(part, folded.number))
+                self.weights[node] += int(shard_samples(part.shard.ranges) * factor)
+
+    def _add_update(self, before: Job, job: Job, node: NodeId) -> None:
+        participant = before.participant(node)
+        if participant is None:
+            return
+        self.samples[node] += shard_samples(participant.shard.ranges)
+        self.updates[node] += 1
+        steps = participant.inner_steps * participant.plan.batch(BATCH) / BATCH
+        took_ms = job.at_ms - participant.assigned_at_ms - steps * self._steps_ms.get(node, 0)
+        self.moving.setdefault(node, []).append(max(0.0, took_ms))
+        self.firsts.setdefault(node, before.newest_model.round)
+
+
 def _figures(
     journal: Sequence[events.Event], steps_ms: Mapping[NodeId, float], broken: tuple[str, ...]
 ) -> FleetRun:
-    job: Job | None = None
-    samples: Counter[NodeId] = Counter()
-    updates: Counter[NodeId] = Counter()
-    firsts: dict[NodeId, int] = {}
-    moving: dict[NodeId, list[float]] = {}
-    middle_steps: list[int] = []
-    began_ms = Milliseconds(0)
+    tally = _JournalTally(steps_ms)
     for event in journal:
-        before, job = job, transition(job, event).job
-        if not began_ms and job.round is not None:
-            began_ms = job.at_ms
-        if isinstance(event, events.RoundPlanned):
-            middle_steps.append(event.plan.memory.inner_steps)
-        if isinstance(event, events.UpdateReceived) and before is not None:
-            participant = before.participant(event.node)
-            if participant is None:
-                continue
-            samples[event.node] += shard_samples(participant.shard.ranges)
-            updates[event.node] += 1
-            steps = participant.inner_steps * participant.plan.batch(BATCH) / BATCH
-            took_ms = job.at_ms - participant.assigned_at_ms - steps * steps_ms.get(event.node, 0)
-            moving.setdefault(event.node, []).append(max(0.0, took_ms))
-            firsts.setdefault(event.node, before.newest_model.round)
+        tally.add(event)
+    job = tally.job
     if job is None or job.model is None:
         raise AssertionError("a job that ran has a model")
     return FleetRun(
-        took_ms=Milliseconds(job.at_ms - began_ms),
-        samples=samples,
-        updates=updates,
-        first_rounds=firsts,
-        moving_ms={node: median(each) for node, each in moving.items()},
-        inner_steps=round(median(middle_steps)),
+        took_ms=Milliseconds(job.at_ms - tally.began_ms),
+        samples=tally.samples,
+        updates=tally.updates,
+        first_rounds=tally.firsts,
+        moving_ms={node: median(each) for node, each in tally.moving.items()},
+        inner_steps=round(median(tally.middle_steps)),
         rounds=job.model.round,
+        weights=tally.weights,
+        planned_steps=tally.planned,
         broken=broken,
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinator.core.duplicates import ComparedPair, RoundWorker, draw_duplicates, judge_pairs
-from coordinator.core.job.state import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
 from coordinator.core.plan.common_work import is_timed, lesser_work
 from coordinator.core.plan.decision import NodePlan
 from hypergpu.ids import NodeId

@@ -30,7 +30,7 @@ from benchmarks.ours.trust.training import (
     node_shards,
 )
 from coordinator.core.job.commands import FoldedUpdate
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.quality import quality_of
 from coordinator.core.round.outer_step import PLAIN_STEP
 from coordinator.core.trust import WHOLE, ban_reason, is_exploded

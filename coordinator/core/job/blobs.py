@@ -45,5 +45,7 @@ def _participant_blobs(participant: Participant) -> Iterator[BlobRef]:
     """Its update, and the model that a lease over several rounds begins from."""
     if participant.update is not None:
         yield participant.update.blob
+    if participant.duplicate is not None:
+        yield participant.duplicate.update.blob
     if participant.base is not None and participant.is_open:
         yield from _model_blobs(participant.base.model)

@@ -3,7 +3,8 @@
 import msgspec
 
 from coordinator.core.job.events import Record
-from coordinator.core.job.state import InitialWeights, Model, TrustMemory, Weighing
+from coordinator.core.job.state import InitialWeights, Model
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
@@ -91,6 +92,10 @@ class DuplicatedShards(msgspec.Struct, frozen=True):
     """Nodes of the pairs that were slower than they say, whether their updates are in or not."""
     timed: frozenset[NodeId] = frozenset()
     """Nodes of the pairs that had to be in sooner than usual."""
+    earlier: dict[NodeId, FoldedUpdate] = {}
+    """Updates of the shards of nodes with leases over several rounds that other nodes made in an
+    earlier round; they are compared and not folded again.
+    """
 
 
 class Aggregate(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model, Weighing
+from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model
+from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.plan.decision import RoundPlan
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
@@ -253,6 +254,8 @@ class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """Mean over participants of how far the forecast was off, over what it took; None without one.
     One that was cut counts with what it had taken by the deadline: it would have taken more.
     """
+    updates_needed: int = 0
+    """Quorum that it closed with; 0: not told."""
 
 
 class MeasuredUpdate(msgspec.Struct, frozen=True):

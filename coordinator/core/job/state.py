@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from coordinator.core.job.standing import Standing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
@@ -132,6 +133,14 @@ class LeaseBase(msgspec.Struct, frozen=True):
         return self.round // self.spec.pay.rounds_per_epoch
 
 
+class EarlierDuplicate(msgspec.Struct, frozen=True):
+    """Another node's earlier update of the shard of a lease over several rounds."""
+
+    node: NodeId
+    slot: Slot
+    update: AcceptedUpdate
+
+
 class Participant(msgspec.Struct, frozen=True):
     """A node assigned in this round."""
 
@@ -152,6 +161,9 @@ class Participant(msgspec.Struct, frozen=True):
     """Slot that its seed follows from, where its shard is another's; None: its own."""
     base: LeaseBase | None = None
     """What a lease over several rounds began with; None: its lease ends with its round."""
+    repeats: NodeId | None = None
+    """The node whose shard, under a lease over several rounds, it does in secret; None: nobody."""
+    duplicate: EarlierDuplicate | None = None
 
     @property
     def is_open(self) -> bool:
@@ -167,70 +179,6 @@ class Participant(msgspec.Struct, frozen=True):
     def codec(self) -> str:
         """The codec that its update travels in."""
         return self.plan.codec
-
-
-class DuplicateMemory(msgspec.Struct, frozen=True):
-    """What secret duplicates of shards taught, see `coordinator.core.duplicates`."""
-
-    matches: dict[NodeId, int] = {}
-    """Pairs that matched."""
-    doubts: dict[NodeId, int] = {}
-    """Doubts of each node that has some; 24 take the whole vote."""
-    likeness: tuple[float, ...] = ()  # of the newest pairs
-    due: frozenset[NodeId] = frozenset()  # checked in their next round
-
-
-class NoiseEvidence(msgspec.Struct, frozen=True):
-    """What a node's updates had in common with others' and with the gradient, see
-    `coordinator.core.noise`: averages in which newer rounds count more.
-    """
-
-    nearest: float
-    """Cosine with the most alike update of another node."""
-    influence: float
-    """Cosine with the gradient of the held-out loss."""
-    rounds: int
-
-
-class TrustMemory(msgspec.Struct, frozen=True):
-    """What a job's rounds taught of its nodes, see `coordinator.core.trust`."""
-
-    weights: dict[NodeId, int] = {}
-    """Learned weights in 1/65,536 of a whole one."""
-    rounds: int = 0
-    """Rounds that were weighed."""
-    signal: float = 0.0
-    """The strongest influence of late, which fades."""
-    signal_most: float = 0.0
-    strength: float = 0.0
-    """The newest round's influences as a part of ``signal``, in [0, 1]."""
-    loss: float | None = None
-    """Held-out loss of the newest model that was of use; None: it is not known."""
-    rollbacks: int = 0
-    """Rollbacks in a row."""
-    duplicates: DuplicateMemory = DuplicateMemory()
-    fingerprints: dict[NodeId, tuple[str, ...]] = {}
-    """Signs of each node's newest updates, in hexadecimal digits; the newest is the last."""
-    noise: dict[NodeId, NoiseEvidence] = {}
-
-
-class Weighing(msgspec.Struct, frozen=True):
-    """How much each update of a closed round counts, in 1/65,536."""
-
-    clips: dict[NodeId, int]
-    """Factors that shrink long updates, of those that are not whole; 0 leaves one out."""
-    votes: dict[NodeId, int]
-    """Shares of a vote, of those that are not full; 0 leaves one out, and unpaid."""
-    reasons: dict[NodeId, str]
-    """Why a vote is not a full one."""
-    memory: TrustMemory
-    """After the round."""
-    useless: tuple[NodeId, ...] = ()
-    """Those whose update of this round spoke clearly against them, whatever their weight."""
-    rollback: str = ""
-    """Why the job went back to the model before instead; empty: it did not."""
-    no_evidence: str = ""
-    """Why there was no held-out gradient: updates then count by the weights of before."""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -272,8 +220,8 @@ class Round(msgspec.Struct, frozen=True):
     slow: frozenset[NodeId] = frozenset()  # of the pairs: slower than they say, as it closed
     is_interrupted: bool = False  # by a pause or a restart: elapsed times say nothing of nodes
     dealt: int = 0  # shards, as it opened; 0: not known
-    orphans: tuple[Shard, ...] = ()
-    """Shards whose participant is gone and that nobody has taken over."""
+    orphans: tuple[Shard, ...] = ()  # their participant is gone, and nobody has taken them over
+    updates_needed: int = 0  # quorum that it closed with; 0: it is open, or not known
 
     @property
     def epoch(self) -> int:

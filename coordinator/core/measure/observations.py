@@ -4,7 +4,7 @@ Forgetting is by observation. Nothing is ever averaged over more than a few minu
 machines change.
 """
 
-from math import log
+from math import inf, log
 from statistics import median
 
 from msgspec.structs import replace
@@ -45,6 +45,14 @@ CORRECTION_LEAST, CORRECTION_MOST = 0.5, 3.0
 CORRECTION_GAIN = 1 / 2
 NEWEST_RATIOS, RATIOS_LEAST = 5, 3
 """Finishes whose median corrects forecasts, and from how many on."""
+ABSENCES_MOST, KEPT_OF_ABSENCES = 16, 0.5
+"""Absences that are remembered, and how much is kept of them once there are more."""
+STEP_TIMES = 4.0
+"""One observation moves the time of a step by this factor at most, whatever it claims."""
+STEP_US_LEAST, STEP_US_MOST = 1.0, 1e10
+"""No step is believed to be shorter than a microsecond or longer than three hours."""
+FEW_STEPS, MORE_STEPS = 4, 4
+"""Observations of fewer steps than the first are forgotten with one of so many times as many."""
 ERROR_GAIN = 1 / 4
 ERROR_MOST = 3.0
 
@@ -130,10 +138,20 @@ def _loss_bound(reading: NodeReading, transfer: TransferTime, now: Conditions) -
 
 
 def _steps(reading: NodeReading, steps: StepTime) -> NodeReading:
-    if steps.steps <= 0 or steps.took_ms <= 0:
+    if not 0 < steps.steps < inf or steps.took_ms <= 0:
         return reading
-    each_us = steps.took_ms * 1000 / steps.steps
-    return replace(reading, step_us=update_estimate(reading.step_us, each_us, steps.at_ms))
+    before = reading.step_us
+    each_us = min(STEP_US_MOST, max(STEP_US_LEAST, steps.took_ms * 1000 / steps.steps))
+    if before.count:
+        each_us = min(max(each_us, before.mean / STEP_TIMES), before.mean * STEP_TIMES)
+    if 0 < reading.steps_most < FEW_STEPS and steps.steps >= MORE_STEPS * reading.steps_most:
+        # What surrounds a training, and warming up, was most of the time of so few steps.
+        before = replace(before, mean=each_us, deviation=each_us / 10, drift=0.0)
+    return replace(
+        reading,
+        step_us=update_estimate(before, each_us, steps.at_ms),
+        steps_most=max(reading.steps_most, steps.steps),
+    )
 
 
 def _finish(reading: NodeReading, finish: Finish) -> NodeReading:
@@ -177,8 +195,17 @@ def _error(known: Estimate, error: float, at_ms: Milliseconds) -> Estimate:
 
 
 def _presence(reading: NodeReading, presence: Presence) -> NodeReading:
+    kept = KEPT_OF_ABSENCES if reading.absences >= ABSENCES_MOST else 1.0
+    is_known, was_present = reading.presence_count > 0, reading.is_present
+    passed_ms = max(0, presence.at_ms - reading.presence_at_ms) if is_known else 0
+    is_gone = is_known and was_present and not presence.is_present
     return replace(
         reading,
+        presence_count=reading.presence_count + 1,
+        presence_at_ms=max(presence.at_ms, reading.presence_at_ms) if is_known else presence.at_ms,
+        present_ms=kept * (reading.present_ms + (passed_ms if was_present else 0)),
+        absent_ms=kept * (reading.absent_ms + (0 if was_present else passed_ms)),
+        absences=kept * (reading.absences + is_gone),
         is_present=presence.is_present,
         is_starting=presence.is_present and presence.is_starting,
     )

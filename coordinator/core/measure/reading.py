@@ -136,6 +136,8 @@ class NodeReading(msgspec.Struct, frozen=True):
     down_conditions: Conditions = Conditions()
     step_us: Estimate = Estimate()
     """Time of a step with the job's own batch: a node with a smaller one is no faster for it."""
+    steps_most: float = 0.0
+    """Most steps of one of its observations; 0: it has none, or is remembered."""
     packets_sent: float = 0.0
     """Probes, old ones forgotten bit by bit: with ``packets_lost`` a Beta posterior of losses."""
     packets_lost: float = 0.0
@@ -152,6 +154,15 @@ class NodeReading(msgspec.Struct, frozen=True):
     is_present: bool = True
     is_starting: bool = False
     """Its worker's process is a new one that is not ready yet."""
+    presence_count: int = 0
+    """Times that it came or went; 0: nothing is known of its presence."""
+    presence_at_ms: Milliseconds = Milliseconds(0)
+    """When it came or went last."""
+    present_ms: float = 0.0
+    """How long it was there until then, and away; old times are forgotten bit by bit."""
+    absent_ms: float = 0.0
+    absences: float = 0.0
+    """How often it went in that time."""
     congestion_control: str = ""
     """That of the node's sockets, which carry what goes up."""
     coordinator_congestion_control: str = ""

@@ -3,14 +3,16 @@ and what the next plan is to remember.
 """
 
 from collections.abc import Mapping
-from math import ceil
 
 from msgspec.structs import replace
 
+from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.batches import batch_rate
 from coordinator.core.plan.decision import (
     NodePlan,
     PlanMemory,
     RoundPlan,
+    opening_quorum,
 )
 from coordinator.core.plan.median_node import (
     node_reason,
@@ -77,6 +79,7 @@ def close_plan(inputs: PlanInputs, shares: NodeShares) -> RoundPlan:
             deadline_ms=closes_ms,
             resting=len(resting),
         ),
+        updates_needed=opening_quorum(request, plans),
     )
 
 
@@ -102,10 +105,11 @@ def _node_plans(inputs: PlanInputs, shares: NodeShares) -> dict[NodeId, NodePlan
                 else 0
             ),
             spread_ms=finishes[node].deviation_ms,
-            reason=work.batch.reason,
+            reason="; ".join(filter(None, (work.batch.reason, work.known.reason))),
             upload_after_ms=delays.get(node, Milliseconds(0)),
             connections=work.known.connections,
             batch_size=work.batch.size if work.batch.size != stated else 0,
+            learning_rate=batch_rate(spec, work.batch.size),
             prefetch_steps=0
             if work.long
             else planned_prefetch(spec, span_us, work.moving_us + work.hidden_us, work.step_us),
@@ -123,13 +127,15 @@ def _deadline(
     span_us: float,
 ) -> Milliseconds:
     """When the round closes: as the job states, or so that it leaves twice the span to nodes that
-    were never seen at work.
+    were never seen at work; 0: by what its quorum takes, where no forecast of anybody was ever
+    compared and the job begins, with programs and data to fetch that no forecast knows of.
     """
     spec, stated = inputs.request.spec, inputs.stated_batch
-    if spec.round.deadline_ms:
+    readings = [work.known.reading for work in working.values()]
+    is_compared = any(reading.forecast_error.count for reading in readings)
+    if spec.round.deadline_ms or (inputs.request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
     awaited = {node for node, plan in plans.items() if plan.rounds == 1}
-    quorum = max(1, ceil(spec.round.quorum * len(awaited) - 1e-9))
     arrivals = tuple(
         UpdateArrival(
             plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
@@ -141,7 +147,7 @@ def _deadline(
     if len(arrivals) < len(awaited):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * span_us / 1000)))
     if arrivals:
-        latest.append(deadline(arrivals, quorum))
+        latest.append(deadline(arrivals, opening_quorum(inputs.request, plans)))
     return Milliseconds(max(LEAST_MS, *latest))
 
 
@@ -161,6 +167,7 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
             else strayed_rounds(work.step_us, work.moving_us, span_us, memory=memory, steps=steps),
             connections=plans[node].connections if node in plans else memory.connections,
             batch_size=plans[node].batch_size if node in plans else memory.batch_size,
+            growth=work.growth if node in plans else memory.growth,
         )
     return PlanMemory(
         inner_steps=middle_.inner_steps,
@@ -174,4 +181,5 @@ def _memory(inputs: PlanInputs, shares: NodeShares, plans: Mapping[NodeId, NodeP
         dense_ms=Milliseconds(max(1, round(middle_.dense_at_change_us / 1000))),
         dense_rounds=common.family.dense_rounds,
         down=common.down,
+        noise_share=noise_share(inputs.request),
     )

@@ -29,8 +29,9 @@ def is_work_equal(first: NodePlan, second: NodePlan, stated_batch: int) -> bool:
     return _work(first, stated_batch) == _work(second, stated_batch)
 
 
-def _work(plan: NodePlan, stated_batch: int) -> tuple[int, int, int, str]:
-    return plan.inner_steps, plan.batch(stated_batch), plan.micro_batch, plan.codec
+def _work(plan: NodePlan, stated_batch: int) -> tuple[int, int, float, int, str]:
+    batch = plan.batch(stated_batch)
+    return plan.inner_steps, batch, plan.learning_rate, plan.micro_batch, plan.codec
 
 
 def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
@@ -44,7 +45,7 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
     if is_work_equal(plan, other, stated_batch):
         return plan
     steps = min(plan.inner_steps, other.inner_steps)
-    batch = min(plan.batch(stated_batch), other.batch(stated_batch))
+    smaller = min(plan, other, key=lambda each: each.batch(stated_batch))
     micro_batches = [each.micro_batch for each in (plan, other) if each.micro_batch]
     passes = (
         min(micro_batches, default=0),
@@ -55,7 +56,8 @@ def lesser_work(plan: NodePlan, other: NodePlan, stated_batch: int) -> NodePlan:
     lesser = replace(
         plan,
         inner_steps=steps,
-        batch_size=batch if batch != stated_batch else 0,
+        batch_size=smaller.batch_size,
+        learning_rate=smaller.learning_rate,
         micro_batch=passes[0],
         checkpoints_activations=passes[1],
         codec=max(plan.codec, other.codec, key=CODECS.index),

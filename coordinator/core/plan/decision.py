@@ -3,6 +3,8 @@
 The journal holds plans (`RoundPlanned`), never the readings that they were made of.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from hypergpu.ids import NodeId, Slot
@@ -41,10 +43,33 @@ class NodePlan(msgspec.Struct, frozen=True):
     """
     rounds: int = 1
     """Rounds that its lease may last; of more than one, no round waits for it."""
+    learning_rate: float = 0.0
+    """Peak of its steps, of another batch than the job's; 0: as the job states."""
 
     def batch(self, stated: int) -> int:
         """Samples in each of its steps, of a job that states so many."""
         return self.batch_size or stated
+
+
+class BatchGrowth(msgspec.Struct, frozen=True):
+    """Knowledge of one node's batches that are larger than the job's, see `batches`."""
+
+    size: int = 0
+    """The batch that is kept; 0: the job's."""
+    sample_us: float = 0.0
+    """What a sample took with it, the mean of its newest updates."""
+    updates: int = 0
+    """How many updates of it were measured."""
+    samples: int = 0
+    """Samples of the newest of them."""
+    trial: int = 0
+    """The larger batch that is tried; 0: none."""
+    tries_us: tuple[float, ...] = ()
+    """What a sample took in the updates of the trial."""
+    next_round: int = 0
+    """No batch is tried before that round."""
+    failures: int = 0
+    """Trials in a row that were no faster."""
 
 
 class NodeMemory(msgspec.Struct, frozen=True):
@@ -78,6 +103,9 @@ class NodeMemory(msgspec.Struct, frozen=True):
     """What its newest update took for each step of the job's own batch, by the coordinator's clock
     and bytes included; 0: none has come.
     """
+    growth: BatchGrowth = BatchGrowth()
+    proven_steps: float = 0.0
+    """How many of those steps it had; 0: that is not known."""
 
 
 class PlanMemory(msgspec.Struct, frozen=True):
@@ -102,6 +130,8 @@ class PlanMemory(msgspec.Struct, frozen=True):
     """Sparse plans in a row in which dense codecs would have fitted."""
     down: str = ""
     """Codec of the delta, as planned last."""
+    noise_share: float = 1.0
+    """Largest batch over the job's that costs next to no progress a sample, see `agreement`."""
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
@@ -121,6 +151,10 @@ class RoundPlan(msgspec.Struct, frozen=True):
     """Whether the outer step is plain SGD, as sparse codecs need it, or Nesterov."""
     memory: PlanMemory
     reason: str
+    updates_needed: int = 0
+    """Quorum of the round as it opens with all of these nodes: so many updates may close it at its
+    deadline. 0: a plan from before it was journalled.
+    """
 
 
 class NodeResult(msgspec.Struct, frozen=True):
@@ -131,6 +165,8 @@ class NodeResult(msgspec.Struct, frozen=True):
     """From the round's opening until its update was in; 0: it never was."""
     is_lapsed: bool = False
     """Whether that was the end of a lease over several rounds."""
+    compute_ms: Milliseconds = Milliseconds(0)
+    """For which it computed, as it says; 0: not known."""
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -184,6 +220,14 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Nodes with a lease over several rounds: no candidates, and remembered until it is over."""
     line_bits_per_s: int = 0
     """What the coordinator's own line carries towards it, headers left out; 0: not known."""
+
+
+def opening_quorum(request: PlanRequest, plans: Mapping[NodeId, NodePlan]) -> int:
+    """Quorum of a round that opens with these plans: leases over several rounds and nodes on trial
+    count for none.
+    """
+    awaited = [n for n, plan in plans.items() if plan.rounds == 1 and n not in request.on_trial]
+    return request.spec.round.updates_needed(len(awaited))
 
 
 class ModelSizes(msgspec.Struct, frozen=True):

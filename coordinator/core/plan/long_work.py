@@ -10,7 +10,8 @@ step may be more than fits into a round, and moving bytes may take several round
 from math import ceil
 from typing import NamedTuple
 
-from coordinator.core.plan.node_work import LEAST_SHARE, Batch, StepBounds
+from coordinator.core.plan.batches import BatchBounds
+from coordinator.core.plan.node_work import StepBounds
 from hypergpu.statements import LEASE_ROUNDS_MOST
 
 ROUNDS_MOST = LEASE_ROUNDS_MOST
@@ -27,17 +28,15 @@ _BUSY = 0.88
 _BUSY_OF_BEST = 0.95
 _SLACK_ROUNDS, _SLACK_TIMES = 2, 2
 """A lease lasts so many rounds longer than it is made for: what is late is still of use."""
-_LEAST_SAMPLES = 4
-"""Fewest samples of a batch, unless the job states fewer: batch norm needs several."""
 _STEPS_WHOLE = 8
-"""From so many steps on they are whole, and of the job's own batch."""
+"""From so many steps on they are whole, and of the largest batch."""
 
 
 class LongWork(NamedTuple):
     """Work of a node that no round waits for."""
 
     inner_steps: int
-    batch: Batch
+    batch_size: int
     rounds: int
     """Rounds that its lease lasts at most, at least 2."""
     made_for: int
@@ -48,7 +47,7 @@ class WorkTimes(NamedTuple):
     """What a node's work consists of, in microseconds."""
 
     step_us: float
-    """A step with the job's own batch."""
+    """A step with the node's largest batch."""
     moving_us: float
     spread_us: float
     """Mean deviation of the forecast of a round's work."""
@@ -56,23 +55,18 @@ class WorkTimes(NamedTuple):
     """When the round is forecast to close."""
 
 
-def least_batch(stated: int) -> int:
-    """Samples of the smallest batch."""
-    return min(stated, max(ceil(stated * LEAST_SHARE), _LEAST_SAMPLES))
-
-
 def long_work(
-    times: WorkTimes, bounds: StepBounds, stated_batch: int, *, cut_rounds: int
+    times: WorkTimes, bounds: StepBounds, batches: BatchBounds, *, cut_rounds: int
 ) -> LongWork:
     """The shortest work that keeps a node busy, of those that no round waits for.
 
     Args:
         times: Of the node.
         bounds: The fewest and the most of its steps in one round.
-        stated_batch: The job's.
+        batches: Its smallest and its largest batch.
         cut_rounds: Its leases in a row that ended without its update: each halves its work.
     """
-    sizes = [_work_for(times, bounds, stated_batch, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
+    sizes = [_work_for(times, bounds, batches, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
     best = max(busy for _, _, busy in sizes)
     wanted = min(_BUSY, _BUSY_OF_BEST * best)
     made_for, (steps, share, _) = next(
@@ -81,21 +75,19 @@ def long_work(
         if (found[2] >= wanted and found[2] > 0) or rounds == ROUNDS_MOST
     )
     steps = max(bounds.least, steps >> min(cut_rounds, 16))
-    size = max(least_batch(stated_batch), min(stated_batch, int(share * stated_batch)))
+    size = max(batches.least, min(batches.most, int(share * batches.most)))
     lasts = min(ROUNDS_MOST, max(_SLACK_TIMES * made_for, made_for + _SLACK_ROUNDS))
-    is_own = size != stated_batch
-    reason = f"batch {size} of {stated_batch}: as much as its time holds" if is_own else ""
-    return LongWork(steps, Batch(size, reason), lasts, made_for)
+    return LongWork(steps, size, lasts, made_for)
 
 
 def _work_for(
-    times: WorkTimes, bounds: StepBounds, stated_batch: int, rounds: int
+    times: WorkTimes, bounds: StepBounds, batches: BatchBounds, rounds: int
 ) -> tuple[int, float, float]:
-    """Steps, share of the batch, and the part of so many rounds that the node would compute."""
+    """Steps, share of the largest batch, and the part of so many rounds that it would compute."""
     margin_us = _BEFORE_CLOSE * times.span_us
     margin_us += min(_SPREADS_MOST * times.span_us, _SPREADS * times.spread_us)
     room_us = rounds * times.span_us - margin_us - times.moving_us
-    least = least_batch(stated_batch) / stated_batch
+    least = batches.least / batches.most
     if room_us < bounds.least * least * times.step_us:
         return bounds.least, least, 0.0
     wanted = room_us / times.step_us
@@ -104,6 +96,6 @@ def _work_for(
     steps = min(max(bounds.least, whole), bounds.most)
     share = min(1.0, max(least, wanted / steps))
     # Samples are whole: a batch is what fits, never more.
-    share = max(least, int(share * stated_batch) / stated_batch)
+    share = max(least, int(share * batches.most) / batches.most)
     busy_us = steps * share * times.step_us
     return steps, share, min(busy_us, room_us) / (rounds * times.span_us)

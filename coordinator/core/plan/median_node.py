@@ -4,11 +4,12 @@ round, no more than the job can divide its work by, and slow to change.
 Also the sentences in which plans explain themselves.
 """
 
-from collections.abc import Mapping, Sequence
-from math import ceil, sqrt
+from collections.abc import Mapping
+from math import ceil
 
 import msgspec
 
+from coordinator.core.plan.agreement import update_cosine
 from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest
 from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_share
 from coordinator.core.plan.speeds import NodeSpeed
@@ -124,21 +125,6 @@ def decay_steps(request: PlanRequest) -> int:
     return int(base / share**2)
 
 
-def cosine(agreement: float, inner_steps: Sequence[int]) -> float:
-    """The cosine between two updates, on average: 0 when orthogonal, 1 when they go the same way.
-
-    With n updates of norms a and cosines c between them the agreement is ``1 + c (m - 1)``, where
-    ``m = (sum a)^2 / sum a^2``: n if the norms are equal, and less if a few outweigh the others.
-    Norms are taken to grow with the square root of inner steps, as those of noise do.
-
-    Args:
-        agreement: See `PlanRequest.agreement`.
-        inner_steps: Of each update, at least two of them.
-    """
-    count = sum(sqrt(steps) for steps in inner_steps) ** 2 / sum(inner_steps)
-    return (agreement - 1) / (count - 1)
-
-
 def drift(request: PlanRequest, moving_share: float) -> Drift:
     """Half of H when updates were nearly orthogonal for three rounds; a quarter more when they
     agree and a fifth of the round moves bytes. What was halved grows back by quarters as soon as
@@ -150,10 +136,9 @@ def drift(request: PlanRequest, moving_share: float) -> Drift:
     if previous is None:
         return Drift()
     before = Drift(previous.drift, previous.crowded_rounds)
-    steps = [each.plan.inner_steps for each in request.results.values() if each.took_ms > 0]
-    if request.agreement is None or previous.is_sparse or len(steps) < 3:
+    agreed = update_cosine(request)
+    if agreed is None:
         return before
-    agreed = cosine(request.agreement, steps)
     if agreed < _CROWD:
         crowded = before.crowded_rounds + 1
         if crowded < _CROWDED_ROUNDS:
@@ -300,9 +285,13 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
 
 def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
     """Reason of a plan that is made before any node was measured."""
-    until = "closes after "
-    until += seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
-    return f"H={inner_steps} and {codec} until nodes are measured; {until}"
+    closes = _closing_reason(deadline_ms)
+    return f"H={inner_steps} and {codec} until nodes are measured; {closes}"
+
+
+def _closing_reason(deadline_ms: int) -> str:
+    after = seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
+    return f"closes after {after}"
 
 
 def round_reason(
@@ -313,7 +302,7 @@ def round_reason(
     moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
     if middle.hidden_us:
         moves += f", {seconds(middle.hidden_us / 1000)} of it while it begins the next"
-    until = f"closes after {seconds(deadline_ms)}"
+    until = _closing_reason(deadline_ms)
     rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
     up = "/".join(codecs)
     return (

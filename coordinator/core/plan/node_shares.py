@@ -9,23 +9,33 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import FinishForecast
+from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.batches import (
+    Batch,
+    BatchBounds,
+    batch_bounds,
+    exchanges_each_step,
+    explain_batch,
+    growth_for_round,
+    growth_reason,
+    held_batch,
+    own_batch,
+)
 from coordinator.core.plan.codecs import (
     byte_budget,
     node_codecs,
 )
 from coordinator.core.plan.decision import (
+    BatchGrowth,
+    MemoryFit,
     ModelSizes,
     NodeMemory,
     PlanRequest,
 )
 from coordinator.core.plan.long_work import ROUNDS_MOST, LongWork, WorkTimes, long_work
 from coordinator.core.plan.node_work import (
-    Batch,
     StepBounds,
-    exchanges_each_step,
     fit_steps,
-    held_batch,
-    own_batch,
     own_bounds,
     own_steps,
     prefetch_limit,
@@ -64,6 +74,23 @@ class PlanInputs(NamedTuple):
         """Samples in a step of the job's own batch."""
         return self.request.spec.training.batch_size
 
+    def batch_bounds(self, node: NodeId) -> BatchBounds:
+        """The smallest and the largest batch of a node."""
+        return batch_bounds(self.request.spec, self.request.fits.get(node, MemoryFit()))
+
+    def growth_for(self, node: NodeId, memory: NodeMemory, steps: float) -> BatchGrowth:
+        """What a node keeps or tries of larger batches, of which so many steps fill the round."""
+        if exchanges_each_step(self.request.spec):
+            return memory.growth
+        return growth_for_round(
+            memory.growth,
+            self.batch_bounds(node),
+            self.stated_batch,
+            number=self.request.round,
+            steps=0.0 if memory.cut_rounds or node in self.request.on_trial else steps,
+            noise_share=noise_share(self.request),
+        )
+
 
 class NodeWork(NamedTuple):
     """One node's work while the plan is made."""
@@ -83,6 +110,8 @@ class NodeWork(NamedTuple):
     bounds: StepBounds
     is_batch_held: bool
     """Whether its steps before were of the same batch, so that their number may be kept."""
+    growth: BatchGrowth
+    """What it keeps or tries of larger batches."""
     long: LongWork | None = None
     """Its work where no round waits for it."""
 
@@ -135,7 +164,7 @@ def node_shares(inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed]) -> NodeSh
     works = {
         node: work
         if parts[node].is_awaited
-        else _with_long_work(inputs, work, memories[node], round_us)
+        else _with_long_work(inputs, node, work, parts[node].memory, round_us)
         for node, work in works.items()
     }
     taking_part = {node: work for node, work in works.items() if parts[node].is_taking_part}
@@ -182,27 +211,48 @@ def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
 
 
 def _with_long_work(
-    inputs: PlanInputs, work: NodeWork, memory: NodeMemory, round_us: float
+    inputs: PlanInputs, node: NodeId, work: NodeWork, memory: NodeMemory, round_us: float
 ) -> NodeWork:
-    """The work of a node that no round waits for: one step where nothing is known of its speed."""
+    """The work of a node that no round waits for: one step where nothing is known of its speed, or
+    what was known kept it from delivering until it was excluded.
+    """
     stated, known = inputs.stated_batch, work.known
-    moving_us = work.moving_us + work.hidden_us
-    if not known.reading.step_us.count:
-        long = LongWork(1, Batch(stated), ROUNDS_MOST, 1)
+    moving_us, growth = work.moving_us + work.hidden_us, memory.growth
+    if not known.reading.step_us.count or memory.retries:
+        long, reason = LongWork(1, stated, ROUNDS_MOST, 1), ""
     else:
         up_bytes = inputs.sizes.update_bytes[work.codec]
         forecast = known.finish(round_us / known.step_us, up_bytes, Bytes(0))
         spread_us = 1000.0 * forecast.deviation_ms
         times = WorkTimes(known.step_us, moving_us, spread_us, round_us)
-        long = long_work(times, inputs.limits, stated, cut_rounds=memory.cut_rounds)
+        bounds = inputs.batch_bounds(node)
+        growth = inputs.growth_for(node, memory, 0.0)
+        kept = bounds._replace(most=growth.size or stated)
+        long = _long_work(inputs, times, kept, memory)
+        steps = long.inner_steps * long.batch_size / kept.most
+        growth = inputs.growth_for(node, memory, steps)
+        if growth.trial:
+            long = _long_work(inputs, times, bounds._replace(most=growth.trial), memory)
+        growth = growth if long.batch_size == growth.trial else replace(growth, trial=0)
+        is_grown = long.batch_size > stated
+        reason = growth_reason(growth, long.batch_size) if is_grown else "as much as its time holds"
     return work._replace(
         moving_us=moving_us,
         hidden_us=0.0,
-        batch=long.batch,
-        step_us=known.step_us * long.batch.size / stated,
+        batch=explain_batch(long.batch_size, stated, reason),
+        step_us=known.step_us * long.batch_size / stated,
         prefetched=0,
+        growth=growth,
         long=long,
     )
+
+
+def _long_work(
+    inputs: PlanInputs, times: WorkTimes, batches: BatchBounds, memory: NodeMemory
+) -> LongWork:
+    """Work of batches up to the largest, whose time goes as their samples do."""
+    times = times._replace(step_us=times.step_us * batches.most / inputs.stated_batch)
+    return long_work(times, inputs.limits, batches, cut_rounds=memory.cut_rounds)
 
 
 def _codecs(
@@ -231,11 +281,18 @@ def _node_work(
     held = held_batch(request.spec, memory)
     hidden_us = min(moved_us, prefetched * known.step_us * held.size / stated)
     stretch = 1.0 if exchanges_each_step(request.spec) else _STRETCH
+    room_us = stretch * common.span_us - moved_us + hidden_us
+    growth, bounds = memory.growth, inputs.batch_bounds(node)
+    if not exchanges_each_step(request.spec):
+        steps = room_us / known.step_us * stated / (growth.size or stated)
+        growth = inputs.growth_for(node, memory, steps)
+        bounds = bounds._replace(most=growth.trial or growth.size or stated)
     batch = own_batch(
         request.spec,
-        memory,
+        replace(memory, growth=growth),
+        bounds,
         fewest_us=inputs.limits.least * known.step_us,
-        room_us=stretch * common.span_us - moved_us + hidden_us,
+        room_us=room_us,
     )
     if batch.size != (memory.batch_size or stated):
         # Steps that were taken with another batch begin no shard of this one.
@@ -251,6 +308,7 @@ def _node_work(
         prefetched=prefetched,
         bounds=own_bounds(inputs.limits, batch.size / stated, request.spec),
         is_batch_held=batch.size == (memory.batch_size or stated),
+        growth=growth if batch.size == growth.trial else replace(growth, trial=0),
     )
 
 

@@ -1,10 +1,5 @@
 """Each node's own part of a round: inner steps such that all finish together (DyLU,
-arXiv:2401.09135), and its batch.
-
-The learning rate of a step stays the job's own, whatever the batch, and its schedule counts
-samples. A smaller batch so means noisier steps of the same length: a node that takes twice as many
-steps of half the batch moves further on the same samples, by a factor between the square root of
-two, where noise leads, and two. Updates are weighed by samples (`weights`).
+arXiv:2401.09135). Updates are weighed by samples (`weights`), whatever their batches (`batches`).
 
 Where every step is exchanged no node can take fewer steps. There the round's span is the one in
 which the nodes' batches come to as many samples as the job's own would (LB-BSP): fast nodes share
@@ -12,7 +7,7 @@ what slow ones leave, so that neither the mean of the gradients nor the learning
 anything else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -57,13 +52,14 @@ def step_bounds(middle_steps: int, inner_steps_max: int, *, is_common: bool) -> 
 
 
 def own_bounds(limits: StepBounds, batch_share: float, spec: JobSpec) -> StepBounds:
-    """The bounds of a node with a smaller batch: more inner steps make up for it.
+    """The bounds of a node with another batch: more inner steps make up for a smaller one, and
+    fewer are as much work of a larger one.
 
     Where nodes hold samples that others do not, updates count by their steps, and the bounds stay.
     """
     if not spec.data.is_common:
         return limits
-    most = int(limits.most / min(1.0, batch_share))
+    most = max(1, int(limits.most / batch_share))
     return StepBounds(limits.least, min(spec.aware.inner_steps_max, most))
 
 
@@ -159,86 +155,3 @@ def fit_steps(
         return dict(steps)
     share = max(0, samples_left) / rounds_left / planned
     return {node: max(1, ceil(mine * share)) for node, mine in steps.items()}
-
-
-LEAST_SHARE, _MOST_SHARE = 1 / 8, 2
-"""Smallest and largest part of the job's batch. Below the first a step is mostly noise; above the
-second it asks for more memory than the job's user may have tried.
-"""
-_HOLD_BATCH = 1.1
-"""A batch is kept until the round asks for this much more or less: noise is no reason."""
-_HALVINGS = 60
-
-
-class Batch(NamedTuple):
-    """Samples of each of a node's inner steps."""
-
-    size: int
-    reason: str = ""
-    """``batch 16 of 32: a full one takes ...``; empty for the job's own batch."""
-
-
-def most_samples(spec: JobSpec) -> int:
-    """Samples of the largest batch that a node may be given."""
-    stated = spec.training.batch_size
-    return _MOST_SHARE * stated if exchanges_each_step(spec) else stated
-
-
-def exchanges_each_step(spec: JobSpec) -> bool:
-    """Whether every node takes one step a round, whatever is measured."""
-    return spec.aware.inner_steps_max == 1
-
-
-def held_batch(spec: JobSpec, memory: NodeMemory) -> Batch:
-    """The batch that the node was given last, as far as the job still allows it."""
-    stated = spec.training.batch_size
-    size = min(memory.batch_size or stated, most_samples(spec))
-    return _explain_batch(size, stated, "as before")
-
-
-def own_batch(spec: JobSpec, memory: NodeMemory, *, fewest_us: float, room_us: float) -> Batch:
-    """The batch with which the fewest inner steps fit into the round.
-
-    A smaller batch is the last resort: a slow node takes fewer steps first, down to the fewest that
-    the job's sharding allows. Where moving bytes alone fills the round no batch would help.
-
-    Args:
-        spec: The job's.
-        memory: Each of the node's rounds in a row that closed without its update halves the room.
-        fewest_us: Time of the fewest inner steps with the job's own batch.
-        room_us: The round's span less the time for which the node moves bytes.
-    """
-    stated, most = spec.training.batch_size, most_samples(spec)
-    share = room_us / fewest_us / (1 << min(memory.cut_rounds, 16))
-    fits = min(most, _clamp(share) * stated if share > 0 else stated)
-    held = held_batch(spec, memory).size
-    if fits < most and held / _HOLD_BATCH <= fits <= held * _HOLD_BATCH:
-        fits = held
-    why = f"a full one takes {1 / share:.1f} times the time there is" if share > 0 else ""
-    return _explain_batch(max(1, round(fits)), stated, why)
-
-
-def balanced_span_us(steps_us: Sequence[float], moving_us: Sequence[float]) -> float:
-    """The span in which the batches of all nodes come to as many samples as the job's own.
-
-    Args:
-        steps_us: Time of one step of each node, with the job's own batch.
-        moving_us: Time for which each node moves bytes.
-    """
-    nodes = tuple(zip(steps_us, moving_us, strict=True))
-    low, high = 0.0, max(moved_us + _MOST_SHARE * step_us for step_us, moved_us in nodes)
-    for _ in range(_HALVINGS):
-        span_us = (low + high) / 2
-        together = sum(_clamp((span_us - moved_us) / step_us) for step_us, moved_us in nodes)
-        low, high = (span_us, high) if together < len(nodes) else (low, span_us)
-    return high
-
-
-def _clamp(share: float) -> float:
-    return min(_MOST_SHARE, max(LEAST_SHARE, share))
-
-
-def _explain_batch(size: int, stated: int, why: str) -> Batch:
-    if size == stated:
-        return Batch(size)
-    return Batch(size, f"batch {size} of {stated}" + (f": {why}" if why else ""))

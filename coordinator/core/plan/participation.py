@@ -6,13 +6,13 @@ And when a round closes without those who are late: at the moment that makes the
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from coordinator.core.measure.forecast import FinishForecast
 from coordinator.core.measure.reading import NodeReading
+from coordinator.core.plan.batches import growth_after
 from coordinator.core.plan.decision import NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
@@ -103,10 +103,13 @@ def _after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
+    stated = request.spec.training.batch_size
+    growth = growth_after(memory.growth, result, stated, request.round)
+    memory = replace(memory, growth=growth)
     if result.took_ms > 0:
-        stated = request.spec.training.batch_size
         steps = result.plan.inner_steps * result.plan.batch(stated) / stated
-        return replace(memory, cut_rounds=0, proven_step_us=1000.0 * result.took_ms / steps)
+        proven_us = 1000.0 * result.took_ms / steps
+        return replace(memory, cut_rounds=0, proven_step_us=proven_us, proven_steps=steps)
     return replace(memory, cut_rounds=memory.cut_rounds + (_CUTS if result.is_lapsed else 1))
 
 
@@ -126,7 +129,7 @@ def still_resting(
         until = memories[node].rests_until_round
         return -_unreadiness(unready, node), -until, request.candidates[node]
 
-    spare = len(memories) - _nodes_needed(request, len(memories))
+    spare = len(memories) - request.spec.round.updates_needed(len(memories))
     return {node: reasons[node] for node in sorted(reasons, key=rank)[:spare]}
 
 
@@ -160,7 +163,7 @@ def participations(
             found[node] = _resting(memory, unready[node])
         else:
             found[node] = _part(request, node, memory, works[node])
-    missing = _nodes_needed(request, len(found)) - sum(
+    missing = request.spec.round.updates_needed(len(found)) - sum(
         1 for part in found.values() if part.is_taking_part
     )
     resting = [node for node, part in found.items() if not part.is_taking_part]
@@ -194,10 +197,6 @@ def _with_one_awaited(
 
 def _unreadiness(unready: Mapping[NodeId, str], node: NodeId) -> int:
     return _UNREADY.index(unready.get(node, ""))
-
-
-def _nodes_needed(request: PlanRequest, candidates: int) -> int:
-    return max(1, ceil(request.spec.round.quorum * candidates - 1e-9))
 
 
 def _part(

@@ -20,6 +20,7 @@ from coordinator.core.plan.codecs import (
 from coordinator.core.plan.decision import (
     MemoryFit,
     ModelSizes,
+    NodeMemory,
     PlanRequest,
     RoundPlan,
 )
@@ -33,6 +34,8 @@ from coordinator.core.plan.participation import (
 )
 from coordinator.core.plan.round_shape import round_shape
 from coordinator.core.plan.speeds import (
+    NodeSpeed,
+    believed_speed,
     node_speeds,
     stated_connections,
 )
@@ -75,6 +78,15 @@ def _candidates_plan(
     )
     if not known:
         return unmeasured_plan(request, readings, sizes)
+    known = {
+        node: believed_speed(
+            mine,
+            memories[node],
+            _moved_us(request, mine, memories[node], sizes),
+            takes_ahead=request.spec.round.overlap == "eager",
+        )
+        for node, mine in known.items()
+    }
     shape = round_shape(request, known, memories, sizes)
     limits = step_bounds(
         shape.middle.inner_steps,
@@ -83,3 +95,12 @@ def _candidates_plan(
     )
     inputs = PlanInputs(request, sizes, shape, limits)
     return close_plan(inputs, node_shares(inputs, known))
+
+
+def _moved_us(
+    request: PlanRequest, mine: NodeSpeed, memory: NodeMemory, sizes: ModelSizes
+) -> float:
+    """What a round like the node's last one is forecast to move bytes for."""
+    down = request.previous.down if request.previous is not None else ""
+    up_bytes, down_bytes = (sizes.update_bytes[each or FINEST] for each in (memory.codec, down))
+    return mine.moving_us(up_bytes, down_bytes)

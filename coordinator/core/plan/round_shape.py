@@ -5,6 +5,7 @@ steps, and with them the span that the round is made for.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from coordinator.core.plan.batches import balanced_span_us, exchanges_each_step
 from coordinator.core.plan.capacity import capacities, weighted_median
 from coordinator.core.plan.codecs import (
     FINEST,
@@ -26,11 +27,7 @@ from coordinator.core.plan.median_node import (
     most_inner_steps,
     plan_median_node,
 )
-from coordinator.core.plan.node_work import (
-    balanced_span_us,
-    exchanges_each_step,
-    steady_span_us,
-)
+from coordinator.core.plan.node_work import steady_span_us
 from coordinator.core.plan.participation import (
     is_excluded,
 )

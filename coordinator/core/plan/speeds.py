@@ -28,12 +28,24 @@ from coordinator.core.measure.line import (
     likely_loss,
 )
 from coordinator.core.measure.reading import NodeReading, TransferDirection, median_reading
+from coordinator.core.plan.decision import NodeMemory
 from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD, CongestionControl
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds
 
 _PACKET_BYTES = 1448
+UNPROVEN_TIMES = 8
+"""How many times as fast as the median one a node is believed to be before its first update: as
+many as a plan gives it steps for.
+"""
+_MOVING_TIMES, _MOMENT_US = 2, 500_000
+"""What moving bytes and everything else may take of an update's time beside what is forecast."""
+_PROVEN_TIMES = 1.5
+"""Steps may be stated as so much longer than the newest update shows, which may have been quick."""
+_NOT_AS_STATED = "update was, and not as it says"
+_STATED_TIMES = 2
+"""Computing may take so many times what its node says."""
 _SMALL_BYTES = 64 * 1024
 """Smaller transfers are over before a second connection helps, or a slow line shows."""
 _SHARE_BYTES = 16 * 1024
@@ -193,6 +205,8 @@ class NodeSpeed(msgspec.Struct, frozen=True):
     """Whether its own steps were seen, and its own line where updates are large, or forecasts of it
     were compared.
     """
+    reason: str = ""
+    """Why it is not believed to be as fast as it says; empty: it is."""
 
     def finish(self, inner_steps: float, up_bytes: Bytes, down_bytes: Bytes) -> FinishForecast:
         """When it is done with a round's work, from its assignment on. Steps are those of the job's
@@ -269,6 +283,45 @@ def node_speeds(
         )
         for node, reading in mine.items()
     }
+
+
+def believed_speed(
+    known: NodeSpeed, memory: NodeMemory, moving_us: float, *, takes_ahead: bool
+) -> NodeSpeed:
+    """The same speed as far as it is believed: steps are timed by who takes them.
+
+    Before an update came it is at most `UNPROVEN_TIMES` the median node's. Afterwards no step takes
+    more than the newest update did for each, if nothing was lost since and no step is taken ahead
+    of its round. And it takes what is left of that time when twice the moving and a moment are
+    taken off, where that is twice as much as the node says.
+
+    Args:
+        known: As the node's own figures have it.
+        memory: Of the node, the round before included.
+        moving_us: What it is forecast to move bytes for.
+        takes_ahead: Whether nodes take steps of a round before they are given it.
+    """
+    if not memory.proven_step_us:
+        least_us = known.typical.step_us.mean / UNPROVEN_TIMES
+        reason = f"taken for {UNPROVEN_TIMES} times as fast as the median node until an update came"
+        return known if known.step_us >= least_us else _with_step(known, least_us, reason)
+    if not memory.proven_steps:
+        return known
+    # What came after the update and brought none may have been slower than it was.
+    is_newest = not (memory.cut_rounds or takes_ahead)
+    if is_newest and known.step_us > _PROVEN_TIMES * memory.proven_step_us:
+        return _with_step(known, memory.proven_step_us, f"as fast as its newest {_NOT_AS_STATED}")
+    besides_us = (_MOVING_TIMES * moving_us + _MOMENT_US) / memory.proven_steps
+    shown_us = memory.proven_step_us - besides_us
+    if shown_us <= _STATED_TIMES * known.step_us:
+        return known
+    return _with_step(known, shown_us, f"as slow as its newest {_NOT_AS_STATED}")
+
+
+def _with_step(known: NodeSpeed, step_us: float, reason: str) -> NodeSpeed:
+    step = replace(known.reading.step_us, mean=step_us, deviation=step_us / 4)
+    reading = replace(known.reading, step_us=step)
+    return replace(known, reading=reading, step_us=step_us, reason=reason)
 
 
 def _known_node(

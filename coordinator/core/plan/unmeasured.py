@@ -9,10 +9,18 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import NodeReading, median_reading
+from coordinator.core.plan.batches import batch_rate, held_batch
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
-from coordinator.core.plan.decision import ModelSizes, NodePlan, PlanMemory, PlanRequest, RoundPlan
+from coordinator.core.plan.decision import (
+    ModelSizes,
+    NodePlan,
+    PlanMemory,
+    PlanRequest,
+    RoundPlan,
+    opening_quorum,
+)
 from coordinator.core.plan.median_node import node_reason, unmeasured_reason
-from coordinator.core.plan.node_work import fit_steps, held_batch, prefetch_limit
+from coordinator.core.plan.node_work import fit_steps, prefetch_limit
 from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
 from coordinator.core.plan.speeds import connection_count, stated_connections
 from hypergpu.ids import NodeId
@@ -62,6 +70,7 @@ def unmeasured_plan(
             connections=stated_connections(request.spec)
             or connection_count(reading, usual, sizes.update_bytes[FINEST], memory.connections),
             batch_size=batches[node].size if batches[node].size != stated else 0,
+            learning_rate=batch_rate(request.spec, batches[node].size),
             prefetch_steps=prefetch_limit(request.spec, given[node]),
         )
         reason = node_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
@@ -75,6 +84,7 @@ def unmeasured_plan(
         is_sparse=previous.is_sparse,
         memory=replace(previous, nodes={**absentees(request), **memories}),
         reason=unmeasured_reason(min(most, previous.inner_steps), codec, deadline_ms),
+        updates_needed=opening_quorum(request, nodes),
     )
 
 

@@ -172,7 +172,12 @@ def _results(round_: Round | None) -> dict[NodeId, NodeResult]:
     if round_ is None:
         return {}
     return {
-        node: NodeResult(participant.plan, participant.took_ms, _is_lapsed(participant))
+        node: NodeResult(
+            participant.plan,
+            participant.took_ms,
+            _is_lapsed(participant),
+            participant.update.compute_ms if participant.update else Milliseconds(0),
+        )
         for node, participant in round_.participants.items()
         if participant.work is not WorkState.UNREADABLE
     }
@@ -279,7 +284,7 @@ def _task(job: Job, base: LeaseBase, participant: Participant) -> Task:
         inner_steps=plan.inner_steps,
         batch_size=plan.batch(batch_size),
         stated_batch_size=batch_size,
-        learning_rate=spec.inner.learning_rate,
+        learning_rate=plan.learning_rate or spec.inner.learning_rate,
         optimizer=fitted_rule(plan, spec),
         warmup_steps=spec.inner.warmup_steps,
         schedule=spec.inner.schedule,
@@ -315,9 +320,9 @@ def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
     if gone.is_open and (partner := round_.partner(node)) is not None:
         rest = {own: it for own, it in round_.duplicates.items() if own not in (node, partner)}
         round_ = replace(round_, duplicates=rest)
-    elif gone.is_open:
+    elif gone.is_open and gone.repeats is None:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
-    elif gone.work is not WorkState.HANDED_BACK:
+    elif not gone.is_open and gone.work is not WorkState.HANDED_BACK:
         return JobStep(job)
     round_ = replace_participants(round_, {node: replace(gone, work=work)})
     return reassign_orphans(replace(job, round=round_))
@@ -437,6 +442,7 @@ def _inherited_plan(round_: Round, shard: Shard) -> NodePlan:
         reason=f"H={plan.inner_steps}, {plan.codec}, taken over",
         connections=plan.connections,
         batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
     )
 
 

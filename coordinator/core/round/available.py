@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from coordinator.core.job.state import AcceptedUpdate, Job, Member
 from coordinator.core.persistent_map import count_where
+from coordinator.core.plan.batches import most_samples
 from coordinator.core.plan.decision import MemoryFit, NodePlan
 from coordinator.core.plan.memory_fit import estimated_fit, least_use
-from coordinator.core.plan.node_work import most_samples
 from hypergpu.ids import NodeId
 
 

@@ -21,9 +21,9 @@ from coordinator.core.job.state import (
     Participant,
     Phase,
     Round,
-    TrustMemory,
     WorkState,
 )
+from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import tighter_fit
 from coordinator.core.round.assignment import (
@@ -135,7 +135,10 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         fit=fit_of(job, event.node) if participant.plan.micro_batch else before.fit,
     )
     is_long = participant.base is not None
-    twice = samples if not is_long and job.open_round.is_covered(event.node) else 0
+    is_twice = participant.repeats is not None or (
+        not is_long and job.open_round.is_covered(event.node)
+    )
+    twice = samples if is_twice else 0
     tally = replace(
         job.tally,
         samples=Samples(job.tally.samples + samples - twice),
@@ -432,6 +435,8 @@ def _refund_unreadable(job: Job, round_: Round, event: events.AggregateReady) ->
 
 def _is_twice(round_: Round, node: NodeId) -> bool:
     """Whether another readable update is of the same shard, or the other one is refunded whole."""
+    if round_.participants[node].repeats is not None:
+        return True
     partner = round_.duplicates.get(node)
     is_lost_too = partner is not None and round_.participants[partner].work is WorkState.UNREADABLE
     return is_lost_too or round_.is_covered(node)

@@ -12,8 +12,8 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
     updates = [update for _, _, update in round_.accepted_updates]
     samples = sum(
         update.samples
-        for node, _, update in round_.accepted_updates
-        if not (node in round_.duplicates and round_.is_covered(node))
+        for node, part, update in round_.accepted_updates
+        if part.repeats is None and not (node in round_.duplicates and round_.is_covered(node))
     )
     duration_ms = max(1, job.at_ms - round_.opened_at_ms)
     losses = [
@@ -36,6 +36,7 @@ def round_figures(job: Job, round_: Round, event: AggregateReady) -> RoundRecord
         codecs=dict(Counter(part.codec for part in round_.participants.values())),
         resting=len(round_.resting),
         forecast_error=_forecast_error(round_, _late(job, round_)),
+        updates_needed=round_.updates_needed,
     )
 
 

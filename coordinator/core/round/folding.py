@@ -13,6 +13,7 @@ from coordinator.core.job.commands import (
     FoldedUpdate,
 )
 from coordinator.core.job.state import (
+    AcceptedUpdate,
     Job,
     Model,
     Round,
@@ -24,7 +25,7 @@ from coordinator.core.round.outer_step import outer_step
 from coordinator.core.round.own_data import own_weighing
 from coordinator.core.round.weights import Weights, update_weights
 from coordinator.core.token_share import cap_tokens
-from hypergpu.ids import NodeId
+from hypergpu.ids import NodeId, Slot
 
 
 def aggregate(job: Job, round_: Round, base: Model) -> Aggregate:
@@ -63,6 +64,11 @@ def _duplicated_shards(round_: Round) -> DuplicatedShards:
         incomparable=incomparable_nodes(round_),
         slow=round_.slow,
         timed=timed_nodes(round_),
+        earlier={
+            node: _folded_update(each.node, each.slot, each.update, 0)
+            for node, part, _ in round_.accepted_updates
+            if (each := part.duplicate) is not None
+        },
     )
 
 
@@ -74,15 +80,19 @@ def _makers(job: Job) -> Round | None:
 
 def _folded_updates(round_: Round, weights: Mapping[NodeId, int]) -> tuple[FoldedUpdate, ...]:
     return tuple(
-        FoldedUpdate(
-            node=node,
-            slot=participant.slot,
-            blob=update.blob,
-            weight=weights.get(node, 0),
-            codec=update.codec,
-            inner_steps=participant.inner_steps,
-        )
+        _folded_update(node, participant.slot, update, weights.get(node, 0))
         for node, participant, update in round_.accepted_updates
+    )
+
+
+def _folded_update(node: NodeId, slot: Slot, update: AcceptedUpdate, weight: int) -> FoldedUpdate:
+    return FoldedUpdate(
+        node=node,
+        slot=slot,
+        blob=update.blob,
+        weight=weight,
+        codec=update.codec,
+        inner_steps=update.inner_steps,
     )
 
 
@@ -92,7 +102,7 @@ def _weights(job: Job, round_: Round) -> Weights:
     found = update_weights(
         updates, round_.spec.data.sharding if round_.spec.strategy == "aware" else "iid"
     )
-    shared = shared_weights(found.weights, round_.duplicates)
+    shared = shared_weights(found.weights, round_)
     tokens = {node: job.members[node].token for node in shared}
     trust = round_.spec.trust
     share = trust.token_share if trust.rule == "robust" else 1.0

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from coordinator.core.duplicates import (
-    RoundWorker,
-    draw_duplicates,
     slow_nodes,
 )
 from coordinator.core.job.commands import (
@@ -29,7 +27,6 @@ from coordinator.core.job.state import (
     Round,
     WorkState,
 )
-from coordinator.core.plan.common_work import lesser_work
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.plan.memory_fit import fit_plan
@@ -40,7 +37,6 @@ from coordinator.core.round.assignment import (
     cancellations,
     deadline,
     deal_shards,
-    due_prefetch,
     is_done,
     plan_request,
     replace_participants,
@@ -54,6 +50,11 @@ from coordinator.core.round.available import (
     left_out,
     nodes_needed,
 )
+from coordinator.core.round.duplicate_shards import (
+    drawn_duplicates,
+    repeated_lease,
+    with_common_work,
+)
 from coordinator.core.round.folding import aggregate
 from coordinator.core.round.hand_back import pause_stalled
 from coordinator.core.round.long_leases import (
@@ -62,6 +63,7 @@ from coordinator.core.round.long_leases import (
     lease_base,
     reserved_samples,
     void_all,
+    with_earlier_duplicates,
     within_quota,
 )
 from coordinator.core.round.outrun import outrun_reason
@@ -121,10 +123,9 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     if why := _funding_gap(job, plan):
         return JobStep(replace(job, phase=Phase.WAITING, reason=why))
     total_samples = _total_samples(job, plan.round, len(plan.nodes))
-    resting = {**resting_members(job, plan.round), **plan.resting}
     on_trial = members_on_trial(job, plan.nodes)
-    duplicates = _duplicates(job, plan)
-    plan = _with_common_work(job, plan, duplicates)
+    duplicates = drawn_duplicates(job, plan)
+    plan = with_common_work(job, plan, duplicates)
     own_shards = {node: part for node, part in plan.nodes.items() if node not in duplicates}
     deal = deal_shards(job, replace(plan, nodes=own_shards), total_samples)
     participants = {
@@ -138,36 +139,21 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
             prefetched=deal.prefetched.get(node),
             work=_first_work(part, is_on_trial=node in on_trial),
             base=lease_base(job, part.rounds, total_samples) if part.rounds > 1 else None,
+            repeats=repeated_lease(plan, duplicates, node),
         )
         for lease, (node, part) in enumerate(plan.nodes.items(), job.next_lease)
     }
     given = tuple(participants)
     long = {node: each for node, each in participants.items() if each.base is not None}
-    participants = {node: each for node, each in participants.items() if node not in long}
-    on_trial -= long.keys()
-    round_ = Round(
-        number=plan.round,
-        spec=job.spec,
-        base_samples=job.tally.samples,
-        total_samples=total_samples,
-        opened_at_ms=job.at_ms,
-        participants=participants,
-        counts={
-            WorkState.PENDING: len(participants) - len(on_trial),
-            WorkState.ON_TRIAL: len(on_trial),
-        },
-        inner_steps=plan.memory.inner_steps,
-        down=plan.down,
-        is_sparse=plan.is_sparse,
-        resting={node: why for node, why in resting.items() if node not in plan.nodes},
-        duplicates=duplicates,
+    round_ = replace(
+        _new_round(job, plan, participants, frozenset(on_trial), total_samples),
+        duplicates={own: it for own, it in duplicates.items() if it not in long},
         dealt=len(deal.shards.keys() - long.keys()),
-        deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
     )
     job = replace(
         job,
         phase=Phase.TRAINING,
-        reason=f"round {plan.round}: {plan.reason or f'{len(participants)} taking part'}",
+        reason=f"round {plan.round}: {plan.reason or f'{len(round_.participants)} taking part'}",
         round=round_,
         members=deal.members,
         streams=deal.streams,
@@ -178,35 +164,40 @@ def _begin_round(job: Job, plan: RoundPlan) -> JobStep:
     return JobStep(job, (*deadline(job), *(assignment(job, node) for node in given)))
 
 
+def _new_round(
+    job: Job,
+    plan: RoundPlan,
+    given: Mapping[NodeId, Participant],
+    on_trial: frozenset[NodeId],
+    total_samples: Samples,
+) -> Round:
+    """The round as it opens; leases over several rounds are no part of it."""
+    participants = {node: each for node, each in given.items() if each.base is None}
+    trials = len(on_trial & participants.keys())
+    resting = {**resting_members(job, plan.round), **plan.resting}
+    return Round(
+        number=plan.round,
+        spec=job.spec,
+        base_samples=job.tally.samples,
+        total_samples=total_samples,
+        opened_at_ms=job.at_ms,
+        participants=participants,
+        counts={
+            WorkState.PENDING: len(participants) - trials,
+            WorkState.ON_TRIAL: trials,
+        },
+        inner_steps=plan.memory.inner_steps,
+        down=plan.down,
+        is_sparse=plan.is_sparse,
+        resting={node: why for node, why in resting.items() if node not in plan.nodes},
+        deadline_at_ms=Milliseconds(job.at_ms + plan.deadline_ms if plan.deadline_ms else 0),
+    )
+
+
 def _first_work(part: NodePlan, *, is_on_trial: bool) -> WorkState:
     if part.rounds > 1:
         return WorkState.UNDER_WAY
     return WorkState.ON_TRIAL if is_on_trial else WorkState.PENDING
-
-
-def _duplicates(job: Job, plan: RoundPlan) -> dict[NodeId, NodeId]:
-    """Who gets the shard of whom. A job whose weights nothing learns compares no updates either."""
-    trust = job.spec.trust
-    if trust.rule != "robust" or trust.duplicates != "secret" or job.spec.data.stays_on_nodes:
-        return {}
-    workers = [
-        RoundWorker(
-            node,
-            part,
-            has_begun=due_prefetch(job, node) is not None or part.prefetch_steps > 0,
-        )
-        for node, part in plan.nodes.items()
-        if part.rounds == 1
-    ]
-    stated = job.spec.training.batch_size
-    return draw_duplicates(job.draw, job.trust.duplicates, workers, stated)
-
-
-def _with_common_work(job: Job, plan: RoundPlan, duplicates: Mapping[NodeId, NodeId]) -> RoundPlan:
-    stated, nodes = job.spec.training.batch_size, dict(plan.nodes)
-    for node, other in (*duplicates.items(), *((it, own) for own, it in duplicates.items())):
-        nodes[node] = lesser_work(plan.nodes[node], plan.nodes[other], stated)
-    return replace(plan, nodes=nodes)
 
 
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
@@ -361,6 +352,7 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     passed_over = sum(round_.counts.get(work, 0) for work in _PASSED_OVER)
     reason = f"round {round_.number} closed: {why}"
     reason += f"; {several(passed_over, 'node')} passed over" if passed_over else ""
+    job = with_earlier_duplicates(job, round_)
     kept = kept_leases(job)
     cut: dict[NodeId, Participant] = {
         node: replace(participant, work=_work_at_close(participant.work))
@@ -371,12 +363,15 @@ def _close_round(job: Job, round_: Round, why: str) -> JobStep:
     left = [
         participant.shard
         for node, participant in cut.items()
-        if not round_.is_covered(node) and round_.duplicates.get(node) not in cut
+        if participant.repeats is None
+        and not round_.is_covered(node)
+        and round_.duplicates.get(node) not in cut
     ]
     for shard in (*left, *round_.orphans):
         return_samples(streams, shard.partition, shard.ranges)
-    slow = slow_nodes(round_, job.at_ms)
-    closed = without_participants(replace(round_, orphans=(), slow=slow), kept.keys())
+    slow, needed = slow_nodes(round_, job.at_ms), quorum(round_)
+    closed = replace(round_, orphans=(), slow=slow, updates_needed=needed)
+    closed = without_participants(closed, kept.keys())
     closed = replace_participants(closed, cut)
     folded = folded_leases(job, round_)
     lapsed = {node for node, each in folded.items() if each.work is WorkState.CUT}
@@ -411,7 +406,7 @@ def kept_leases(job: Job) -> dict[NodeId, Participant]:
     return {
         node: replace(participant, work=WorkState.UNDER_WAY, base=base)
         for node, participant in round_.pending.items()
-        if round_.partner(node) is None
+        if round_.partner(node) is None and participant.repeats is None
     }
 
 

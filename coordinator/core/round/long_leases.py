@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.commands import CancelShard
 from coordinator.core.job.state import (
+    EarlierDuplicate,
     Job,
     LeaseBase,
     Participant,
@@ -104,6 +105,25 @@ def within_quota(job: Job, plan: RoundPlan) -> RoundPlan:
 def with_long_lease(job: Job, node: NodeId, participant: Participant) -> Job:
     """The job with the node's lease over several rounds."""
     return replace(job, long_leases={**job.long_leases, node: participant})
+
+
+def with_earlier_duplicates(job: Job, round_: Round) -> Job:
+    """The job as the round closes, in which each lease over several rounds knows the update that
+    another node made of its shard in this round, in the same passes over its batches.
+    """
+    leases = dict(job.long_leases)
+    for node, participant, update in round_.accepted_updates:
+        lease = leases.get(participant.repeats) if participant.repeats is not None else None
+        if participant.repeats is None or lease is None or lease.shard != participant.shard:
+            continue
+        if _passes(lease) == _passes(participant):
+            duplicate = EarlierDuplicate(node, participant.slot, update)
+            leases[participant.repeats] = replace(lease, duplicate=duplicate)
+    return replace(job, long_leases=leases)
+
+
+def _passes(participant: Participant) -> tuple[int, bool]:
+    return participant.plan.micro_batch, participant.plan.checkpoints_activations
 
 
 def void_leases(job: Job, nodes: set[NodeId], reason: str) -> tuple[Job, tuple[CancelShard, ...]]:

@@ -17,7 +17,6 @@ by what its updates take, a round waits for it only as far as more updates a sec
 """
 
 from collections.abc import Collection
-from math import ceil
 
 from msgspec.structs import replace
 
@@ -121,14 +120,11 @@ def is_quorum_in(round_: Round) -> bool:
     return round_.counts.get(WorkState.RECEIVED, 0) >= quorum(round_)
 
 
-_ROUNDING = 1e-9  # 0.55 * 20 is a little more than 11 in floating point
-
-
 def quorum(round_: Round) -> int:
     """Updates that may close the round at its deadline. Nodes that are late or on trial do not
     count, one that is lost only as long as nobody has taken its shard over.
     """
-    return max(1, ceil(round_.spec.round.quorum * assigned_shards(round_) - _ROUNDING))
+    return round_.spec.round.updates_needed(assigned_shards(round_))
 
 
 def assigned_shards(round_: Round) -> int:

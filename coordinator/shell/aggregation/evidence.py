@@ -2,7 +2,8 @@
 updates' weighing. Pure: what is awaited and stored is the business of the caller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from coordinator.core.duplicates import judge_pairs
 from coordinator.core.job.commands import DuplicatedShards
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.noise import judge_noise
 from coordinator.core.trust import UpdateEvidence, blame, weigh_updates, whole_weighing
 from coordinator.shell.aggregation.likeness import compare_pairs, distances_of, without_pairs
@@ -33,6 +34,17 @@ class SketchedUpdate(NamedTuple):
     node: NodeId
     inner_steps: int
     measured: UpdateSketch
+    is_sparse: bool = False
+    """Whether its codec is a sparse one."""
+    common_norms: Mapping[NodeId, float] = {}
+    """Its length over the coordinates that each sparse update sends; none of a sparse one, or where
+    there are enough of both kinds to be compared by themselves.
+    """
+
+    def part_beside(self, other: "SketchedUpdate") -> float:
+        """Part of its length that is in the coordinates that both updates send."""
+        norm = self.measured.norm
+        return self.common_norms.get(other.node, norm) / norm if norm > 0 else 1.0
 
 
 def weigh_sketched(
@@ -41,6 +53,7 @@ def weigh_sketched(
     found: Sequence[SketchedUpdate],
     gradient: HeldOutGradient | None,
     duplicates: DuplicatedShards = _NO_DUPLICATES,
+    earlier: Mapping[NodeId, SketchedUpdate] | None = None,
 ) -> Weighing:
     """Weigh a round's updates by a rule of the job file's ``trust``.
 
@@ -50,6 +63,7 @@ def weigh_sketched(
         found: The round's updates.
         gradient: Of the held-out loss, where it is known.
         duplicates: Whose update is of whose shard, besides that one's own.
+        earlier: Those of ``duplicates.earlier`` that could be measured.
     """
     if gradient is not None and gradient.loss is not None:
         memory = replace(memory, loss=gradient.loss, rollbacks=0)
@@ -58,11 +72,18 @@ def weigh_sketched(
     evidence = without_pairs(evidence_of(found, gradient), duplicates.pairs)
     sound = {each.node: each.measured.sketch for each in found if each.measured.is_sound}
     worked = {node: sketch for node, sketch in sound.items() if sketch.any()}
-    repeats = find_repeats(memory.fingerprints, worked)
+    # Who was asked for what another had sent before repeats nothing: the pair is compared.
+    repeats = find_repeats(memory.fingerprints, worked) - duplicates.earlier.keys()
     evidence = [replace(each, is_repeat=each.node in repeats) for each in evidence]
     memory = replace(memory, fingerprints=remember(memory.fingerprints, worked, repeats))
     weighing = judge_noise(weigh_updates(memory, evidence), evidence, COSINE_ERROR)
-    pairs = compare_pairs(sound, duplicates.pairs)
+    late = {
+        node: (other.node, other.measured.sketch)
+        for node, other in (earlier or {}).items()
+        if other.measured.is_sound
+    }
+    sparse = {each.node for each in found if each.is_sparse}
+    pairs = compare_pairs(sound, duplicates.pairs, sparse, late)
     comparable = [pair for pair in pairs if pair.nodes[0] not in duplicates.incomparable]
     return judge_pairs(weighing, comparable, duplicates.slow, duplicates.timed)
 
@@ -99,7 +120,7 @@ def evidence_of(
     """Hold each update against the gradient, and against the others for copies."""
     slope = gradient.sketch if gradient is not None else None
     steepness = float(np.sqrt(np.square(slope).sum())) if slope is not None else 0.0
-    distances = distances_of([each.measured.sketch for each in found])
+    distances = _distances(found)
     groups, cosines = copies(distances), 1 - distances.min(axis=1, initial=1.0)
     evidence = []
     for each, group, nearest in zip(found, groups, cosines.tolist(), strict=True):
@@ -107,20 +128,44 @@ def evidence_of(
         length = float(np.sqrt(np.square(own.sketch).sum()))
         gain = float((own.sketch * slope).sum()) if slope is not None and own.is_sound else 0.0
         is_known = own.is_sound and steepness > 0
+        reach = steepness * _gradient_part(each, found)
         evidence.append(
             UpdateEvidence(
                 node=each.node,
                 inner_steps=each.inner_steps,
                 norm=own.norm,
                 statistics_norm=own.statistics_norm,
-                influence=(gain / (length * steepness) if length else 0.0) if is_known else None,
+                influence=(gain / (length * reach) if length else 0.0) if is_known else None,
                 gain=gain,
                 nearest=nearest,
                 group=group,
                 is_sound=own.is_sound,
+                is_sparse=each.is_sparse,
+                common_norms=dict(each.common_norms),
             )
         )
     return evidence
+
+
+def _distances(found: Sequence[SketchedUpdate]) -> npt.NDArray[np.float64]:
+    """``1 - cosine`` of each two updates, over the coordinates that both send."""
+    distances = distances_of([each.measured.sketch for each in found])
+    if not any(each.common_norms for each in found):
+        return distances
+    for row, own in enumerate(found):
+        for column, other in enumerate(found):
+            part = own.part_beside(other) * other.part_beside(own)
+            if row != column and part > 0:
+                distances[row, column] = 1 - min(1.0, (1 - distances[row, column]) / part)
+    return distances
+
+
+def _gradient_part(own: SketchedUpdate, found: Sequence[SketchedUpdate]) -> float:
+    """Part of the gradient that is in a sparse update's coordinates, as dense updates have it
+    there; 1 where all are alike.
+    """
+    parts = [each.part_beside(own) for each in found if own.node in each.common_norms]
+    return median(parts) or 1.0 if own.is_sparse and parts else 1.0
 
 
 def copies(distances: npt.NDArray[np.float64]) -> list[int]:

@@ -120,7 +120,7 @@ def sketch_update(
     """
     total = _Summation(key, layout.parameters_count)
     sections = sections_of(layout, codec)
-    payload = _mapped_file(path, sections.integers.stop)
+    payload = mapped_file(path, sections.integers.stop)
     with np.errstate(all="ignore"):  # A useless update may hold anything.
         for section in (sections.large, sections.small):
             _add_section(total, section, payload)
@@ -140,14 +140,19 @@ def _distance(
 ) -> float:
     if not statistics.values_count:
         return 0.0
-    model = _mapped_file(base, layout.model_bytes)
+    model = mapped_file(base, layout.model_bytes)
     start = 4 * layout.parameters_count
     before = model[start : start + 4 * statistics.values_count].view(np.float32)
     after = np.frombuffer(payload[statistics.bytes].tobytes(), np.float32)
     return math.sqrt(float(np.square(after.astype(np.float64) - before).sum()))
 
 
-def _mapped_file(path: Path, size_bytes: int) -> npt.NDArray[np.uint8]:
+def mapped_file(path: Path, size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Map an update's or a model's bytes.
+
+    Raises:
+        OSError: The file cannot be read, or has another size.
+    """
     if path.stat().st_size != size_bytes:
         raise OSError(f"{path.name} has {path.stat().st_size} bytes, not {size_bytes}")
     if not size_bytes:

@@ -3,7 +3,6 @@ it cannot start or go on, with the fix.
 """
 
 import asyncio
-import errno
 import os
 import signal
 import sys
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from pydantic import ValidationError
-from sqlalchemy.exc import DBAPIError
 
 from coordinator.config import Settings
 from coordinator.core.job.commands import Command
@@ -41,17 +38,18 @@ from coordinator.shell.evaluator.seat import (
     machine_limits,
 )
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.identity.authority import Authority, AuthorityError
+from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.database import FileLock, disk_full_error
-from coordinator.shell.journal.records import JournalError
+from coordinator.shell.journal.database import FileLock
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes, Readings
+from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
+from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes
+from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import (
     DATASETS,
     BlobCollector,
@@ -67,6 +65,7 @@ from coordinator.shell.runtime.services import (
     keep_others_known,
     store_health,
     store_node_counts,
+    store_speeds,
 )
 from coordinator.shell.servicers.calls import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
@@ -75,7 +74,7 @@ from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.engine.opening import open_engine
-from hypergpu.errors import HyperGPUError, Reason, missing_extra
+from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
@@ -352,6 +351,7 @@ class CoordinatorApp:
         self._services.echo.close()
         await store_node_counts(self._services)
         await store_health(self._services, len(self._services.health.records))
+        await store_speeds(self._services, NODES_MOST)
         await self._services.evaluator.stop()
         await self._services.heavy.close()
         if self._outbox is not None:
@@ -396,7 +396,8 @@ def _open_services(settings: Settings, turn: Turn) -> Services:
     clear_seats(settings.data_dir)
     limits = evaluator_limits(settings)
     evaluator = EvaluatorPool(SeatMaker(settings.data_dir, limits))
-    readings, health = Readings(), FleetHealth(journal.health())
+    readings = Readings(speeds=FleetSpeeds(journal.speeds()))
+    health = FleetHealth(journal.health())
 
     def count_bytes(moved: BytesServed | BytesReceived) -> None:
         if isinstance(moved, BytesReceived):
@@ -444,57 +445,3 @@ def evaluator_limits(settings: Settings) -> EvaluatorLimits:
             sandbox=SandboxKind(settings.evaluator_sandbox),
         )
     )
-
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def start_error(failure: Exception) -> HyperGPUError | None:
-    """The error to report for an exception that ended a coordinator; None: it is a defect."""
-    match failure:
-        case HyperGPUError():
-            is_full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno in _FULL
-            return HyperGPUError(Reason.DISK_FULL, failure.detail) if is_full else failure
-        case ExceptionGroup():
-            causes = [
-                each if isinstance(each, HyperGPUError) else start_error(each)
-                for each in failure.exceptions
-            ]
-            return causes[0] if all(causes) else None
-        case ValidationError():
-            return _invalid_settings(failure)
-        case ModuleNotFoundError():
-            return missing_extra(failure)
-        case _:
-            return _unusable_storage(failure)
-
-
-def _unusable_storage(failure: Exception) -> HyperGPUError | None:
-    match failure:
-        case JournalError() | AuthorityError():
-            return HyperGPUError(Reason.FOLDER_UNUSABLE, str(failure))
-        case DBAPIError():
-            return disk_full_error(failure, "its database") or _database_error(failure)
-        case OSError():
-            reason = Reason.DISK_FULL if failure.errno in _FULL else Reason.FOLDER_UNUSABLE
-            return HyperGPUError(reason, f"{failure.filename or 'a file'}: {failure.strerror}")
-        case _:
-            return None
-
-
-def _database_error(failure: DBAPIError) -> HyperGPUError:
-    """A database that does not answer, or ends while it is used."""
-    said = next(iter(str(failure.orig).splitlines()), "it says nothing").strip()
-    is_server = type(failure.orig).__module__.startswith("psycopg")
-    fix = "start the database again, then the coordinator" if is_server else ""
-    return HyperGPUError(Reason.FOLDER_UNUSABLE, f"the journal cannot be used: {said}", fix=fix)
-
-
-def _invalid_settings(wrong: ValidationError) -> HyperGPUError:
-    """The settings that are wrong, and how each is set."""
-    problems = ((".".join(map(str, each["loc"])), each["msg"]) for each in wrong.errors())
-    detail = "; ".join(f"{name}: {problem}" for name, problem in problems)
-    names = sorted({str(each["loc"][0]).upper() for each in wrong.errors() if each["loc"]})
-    named = " and ".join(f"HYPERGPU_COORDINATOR_{name}" for name in names)
-    fix = f"correct {named or 'its settings'}, or the flag: see hypergpu-coordinator --help"
-    return HyperGPUError(Reason.ARGUMENT_INVALID, detail, fix=fix)

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from coordinator.core.job.chain import extend_chain
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, JobPaused
-from coordinator.core.job.state import Model, Weighing
+from coordinator.core.job.state import Model
+from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, is_hopeless
 from coordinator.shell.aggregation.fold_files import (
     BaseDamagedError,

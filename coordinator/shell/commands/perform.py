@@ -42,10 +42,12 @@ from coordinator.shell.commands.evaluation import (
 from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import CODECS
+from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds
@@ -57,7 +59,8 @@ async def plan(services: Services, runtime: JobRuntime, command: PlanRound) -> N
     """Answer the command with `RoundPlanned`."""
     paused = services.nodes.pause_reasons(runtime.job.members)
     request = replace(with_line(command.request, services.settings), paused=paused)
-    readings = services.readings.readings(request.candidates, runtime.now_ms())
+    sources = speed_sources(runtime.job, services.nodes.streams, request.candidates)
+    readings = services.readings.readings(request.candidates, runtime.now_ms(), sources)
     made = await asyncio.to_thread(plan_round, request, readings, sizes_of(runtime.required_layout))
     event = RoundPlanned(at_ms=Milliseconds(0), plan=made)
     await services.driver.report(runtime.job.job_id, event)
@@ -212,6 +215,7 @@ def _start(
         return
     task = asyncio.create_task(work, name=f"{runtime.job.job_id} {key[0]} {key[1]}")
     runtime.tasks[key] = task
+    begun_ms = monotonic_ms()
 
     def check_end(task: "asyncio.Task[object]") -> None:
         runtime.tasks.pop(key, None)
@@ -220,6 +224,9 @@ def _start(
         broken = task.exception()
         if broken is None:
             runtime.failures.pop(key, None)
+            if runtime.layout is not None:
+                took_ms = Milliseconds(monotonic_ms() - begun_ms)
+                services.driver.command_times.note(key[0], runtime.layout.model_bytes, took_ms)
             return
         _retry_or_give_up(services, runtime, key, broken)
         log.error("a command broke", task=task.get_name(), exc_info=broken)

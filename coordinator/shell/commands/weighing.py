@@ -13,8 +13,10 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.state import Model, Weighing
-from coordinator.core.trust import is_exploded
+from coordinator.core.job.state import Model
+from coordinator.core.job.trust_memory import Weighing
+from coordinator.core.trust import NODES_LEAST, is_exploded
+from coordinator.shell.aggregation.common_coordinates import UpdateFile, common_norms
 from coordinator.shell.aggregation.evidence import (
     SketchedUpdate,
     agreement_of,
@@ -30,7 +32,7 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.jobfile.spec import JobSpec
+from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.statements import BlobRef
 from hypergpu.workloads.workload import UnknownWorkloadError, find
 
@@ -90,12 +92,18 @@ async def weigh_round(services: Services, runtime: JobRuntime, command: Aggregat
         if is_newest and is_exploded(command.trust, gradient.loss):
             return await _roll_back(services, runtime, command, gradient)
     found, unreadable = await _sketches(services, runtime, command.updates)
+    found = await _with_common_norms(services, runtime, command.updates, found)
+    earlier: dict[NodeId, SketchedUpdate] = {}
+    for node, update in command.duplicates.earlier.items():
+        measured, _ = await _sketches(services, runtime, (update,))
+        earlier.update((node, each) for each in measured)
     weighing = weigh_sketched(
         command.trust,
         command.spec.trust.rule,
         found,
         gradient,
         command.duplicates,
+        earlier,
     )
     if gradient is None and _has_gradient(command.spec):
         why = runtime.measurements.gradient_failure or "it was not measured in time"
@@ -216,6 +224,36 @@ async def _sketch(
     return await services.heavy.run(measure)
 
 
+async def _with_common_norms(
+    services: Services,
+    runtime: JobRuntime,
+    updates: Sequence[FoldedUpdate],
+    found: list[SketchedUpdate],
+) -> list[SketchedUpdate]:
+    """The same with what dense and sparse updates have in common, where one kind has too few of
+    them to be compared by itself.
+    """
+    sparse = sum(each.is_sparse for each in found)
+    if not 0 < min(sparse, len(found) - sparse) < NODES_LEAST:
+        return found
+    sound = {each.node for each in found if each.measured.is_sound}
+    layout = runtime.required_layout
+
+    def measure() -> dict[NodeId, dict[NodeId, float]]:
+        files = [
+            UpdateFile(each.node, each.codec, services.blobs.path(each.blob.digest))
+            for each in updates
+            if each.node in sound
+        ]
+        return common_norms(layout, files)
+
+    try:
+        norms = await services.heavy.run(measure)
+    except (HyperGPUError, OSError):
+        return found  # Lost since it was sketched: the fold finds out, and leaves it out.
+    return [each._replace(common_norms=norms.get(each.node, {})) for each in found]
+
+
 async def _sketches(
     services: Services, runtime: JobRuntime, updates: Sequence[FoldedUpdate]
 ) -> tuple[list[SketchedUpdate], tuple[tuple[NodeId, str], ...]]:
@@ -232,7 +270,8 @@ async def _sketches(
     unreadable: list[tuple[NodeId, str]] = []
     for update, answer in zip(updates, answers, strict=True):
         if isinstance(answer, UpdateSketch):
-            found.append(SketchedUpdate(update.node, update.inner_steps, answer))
+            is_sparse = update.codec in SPARSE_CODECS
+            found.append(SketchedUpdate(update.node, update.inner_steps, answer, is_sparse))
         else:
             runtime.measurements.sketches.pop(update.blob.digest, None)
             if not isinstance(answer, HyperGPUError | OSError):

@@ -1,16 +1,18 @@
 """Nodes, nonces and tokens in the journal's database. Calls block until durable."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Select, bindparam, delete, insert, select, update
+from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.sql import Executable
 
 from coordinator.core.health import HealthRecord
+from coordinator.core.measure.known_speed import SpeedRecord
 from coordinator.shell.journal.database import Database
 from coordinator.shell.journal.records import NodeRecord, TokenRecord, UpdateCount
-from coordinator.shell.journal.schema import HEALTH, JOINS, NODES, NONCES, PAUSES, TOKENS
+from coordinator.shell.journal.schema import HEALTH, JOINS, NODES, NONCES, PAUSES, SPEEDS, TOKENS
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.wire.credentials import Role
 
@@ -22,7 +24,7 @@ _ADD_COUNTS = _UPDATE_NODE.values(
     updates_rejected=NODES.c.updates_rejected + bindparam("rejected"),
 )
 
-_DELETE_HEALTH = delete(HEALTH).where(HEALTH.c.node == bindparam("of_node"))
+_Record = TypeVar("_Record", HealthRecord, SpeedRecord)
 
 
 class Registry:
@@ -102,6 +104,33 @@ class Registry:
             records: By node.
             removed: Nodes whose records are not kept any more.
         """
+        self._store_records(HEALTH, records, removed)
+
+    def health(self) -> dict[NodeId, HealthRecord]:
+        """Records of nodes' health. One that another version wrote is left out."""
+        return self._records(HEALTH, HealthRecord)
+
+    def store_speeds(
+        self, records: Mapping[NodeId, SpeedRecord], removed: Collection[NodeId] = ()
+    ) -> None:
+        """Keep these records of nodes' speeds in place of those before, all or nothing.
+
+        Args:
+            records: By node.
+            removed: Nodes whose records are not kept any more.
+        """
+        self._store_records(SPEEDS, records, removed)
+
+    def speeds(self) -> dict[NodeId, SpeedRecord]:
+        """Records of nodes' speeds. One that another version wrote is left out."""
+        return self._records(SPEEDS, SpeedRecord)
+
+    def _store_records(
+        self,
+        table: Table,
+        records: Mapping[NodeId, HealthRecord] | Mapping[NodeId, SpeedRecord],
+        removed: Collection[NodeId],
+    ) -> None:
         if not records and not removed:
             return
         rows = [
@@ -110,17 +139,17 @@ class Registry:
         ]
         with self._database.writer() as connection:
             stale = [{"of_node": node} for node in (*records, *removed)]
-            connection.execute(_DELETE_HEALTH, stale)
+            connection.execute(delete(table).where(table.c.node == bindparam("of_node")), stale)
             if rows:
-                connection.execute(insert(HEALTH), rows)
+                connection.execute(insert(table), rows)
 
-    def health(self) -> dict[NodeId, HealthRecord]:
-        """Records of nodes' health. One that another version wrote is left out."""
-        return {
-            NodeId(row["node"]): record
-            for row in self._rows(select(HEALTH))
-            if (record := _health_record(row["record_json"])) is not None
-        }
+    def _records(self, table: Table, kind: type[_Record]) -> dict[NodeId, _Record]:
+        """Records of a table, but for those that another version wrote."""
+        found = {}
+        for row in self._rows(select(table)):
+            with suppress(msgspec.MsgspecError):
+                found[NodeId(row["node"])] = msgspec.json.decode(row["record_json"], type=kind)
+        return found
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """Every node, by first contact."""
@@ -191,13 +220,6 @@ class Registry:
 
 def _join_query(token_id: TokenId, node: NodeId) -> Select[tuple[str]]:
     return select(JOINS.c.node).where(JOINS.c.token_id == token_id, JOINS.c.node == node)
-
-
-def _health_record(stored: bytes) -> HealthRecord | None:
-    try:
-        return msgspec.json.decode(stored, type=HealthRecord)
-    except msgspec.MsgspecError:
-        return None
 
 
 def _token(row: dict[str, Any]) -> TokenRecord:

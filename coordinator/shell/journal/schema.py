@@ -106,6 +106,14 @@ HEALTH = Table(
     Column("record_json", LargeBinary, nullable=False),
 )
 
+# Speeds of nodes, a bounded record each: `coordinator.core.measure.known_speed`.
+SPEEDS = Table(
+    "speeds",
+    METADATA,
+    Column("node", String, primary_key=True),
+    Column("record_json", LargeBinary, nullable=False),
+)
+
 TOKENS = Table(
     "tokens",
     METADATA,

@@ -265,6 +265,12 @@ class NodeAllocator:
 
     def fitting_nodes(self, spec: JobSpec) -> int:
         """How many nodes that take work now could work for a new job."""
+        return len(self.offers_for(spec)[0])
+
+    def offers_for(self, spec: JobSpec) -> tuple[list[NodeOffer], str]:
+        """Nodes that take work now and could work for a new job, and why another one could not;
+        empty: there is none.
+        """
         demand = JobDemand(
             job_id=JobId(""),
             nodes_min=spec.training.nodes,
@@ -274,8 +280,11 @@ class NodeAllocator:
             requirements=spec.nodes.requirements,
             data_name=spec.data.name,
         )
-        offers = (offer for offer in self._offers() if not offer.pause_reason)
-        return sum(not unfit_reason(demand, offer) for offer in offers)
+        reasons = [
+            (offer, offer.pause_reason or unfit_reason(demand, offer)) for offer in self._offers()
+        ]
+        fitting = [offer for offer, reason in reasons if not reason]
+        return fitting, next((reason for _, reason in reasons if reason), "")
 
     def unmet_reasons(self, runtime: JobRuntime) -> dict[NodeId, str]:
         """Connected nodes that do not meet a job's requirements, or whose torch does not, with the

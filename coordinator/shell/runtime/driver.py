@@ -31,6 +31,7 @@ from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry, JournalError, RequestClaim
+from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.workload_versions import catalogue_version
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
@@ -344,6 +345,8 @@ class Driver:
         self.runtimes: dict[JobId, JobRuntime] = {}
         self.unreadable: dict[JobId, str] = {}
         """Jobs that this version cannot replay, with the reason. Their blobs are not known."""
+        self.command_times = CommandTimes()
+        """Times of commands that were carried out."""
         self._journal = journal
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._inbox: list[SubmittedEvent] = []

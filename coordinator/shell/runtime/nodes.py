@@ -1,38 +1,19 @@
-"""Nodes as this process sees them: known or revoked, connected, and the readings of their lines and
-speeds. Readings steer plans and tables; neither weight nor pay rests on them.
-"""
+"""Nodes as this process sees them: known or revoked, and connected."""
 
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-import msgspec
 
 from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.state import Job
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
-    Estimate,
-    Finish,
-    NodeReading,
-    Observation,
-    Presence,
-    StepTime,
-    TransferDirection,
-    TransferTime,
-)
-from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.journal.registry import Registry
-from coordinator.shell.runtime.upload_meter import UploadMeter
-from coordinator.shell.translate import Capabilities, NodeProgress, observations
+from coordinator.shell.translate import Capabilities, NodeProgress
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.network import congestion_control_on
 
 
 class KnownNodes:
@@ -325,176 +306,3 @@ def lacks_data(job: Job, connected: ConnectedNodes, node: NodeId) -> str:
         return ""
     detail = f"{job.job_id} trains on {name} where it is, and this node's owner has named no folder"
     return str(HyperGPUError(Reason.OWNER_DATA, detail))
-
-
-REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
-"""Limit per node."""
-ABSENT_MAX = 4_096
-"""Absent nodes that are remembered; the one that has been away longest makes room."""
-_OWN_FIGURE_MS = 60_000
-"""Time after an upload measured here during which the node's own figures for uploads are ignored.
-"""
-_STEPS_MAX = 10_000_000
-_COMPUTE_MS_MAX = 30 * 86_400_000
-_SOCKETS_MS = 60_000
-"""Time between two reads of this process's own sockets."""
-
-
-class FinishedUpdate(NamedTuple):
-    """An accepted update with its timings."""
-
-    job_id: JobId
-    lease: int
-    inner_steps: float
-    """Counted in steps of the job's own batch."""
-    compute_ms: Milliseconds
-    forecast_ms: Milliseconds
-    """0: nothing was forecast."""
-    took_ms: Milliseconds
-
-
-class _NodeTelemetry:
-    """State of one node."""
-
-    def __init__(self) -> None:
-        self.reading = NodeReading()
-        self.newest_update: tuple[JobId, int] | None = None
-        """Job and lease of the newest accepted update, which a node may submit again."""
-        self.uploads: UploadMeter | None = None
-        self.upload_ms: Milliseconds | None = None
-        """Time of the newest upload measured here."""
-
-
-class Readings:
-    """Readings of all nodes. Times are this process's monotonic ones, unless stated otherwise."""
-
-    def __init__(self, node_port: int = 0) -> None:
-        self.node_port = node_port
-        """Port of the nodes' listener: its sockets take the routes that models take."""
-        self._nodes: dict[NodeId, _NodeTelemetry] = {}
-        self._reports = RateLimiter(REPORTS)
-        self._absent: dict[NodeId, None] = {}
-        """Nodes in order of leaving."""
-        self._congestion_control = ""
-        self._sockets_ms: Milliseconds | None = None
-        self.dropped = 0
-        """Reports beyond the rate."""
-
-    def reading(self, node: NodeId) -> NodeReading:
-        """The node's reading; an empty one for an unknown node."""
-        known = self._nodes.get(node)
-        return NodeReading() if known is None else known.reading
-
-    def knows(self, node: NodeId) -> bool:
-        """Whether the node was here since this process began."""
-        return node in self._nodes
-
-    def by_node(self) -> dict[NodeId, NodeReading]:
-        """Readings by node, of every one that is remembered."""
-        return {node: known.reading for node, known in self._nodes.items()}
-
-    def all(self) -> Iterable[NodeReading]:
-        """Readings of every node that is remembered."""
-        return [known.reading for known in self._nodes.values()]
-
-    def readings(self, nodes: Iterable[NodeId], now_ms: Milliseconds) -> dict[NodeId, NodeReading]:
-        """Readings of these nodes, in times of a clock that shows ``now_ms``, such as a job's."""
-        by_ms = now_ms - monotonic_ms()
-        return {node: _shift_clock(self.reading(node), by_ms) for node in nodes}
-
-    @property
-    def congestion_control(self) -> str:
-        """Congestion control of this process's sockets to nodes; empty when it is unknown."""
-        now_ms = monotonic_ms()
-        if self._sockets_ms is None or now_ms - self._sockets_ms >= _SOCKETS_MS:
-            self._sockets_ms = now_ms
-            self._congestion_control = congestion_control_on(self.node_port)
-        return self._congestion_control
-
-    def observe(self, node: NodeId, observation: Observation) -> None:
-        """Add one observation to the node's reading."""
-        known = self._node(node)
-        known.reading = add_observation(known.reading, observation)
-
-    def record_report(self, node: NodeId, message: node_pb2.Measured) -> None:
-        """Add a node's report of its own measurements."""
-        now_ms, known = monotonic_ms(), self._node(node)
-        if not self._reports.take(node, now_ms):
-            self.dropped += 1
-            return
-        has_own = known.upload_ms is not None and now_ms - known.upload_ms < _OWN_FIGURE_MS
-        for observation in observations(message, now_ms, own=self.congestion_control):
-            if not (has_own and _is_upload(observation)):
-                self.observe(node, observation)
-
-    def mark_present(self, node: NodeId) -> None:
-        """The node opened its control stream, or its worker is ready."""
-        self._absent.pop(node, None)
-        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True))
-
-    def mark_starting(self, node: NodeId) -> None:
-        """The node is present, and its worker is still starting."""
-        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=True, is_starting=True))
-
-    def mark_absent(self, node: NodeId) -> None:
-        """The node's stream ended; its reading is kept in case it comes back."""
-        self.observe(node, Presence(at_ms=monotonic_ms(), is_present=False))
-        known = self._nodes[node]
-        known.uploads = known.upload_ms = None
-        self._reports.forget(node)
-        self._absent.pop(node, None)
-        self._absent[node] = None
-        while len(self._absent) > ABSENT_MAX:
-            self.forget(next(iter(self._absent)))
-
-    def forget(self, node: NodeId) -> None:
-        """The node does not come back."""
-        self._nodes.pop(node, None)
-        self._absent.pop(node, None)
-
-    def upload_meter(self, node: NodeId) -> UploadMeter:
-        """Meter of the node's upload; requests that bring one update share it."""
-        known = self._node(node)
-        if known.uploads is None:
-            known.uploads = UploadMeter(lambda transfer: self.record_upload(node, transfer))
-        return known.uploads
-
-    def record_upload(self, node: NodeId, transfer: TransferTime) -> None:
-        """Add an upload that was measured here."""
-        self._node(node).upload_ms = transfer.at_ms
-        self.observe(node, transfer)
-
-    def record_accepted(self, node: NodeId, update: FinishedUpdate) -> None:
-        """Add the timings of an accepted update, once."""
-        known = self._node(node)
-        if known.newest_update == (update.job_id, update.lease):
-            return
-        known.newest_update = (update.job_id, update.lease)
-        now_ms = monotonic_ms()
-        if update.inner_steps > 0:
-            steps = min(update.inner_steps, _STEPS_MAX)
-            # Who states no time would never be measured, and so never compared with a slower node.
-            took_ms = Milliseconds(min(max(1, update.compute_ms), _COMPUTE_MS_MAX))
-            self.observe(node, StepTime(at_ms=now_ms, steps=steps, took_ms=took_ms))
-        if update.forecast_ms > 0 and update.took_ms > 0:
-            self.observe(node, Finish(now_ms, update.forecast_ms, update.took_ms))
-
-    def _node(self, node: NodeId) -> _NodeTelemetry:
-        return self._nodes.setdefault(node, _NodeTelemetry())
-
-
-def _is_upload(observation: Observation) -> bool:
-    return isinstance(observation, TransferTime) and observation.direction is TransferDirection.UP
-
-
-def _shift_clock(reading: NodeReading, by_ms: int) -> NodeReading:
-    """The same reading in times of another clock."""
-    moved: dict[str, Estimate | Milliseconds] = {}
-    for field in msgspec.structs.fields(reading):
-        value = getattr(reading, field.name)
-        if isinstance(value, Estimate):
-            at_ms = Milliseconds(value.at_ms + by_ms)
-            moved[field.name] = msgspec.structs.replace(value, at_ms=at_ms)
-        elif field.name.endswith("_at_ms"):
-            moved[field.name] = Milliseconds(value + by_ms)
-    return msgspec.structs.replace(reading, **moved)

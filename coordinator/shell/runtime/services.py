@@ -34,7 +34,8 @@ from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import MINUTE_S, STORED_A_MINUTE, FleetHealth
-from coordinator.shell.runtime.nodes import ConnectedNodes, Readings
+from coordinator.shell.runtime.nodes import ConnectedNodes
+from coordinator.shell.runtime.readings import Readings
 from hypergpu.engine.engine import Engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
@@ -446,7 +447,7 @@ async def store_node_counts(services: Services) -> None:
 
 
 async def keep_health(services: Services) -> None:
-    """Look at every node's health once a minute and store it, for ever.
+    """Look at every node's health once a minute and store it, and the speeds, for ever.
 
     The first look is a minute after the start: nodes need that long to dial in again.
     """
@@ -456,6 +457,8 @@ async def keep_health(services: Services) -> None:
         if await health.look(streams, readings.by_node()):
             services.allocator.review()
         await store_health(services)
+        services.readings.speeds.forget_old()
+        await store_speeds(services)
 
 
 async def store_health(services: Services, most: int = STORED_A_MINUTE) -> None:
@@ -467,3 +470,15 @@ async def store_health(services: Services, most: int = STORED_A_MINUTE) -> None:
         log.warning("health is not stored yet", reason=str(refused))
         return
     services.health.mark_stored(records, removed)
+
+
+async def store_speeds(services: Services, most: int = STORED_A_MINUTE) -> None:
+    """Store at most so many records of nodes' speeds that changed, the longest unstored first."""
+    speeds = services.readings.speeds
+    records, removed = speeds.records_to_store(most), tuple(speeds.forgotten)
+    try:
+        await services.driver.in_writer(services.journal.store_speeds, records, removed)
+    except HyperGPUError as refused:
+        log.warning("speeds are not stored yet", reason=str(refused))
+        return
+    speeds.mark_stored(records, removed)

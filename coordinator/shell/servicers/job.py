@@ -30,6 +30,7 @@ from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.card import model_card
 from coordinator.shell.servicers.creation import JobCreation
+from coordinator.shell.servicers.forecasts import JobForecasts, forecast_message
 from coordinator.shell.servicers.job_view import (
     OwnNodes,
     may_see,
@@ -188,6 +189,7 @@ class JobServicer:
         self._services = services
         self._own_files = OwnFiles(services)
         self._creation = JobCreation(services, self._own_files)
+        self._forecasts = JobForecasts(services)
 
     async def create_job(
         self, request: job_pb2.CreateJobRequest, caller: Caller
@@ -195,6 +197,12 @@ class JobServicer:
         source = self._changeable(caller, request.weights_job) if request.weights_job else None
         job_id = await self._creation.create(request, caller, source)
         return job_pb2.CreateJobResponse(job_id=job_id)
+
+    async def estimate_job(
+        self, request: job_pb2.EstimateJobRequest, caller: Caller
+    ) -> job_pb2.EstimateJobResponse:
+        found = await self._forecasts.estimate(request, caller)
+        return job_pb2.EstimateJobResponse(forecast=forecast_message(found))
 
     async def get_token(
         self, request: job_pb2.GetTokenRequest, caller: Caller
@@ -218,6 +226,8 @@ class JobServicer:
         )
         if job.model is not None:
             answer.model.CopyFrom(model_message(job.model.blob, job.model.deltas, job.layout))
+        if request.wants_forecast and (found := await self._forecasts.of_job(runtime)):
+            answer.forecast.CopyFrom(forecast_message(found))
         return answer
 
     def _unfit_nodes(self, runtime: JobRuntime, own: OwnNodes) -> list[job_pb2.UnfitNode]:

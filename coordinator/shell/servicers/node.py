@@ -22,7 +22,8 @@ from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.fleet_health import rate_key
-from coordinator.shell.runtime.nodes import FinishedUpdate
+from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import OfferedUpdate, Services
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control
@@ -263,6 +264,9 @@ class _Commit:
             compute_ms=update.compute_ms,
             forecast_ms=participant.plan.forecast_ms,
             took_ms=participant.took_ms,
+            source=speed_sources(job, self._services.nodes.streams, [received.node]).get(
+                received.node
+            ),
         )
         self._services.readings.record_accepted(received.node, work)
         if update.compute_ms > 0:

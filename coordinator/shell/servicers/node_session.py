@@ -14,6 +14,7 @@ from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import ShardHandedBack
 from coordinator.core.job.state import Job, Phase
+from coordinator.core.measure.progress import LeaseProgress
 from coordinator.core.round.assignment import assignment
 from coordinator.shell import translate
 from coordinator.shell.commands.perform import assign
@@ -23,6 +24,7 @@ from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import JournalError, NodeRecord
 from coordinator.shell.probe_echo import RENEWAL_MS
+from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.nodes import ControlStream, KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import (
@@ -341,8 +343,25 @@ async def _hear_of_work(
 def _note_progress(services: Services, node: NodeId, progress: node_pb2.Progress) -> None:
     services.nodes.record_progress(node, translate.progress_value(progress))
     runtime = services.driver.runtimes.get(JobId(progress.lease.job_id))
-    if runtime is not None:
-        runtime.progress_version += 1
+    if runtime is None:
+        return
+    runtime.progress_version += 1
+    done = lease_progress(runtime.job, node, progress.lease.number, progress.steps_done)
+    if done is not None:
+        source = speed_sources(runtime.job, services.nodes.streams, [node]).get(node)
+        services.readings.record_progress(node, done, source)
+
+
+def lease_progress(job: Job, node: NodeId, lease: int, steps: int) -> LeaseProgress | None:
+    """A node's progress in work that it was given; None: it has no such work, or not so much."""
+    participant = job.participant(node)
+    if participant is None or participant.lease != lease or not participant.is_open:
+        return None
+    if steps > participant.inner_steps:
+        return None
+    stated = job.spec.training.batch_size
+    full_steps = steps * participant.plan.batch(stated) / stated
+    return LeaseProgress(job.job_id, lease, full_steps, monotonic_ms())
 
 
 def _printable(reason: str) -> str:

@@ -48,6 +48,7 @@ ADMITTED: Mapping[str, set[str]] = {
     "GetLedger": EVERYBODY,
     "ListReceipts": EVERYBODY,
     "CreateJob": {"another user", "owner", "operator"},
+    "EstimateJob": {"another user", "owner", "operator"},
     "OfferData": {"another user", "owner", "operator"},
     "CommitData": {"another user", "owner", "operator"},
     "PauseJob": {"owner", "operator"},
@@ -100,6 +101,8 @@ def request_of(method: Any, subjects: RequestSubjects, caller: str) -> Any:
     message: Any = GetMessageClass(method.input_type)()
     if method.name == "CreateJob":
         return with_fields(message, spec_json='{"workload":"null","training":{"nodes":50}}')
+    if method.name == "EstimateJob":
+        return with_fields(message, spec_json='{"workload":"null"}')
     if method.name == "CreateToken":
         return job_pb2.CreateTokenRequest(role=job_pb2.TOKEN_ROLE_VIEWER, ttl_s=60, uses=1)
     if method.name == "RevokeToken":

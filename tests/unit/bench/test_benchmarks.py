@@ -14,6 +14,7 @@ from benchmarks.__main__ import choose
 from benchmarks.house import lines_before
 from benchmarks.house.offenders import is_bare_participle
 from benchmarks.house.tree import ROOT, both_way_pairs, circular_modules, code_lines, count_lines
+from benchmarks.house.walk import Walk, plan_walk, walk_of
 from benchmarks.metering import LEAST, IntervalEstimate, median_of
 from benchmarks.netsim_fidelity import (
     LOSSY,
@@ -38,6 +39,7 @@ from benchmarks.ours.table import (
     write_rows,
 )
 from hypergpu.client.history import RoundPoint
+from hypergpu.jobfile.spec import RoundRule
 from hypergpu.units import Milliseconds
 from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.world_file import parse_world
@@ -310,3 +312,12 @@ def test_a_part_of_the_tree_before_counts_as_stored(tmp_path: Path) -> None:
         assert (
             count_lines(tmp_path, names).packages["gpu_node"] == (before.lines.packages["gpu_node"])
         )
+
+
+def test_a_walk_counts_how_often_it_leads_back_to_a_module() -> None:
+    alone = walk_of(lambda: RoundRule().updates_needed(3), "hypergpu/jobfile")
+    assert alone.stops == ("hypergpu/jobfile/spec.py",)
+    assert Walk(("a", "b", "a", "c", "b")).returns == 2
+    walk = plan_walk()
+    assert walk.stops[0] == "coordinator/core/plan/planning.py"
+    assert walk.rooms > 10

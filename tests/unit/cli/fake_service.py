@@ -17,7 +17,7 @@ from hypergpu.crypto import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
 from hypergpu.streams import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of
-from hypergpu.v1 import job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
+from hypergpu.v1 import forecast_pb2, job_pb2, job_pb2_grpc, node_pb2, payments_pb2_grpc, tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME, Role, Token, token_text
 
 Context = grpc.ServicerContext
@@ -78,6 +78,23 @@ def summary(phase: str = "training") -> job_pb2.JobSummary:
         samples=640,
         model=tensor_pb2.Digest(value=digest_to_wire(digest_of(MODEL))),
         at_ms=12_000,
+    )
+
+
+def forecast() -> forecast_pb2.JobForecast:
+    """What a job takes until its end, every field set."""
+    return forecast_pb2.JobForecast(
+        left_ms=forecast_pb2.ForecastRange(low=200_000, middle=250_000, high=400_000),
+        bytes_up=forecast_pb2.ForecastRange(low=10_000, middle=12_000, high=20_000),
+        bytes_down=forecast_pb2.ForecastRange(low=1_000_000, middle=1_500_000, high=2_000_000),
+        cost=forecast_pb2.ForecastAmount(
+            low="11", middle="12", high=str(10**25), escrow=str(10**25)
+        ),
+        samples=20_480,
+        rounds=38,
+        nodes=5,
+        measured_nodes=3,
+        reason="3 of 5 nodes are measured, 2 by the median",
     )
 
 
@@ -152,7 +169,13 @@ class FakeService(job_pb2_grpc.JobServiceServicer, job_pb2_grpc.OperatorServiceS
                 )
             ],
             model=tensor_pb2.ModelRef(blob=blob),
+            forecast=forecast() if request.wants_forecast else None,
         )
+
+    def EstimateJob(self, request: Any, context: Context) -> job_pb2.EstimateJobResponse:
+        self._note(f"EstimateJob {request.parameters}", context)
+        self.specs.append(request.spec_json)
+        return job_pb2.EstimateJobResponse(forecast=forecast())
 
     def PauseJob(self, request: Any, context: Context) -> job_pb2.PauseJobResponse:
         self._note(f"PauseJob {request.job_id}", context)

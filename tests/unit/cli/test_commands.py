@@ -104,6 +104,26 @@ def test_watching_a_failed_job_fails(service: FakeService, hypergpu: Hypergpu) -
     assert f"error 6008: {JOB} failed" in ended.stderr
 
 
+def test_estimate_is_told_and_creates_no_job(
+    service: FakeService, hypergpu: Hypergpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(ON_LOOPBACK)
+    ended = hypergpu("job", "submit", str(file), "--estimate")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout == (
+        "time      about 4 min 10 s (3 min 20 s to 6 min 40 s)\n"
+        "traffic   about 12 kB (10 kB to 20 kB) up, 1.5 MB (1 MB to 2 MB) down\n"
+        "work      20,480 samples in about 38 rounds, 5 nodes\n"
+        f"cost      about 12 (11 to {10**25}) of an escrow of {10**25}\n"
+        "based on  3 of 5 nodes are measured, 2 by the median\n"
+    )
+    as_json = hypergpu("job", "submit", str(file), "--estimate", "--json")
+    assert json.loads(as_json.stdout) == json.loads((GOLDEN / "forecast.json").read_text("utf-8"))
+    assert "CreateJob" not in " ".join(service.called)
+    assert hypergpu("job", "submit", str(file), "--estimate", "--watch").exit_code == 2
+
+
 def test_submit_sends_the_validated_file_and_prints_the_job(
     service: FakeService, hypergpu: Hypergpu, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from hypergpu.cli.doctor import Diagnosis
 from hypergpu.cli.environment import EffectiveSettings, Environment
 from hypergpu.cli.main import app
 from hypergpu.client import values
+from hypergpu.client.forecasts import JobForecastView
 from hypergpu.client.ledger import JobLedger
 from hypergpu.client.settings import known_settings
 from hypergpu.client.values import Exported, Jobs, NodeDetail, Nodes, Submitted, Tokens
@@ -32,6 +33,7 @@ ANSWERS = (
     Jobs,
     values.JobDetail,
     Submitted,
+    JobForecastView,
     values.JobEvent,
     Exported,
     Nodes,

@@ -51,6 +51,22 @@ def test_a_planned_round_has_lanes_and_a_deadline_before_anything_is_done() -> N
     assert lane["segments"] == [segment("download", START_MS, None)]
 
 
+def test_the_quorum_is_the_one_that_the_journal_tells() -> None:
+    events = [("JobCreated", {"spec": SPEC}), plan(0, 1, 2, 3, 4, 5)]
+    events[1][1]["plan"]["updates_needed"] = 2
+    assert job(fold(*events))["rounds_by_number"]["0"]["updates_needed"] == 2
+    closed = ("RoundRecorded", {"round": 0, "updates_needed": 1, "reason": "round 0 closed: "})
+    assert job(fold(*events, closed))["rounds_by_number"]["0"]["updates_needed"] == 1
+
+
+def test_the_quorum_of_a_journal_that_does_not_tell_it_follows_from_who_takes_part() -> None:
+    created = ("JobCreated", {"spec": SPEC})
+    planned = job(fold(created, plan(0, 1, 2, 3, 4, 5)))["rounds_by_number"]["0"]
+    assert planned["updates_needed"] == 3
+    unplanned = job(fold(created, update_received()))["rounds_by_number"]["0"]
+    assert unplanned["updates_needed"] == 1
+
+
 def test_reported_durations_become_exact_segments() -> None:
     update = {"phases": {"download_ms": 10, "train_ms": 50, "upload_ms": 40}}
     segments, is_estimate = received_segments([segment("download", 0, None)], update, 100)

@@ -4,7 +4,15 @@ import pytest
 
 from hypergpu.jobfile.reading import parse_job, with_parameters
 from hypergpu.jobfile.rules import checked_spec, covering, with_strategy
-from hypergpu.jobfile.spec import STRATEGIES, Aware, JobSpec, OuterSettings, Pay, TrainingSettings
+from hypergpu.jobfile.spec import (
+    STRATEGIES,
+    Aware,
+    JobSpec,
+    OuterSettings,
+    Pay,
+    RoundRule,
+    TrainingSettings,
+)
 from hypergpu.jobfile.toml import JobFileError
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.workloads.metrics import has_reached
@@ -302,3 +310,11 @@ def test_a_running_job_takes_no_more_rounds_than_an_escrow_can_pay_for() -> None
     spec = JobSpec(workload="digits-softmax", training=training, pay=Pay(unit_price=10**24))
     with pytest.raises(JobFileError, match=f"an escrow of at most {AMOUNT_MOST}"):
         with_parameters(spec, {"training.rounds": "100000"})
+
+
+@pytest.mark.parametrize(
+    ("share", "updates", "needed"),
+    [(0.6, 5, 3), (0.6, 6, 4), (0.55, 20, 11), (1.0, 7, 7), (0.01, 3, 1), (0.6, 0, 1)],
+)
+def test_a_quorum_is_a_share_of_whole_updates(share: float, updates: int, needed: int) -> None:
+    assert RoundRule(quorum=share).updates_needed(updates) == needed

@@ -46,6 +46,13 @@ class Truth:
     rtt_ms: float = 40.0
     loss: float = 0.0
     congestion_control: str = "cubic"
+    fixed_ms: float = 0.0
+    """Part of a step that takes as long whatever its batch."""
+
+    def computing_ms(self, plan: NodePlan, stated_batch: int) -> float:
+        """What the steps of a plan take, where a step of the stated batch takes ``step_ms``."""
+        share = plan.batch(stated_batch) / stated_batch
+        return plan.inner_steps * (self.fixed_ms + (self.step_ms - self.fixed_ms) * share)
 
     def path(self, way: TransferDirection, connections: int = 1) -> NetworkPath:
         mbit_s = self.up_mbit_s if way is TransferDirection.UP else self.down_mbit_s
@@ -167,11 +174,15 @@ class Fleet:
             if took_ms > closed_ms and plan.nodes[node].rounds == 1
         )
         batch = self.job.training.batch_size
-        samples = batch * sum(p.inner_steps for n, p in plan.nodes.items() if n not in cut)
+        samples = sum(p.inner_steps * p.batch(batch) for n, p in plan.nodes.items() if n not in cut)
         computed_us = sum(min(parts[node][1], closed_ms * 1000) for node in plan.nodes)
         self._learn(plan, parts, closed_ms=closed_ms)
         self.results = {
-            node: NodeResult(mine, Milliseconds(0 if node in cut else times_ms[node]))
+            node: NodeResult(
+                mine,
+                Milliseconds(0 if node in cut else times_ms[node]),
+                compute_ms=Milliseconds(parts[node][1] // 1000),
+            )
             for node, mine in plan.nodes.items()
         }
         self.previous = plan.memory
@@ -192,7 +203,8 @@ class Fleet:
         """Microseconds until the model is there, of computing, and until the update is in."""
         truth = self.truths[node]
         noise = self._dice.lognormvariate(0, 0.03)
-        computing = int(plan.inner_steps * truth.step_ms * 1000 * noise)
+        stated = self.job.training.batch_size
+        computing = int(truth.computing_ms(plan, stated) * 1000 * noise)
         trip = int(truth.rtt_ms * 1000)
         down_us = trip // 2 + self._moving_us(
             node, TransferDirection.DOWN, plan, self.sizes.update_bytes[down]
@@ -243,7 +255,9 @@ class Fleet:
             left_us -= down_us
             steps = min(mine.inner_steps, mine.inner_steps * left_us // max(1, computing_us))
             took_ms = Milliseconds(int(min(computing_us, left_us)) // 1000)
-            self._observe(node, seen.StepTime(at_ms, int(steps), took_ms))
+            stated = self.job.training.batch_size
+            full_steps = int(steps) * mine.batch(stated) / stated
+            self._observe(node, seen.StepTime(at_ms, full_steps, took_ms))
             left_us -= computing_us
             size, took_us = self.sizes.update_bytes[mine.codec], up_us - 2 * trip_us
             if left_us < up_us:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.plan.agreement import cosine
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodePlan,
@@ -19,7 +20,6 @@ from coordinator.core.plan.decision import (
 from coordinator.core.plan.median_node import (
     Drift,
     computing_for,
-    cosine,
     decay_steps,
     drift,
     wanted_steps,

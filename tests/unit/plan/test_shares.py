@@ -9,14 +9,20 @@ from msgspec.structs import replace
 
 from coordinator.core.job.state import AcceptedUpdate
 from coordinator.core.measure.reading import Conditions, Estimate, NodeReading
+from coordinator.core.plan.batches import (
+    BatchBounds,
+    balanced_span_us,
+    batch_bounds,
+    own_batch,
+)
 from coordinator.core.plan.decision import (
     MemoryFit,
     ModelSizes,
     NodeMemory,
     NodeResult,
+    PlanMemory,
     RoundPlan,
 )
-from coordinator.core.plan.node_work import balanced_span_us, own_batch
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
@@ -89,20 +95,25 @@ def test_where_every_step_is_exchanged_fast_nodes_share_what_a_slow_one_leaves()
     assert batches[NodeId("a")] > 32 > batches[NodeId("c")] >= 4
 
 
+STATED = BatchBounds(4, 32)
+
+
 def test_a_node_whose_line_fills_the_round_keeps_its_batch() -> None:
-    batch = own_batch(spec(nodes=3), NodeMemory(""), fewest_us=1e6, room_us=-1.0)
+    batch = own_batch(spec(nodes=3), NodeMemory(""), STATED, fewest_us=1e6, room_us=-1.0)
     assert batch == (32, "")
 
 
 def test_noise_changes_no_batch() -> None:
     job = spec(nodes=3)
     memory = NodeMemory("int4", batch_size=16)
-    sizes = {own_batch(job, memory, fewest_us=1e6, room_us=5e5 * n).size for n in (0.92, 1, 1.08)}
+    sizes = {
+        own_batch(job, memory, STATED, fewest_us=1e6, room_us=5e5 * n).size for n in (0.92, 1, 1.08)
+    }
     assert sizes == {16}
 
 
 def test_a_node_whose_update_was_missing_has_less_to_do() -> None:
-    cut = own_batch(spec(nodes=3), NodeMemory("", cut_rounds=1), fewest_us=1e6, room_us=1e6)
+    cut = own_batch(spec(nodes=3), NodeMemory("", cut_rounds=1), STATED, fewest_us=1e6, room_us=1e6)
     assert cut.size == 16
 
 
@@ -116,7 +127,9 @@ def test_a_batch_lies_within_its_limits_and_says_why_it_is_no_full_one(
     span_us = balanced_span_us(*zip(*nodes, strict=True))
     memory = NodeMemory("int4", cut_rounds=cuts)
     for step_us, moving_us in nodes:
-        batch = own_batch(EACH_STEP, memory, fewest_us=step_us, room_us=span_us - moving_us)
+        bounds = batch_bounds(EACH_STEP, MemoryFit())
+        room_us = span_us - moving_us
+        batch = own_batch(EACH_STEP, memory, bounds, fewest_us=step_us, room_us=room_us)
         assert 1 <= batch.size <= 64
         assert (batch.size == 32) == (not batch.reason)
 
@@ -289,6 +302,8 @@ def test_a_node_whose_updates_are_too_small_to_measure_its_line_is_measured_by_i
         node: replace(each, up_bits_per_s=NodeReading().up_bits_per_s, forecast_error=Estimate())
         for node, each in known.items()
     }
-    plan = plan_round(Fleet(spec(nodes=3), truths).request(truths), unseen, without_bytes())
+    request = Fleet(spec(nodes=3), truths).request(truths)
+    request = replace(request, previous=PlanMemory(20, changed_at_round=0, is_sparse=False))
+    plan = plan_round(request, unseen, without_bytes())
     assert all(part.forecast_ms > 0 for part in plan.nodes.values())
     assert plan.deadline_ms == 1_000

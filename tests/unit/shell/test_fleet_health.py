@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.core.health import NEWCOMER, HealthEvidence, HealthRecord, after_round
 from coordinator.core.job.events import AggregateReady
-from coordinator.core.job.state import TrustMemory, Weighing
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import SubmittedEvent, decide

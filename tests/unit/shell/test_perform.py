@@ -26,7 +26,8 @@ from coordinator.core.job.events import (
     NodeJoined,
     NodeLost,
 )
-from coordinator.core.job.state import Job, Model, Phase, TrustMemory
+from coordinator.core.job.state import Job, Model, Phase
+from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.core.trust import whole_weighing
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space

@@ -3,7 +3,7 @@
 import psycopg
 from sqlalchemy.exc import OperationalError
 
-from coordinator.shell.app.startup import start_error
+from coordinator.shell.app.start_errors import start_error
 from hypergpu.errors import HyperGPUError, Reason
 
 CLOSED = "server closed the connection unexpectedly\n\tThis probably means the server terminated"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from coordinator.__main__ import main
 from coordinator.config import Settings
+from coordinator.core.measure.progress import LeaseProgress
 from coordinator.core.measure.reading import (
     NodeReading,
     PacketTrain,
@@ -22,13 +23,14 @@ from coordinator.core.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.commands.perform import with_line
 from coordinator.shell.probe_echo import LIFE_MS, RENEWAL_MS, ProbeTokens
-from coordinator.shell.runtime.nodes import (
+from coordinator.shell.runtime.readings import (
     ABSENT_MAX,
     REPORTS,
     FinishedUpdate,
     Readings,
 )
 from coordinator.shell.runtime.upload_meter import UploadMeter
+from coordinator.shell.servicers.node_session import lease_progress
 from coordinator.shell.translate import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,
@@ -42,6 +44,7 @@ from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.network import PACKETS_MAX, TOKEN_BYTES
 from tests.unit.job_states import AWARE
+from tests.unit.shell.whole_shell import begin_job, driving, services_in
 
 NODE = NodeId("0x" + "a1" * 20)
 OTHER = NodeId("0x" + "b2" * 20)
@@ -191,6 +194,41 @@ def test_a_node_that_states_no_computing_time_is_measured_all_the_same() -> None
     readings = Readings()
     readings.record_accepted(NODE, finished_update(1, 0))
     assert readings.reading(NODE).step_us.mean == 100
+
+
+def test_a_node_is_timed_by_its_progress_whether_an_update_comes_or_not() -> None:
+    readings = Readings()
+    for second in range(5):
+        at_ms = Milliseconds(2_000 * second)
+        readings.record_progress(NODE, LeaseProgress(JOB, 7, 1.0 + 4 * second, at_ms))
+    step_us = readings.reading(NODE).step_us
+    assert (step_us.mean, step_us.count) == (500_000, 4)
+
+
+async def test_progress_counts_in_work_that_the_node_was_given_and_no_further(
+    tmp_path: Path,
+) -> None:
+    services = services_in(tmp_path)
+    async with driving(services):
+        await begin_job(services)
+    job = services.driver.runtimes[JOB].job
+    participant = job.participant(NODE)
+    assert participant is not None
+    lease, steps = participant.lease, participant.inner_steps
+    done = lease_progress(job, NODE, lease, steps)
+    assert done is not None
+    assert (done.lease, done.steps) == (lease, steps)
+    assert lease_progress(job, NODE, lease, steps + 1) is None
+    assert lease_progress(job, NODE, lease + 1, steps) is None
+    assert lease_progress(job, OTHER, lease, steps) is None
+
+
+def test_an_update_cannot_state_less_computing_than_its_own_progress_took() -> None:
+    readings = Readings()
+    for at_ms, steps in ((0, 1.0), (10_000, 6.0), (20_000, 10.0)):
+        readings.record_progress(NODE, LeaseProgress(JOB, 1, steps, Milliseconds(at_ms)))
+    readings.record_accepted(NODE, finished_update(1, compute_ms=1))
+    assert readings.reading(NODE).step_us.mean > 1_500_000
 
 
 def test_a_node_that_went_is_remembered_and_one_that_is_forgotten_is_not() -> None:

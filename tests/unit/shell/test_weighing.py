@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from coordinator.core.job.commands import Aggregate, FoldedUpdate
 from coordinator.core.job.events import AggregateReady, Event, JobPaused
-from coordinator.core.job.state import Job, Model, TrustMemory, Weighing
+from coordinator.core.job.state import Job, Model
+from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.shell.aggregation.fold_files import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient

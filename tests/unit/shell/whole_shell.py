@@ -30,7 +30,9 @@ from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth
-from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream, Readings
+from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
+from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
+from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import (
     Commits,
     HeavyWork,
@@ -91,7 +93,7 @@ def services_in(folder: Path, journal: Journal | None = None) -> Services:
         offers=UpdateOffers(),
         commits=Commits(),
         heavy=HeavyWork(),
-        readings=Readings(),
+        readings=Readings(speeds=FleetSpeeds(journal.speeds())),
         echo=ProbeEcho(ProbeTokens(), nodes.streams.__contains__),
         bulk=EmbeddedStore(folder, uploads, lambda _: None),
         job_terms=NewJobTerms(Address(key.node_id), payments),

@@ -58,24 +58,19 @@ export function forecastText(lane: Lane, round: Round): string {
   return `${forecast}, took ${duration(took)} (${how})`;
 }
 
-/** Updates without which a round does not close; 0 where that is not known. */
-export function updatesNeeded(round: Round): number {
-  const working = Object.values(round.lanes).filter((each) => each.result !== "resting").length;
-  return Math.ceil(round.quorum * working - 1e-9);
-}
-
 export function laneSentence(name: string, lane: Lane, round: Round, now_ms: number): string {
   const times = phaseTimes(lane, now_ms).map(([phase, ms]) => `${phase} ${duration(ms)}`);
   const result = RESULT_TEXT[lane.result] + (lane.result_reason ? ` (${lane.result_reason})` : "");
   const plan = lane.reason ? ` Plan: ${lane.reason}.` : "";
   return `${name}, round ${round.number + 1}: ${result}. ${times.join(", ")}. ${forecastText(lane, round)}.${plan}`;
 }
-/** The moment at which enough updates were in; null before it. */
+
+/** The moment at which enough updates were in; null before it, or where their number is not known. */
 export function quorumAt(round: Round): number | null {
   const times = Object.values(round.lanes)
     .filter((each) => each.result === "accepted")
     .map(arrivedAt)
     .filter((each) => each !== null)
     .sort((a, b) => a - b);
-  return times[updatesNeeded(round) - 1] ?? null;
+  return times[round.updates_needed - 1] ?? null;
 }

@@ -33,8 +33,8 @@ export interface Round {
   started_at_ms: number;
   ended_at_ms: number | null;
   deadline_at_ms: number | null;
-  /** A share; `updatesNeeded` counts. */
-  quorum: number;
+  /** Updates that may close it at its deadline, by the journal; 0: not known. */
+  updates_needed: number;
   reason: string;
   lanes: Record<string, Lane>;
   duration_ms: number | null;

@@ -1,0 +1,256 @@
+"""Each node's batch: between an eighth of the stated one and four times it, and its learning rate.
+
+Theory of operation. Fewer steps come before smaller batches: a batch shrinks where one step does
+not fit into the time that there is, never below four samples, as batch norm needs several.
+
+It grows where larger batches were measured to be faster by the sample, as on devices that a batch
+does not fill. Nobody knows that without having tried: twice the batch is tried for two updates, and
+kept where the slower of them took clearly less time a sample than the batch before. Then twice that
+is tried; where it was no faster the node goes back, and tries again much later. Memory bounds it: a
+batch in several passes is no faster. What was tried is journalled with the plan, so that a replay
+tries nothing. And it grows only as far as noise leads in updates (`agreement`): beyond that fewer
+steps are less progress by the sample.
+"""
+
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from coordinator.core.plan.decision import BatchGrowth, MemoryFit, NodeMemory, NodeResult
+from hypergpu.jobfile.spec import JobSpec
+
+LEAST_SHARE, MOST_SHARE = 1 / 8, 4
+"""Smallest and largest part of the job's batch. Below the first a step is mostly noise; above the
+second too few steps are left.
+"""
+_BALANCED_SHARE = 2
+"""The largest where every step is exchanged."""
+LEAST_SAMPLES = 4
+"""Fewest samples of a batch, unless the job states fewer."""
+_HOLD_BATCH = 1.1
+"""A batch is kept until the round asks for this much more or less: noise is no reason."""
+_HALVINGS = 60
+_TRIES = 2
+"""Updates that a larger batch is tried with, and those with the batch before that it is held
+against.
+"""
+_FASTER = 1.2
+"""Samples a second have to rise by this much: steps that are saved cost some progress a sample."""
+_HOLD_NOISE = 1.5
+"""A batch that grew is kept until updates allow this much less."""
+_STEPS_LEAST = 8
+"""Steps in a round before its batch grows: four are left, at least."""
+_LIKE_WORK = 1.5
+"""Updates of so many times the samples say more of a batch than those before: what surrounds a
+training is a smaller part of them.
+"""
+_NEWEST = 4
+"""Updates that a mean goes over, about."""
+_REST, _REST_MOST = 32, 256
+"""Rounds before a batch that was no faster is tried again; each time in a row twice as many."""
+
+
+class Batch(NamedTuple):
+    """Samples of each of a node's inner steps."""
+
+    size: int
+    reason: str = ""
+    """``batch 16 of 32: a full one takes ...``; empty for the job's own batch."""
+
+
+class BatchBounds(NamedTuple):
+    """The smallest and the largest batch of a node."""
+
+    least: int
+    most: int
+
+
+def exchanges_each_step(spec: JobSpec) -> bool:
+    """Whether every node takes one step a round, whatever is measured."""
+    return spec.aware.inner_steps_max == 1
+
+
+def most_samples(spec: JobSpec) -> int:
+    """Samples of the largest batch that any node may be given. Where nodes hold samples that others
+    do not, updates count by their steps, and no batch grows.
+    """
+    stated = spec.training.batch_size
+    if exchanges_each_step(spec):
+        return _BALANCED_SHARE * stated
+    return MOST_SHARE * stated if spec.data.is_common else stated
+
+
+def batch_bounds(spec: JobSpec, fit: MemoryFit) -> BatchBounds:
+    """The bounds of a node whose memory takes so many samples at once."""
+    stated, most = spec.training.batch_size, most_samples(spec)
+    least = min(stated, max(ceil(LEAST_SHARE * stated), LEAST_SAMPLES))
+    at_once = [size for size in (fit.micro_batch, spec.inner.micro_batch) if size]
+    return BatchBounds(least, max(stated, min(most, *at_once)) if at_once else most)
+
+
+def held_batch(spec: JobSpec, memory: NodeMemory) -> Batch:
+    """The batch that the node was given last, as far as the job still allows it."""
+    stated = spec.training.batch_size
+    size = min(memory.batch_size or stated, most_samples(spec))
+    return explain_batch(size, stated, "as before")
+
+
+def own_batch(
+    spec: JobSpec,
+    memory: NodeMemory,
+    bounds: BatchBounds,
+    *,
+    fewest_us: float,
+    room_us: float,
+) -> Batch:
+    """The batch with which the fewest inner steps fit into the round.
+
+    A smaller batch is the last resort: a slow node takes fewer steps first, down to the fewest that
+    the job's sharding allows. Where moving bytes alone fills the round no batch would help.
+
+    Args:
+        spec: The job's.
+        memory: Each of the node's rounds in a row that closed without its update halves the room.
+        bounds: The largest is what the node takes where there is time.
+        fewest_us: Time of the fewest inner steps with the job's own batch.
+        room_us: The round's span less the time for which the node moves bytes.
+    """
+    stated = spec.training.batch_size
+    share = room_us / fewest_us / (1 << min(memory.cut_rounds, 16))
+    fits = float(bounds.most) if share > 0 else float(stated)
+    if share > 0:
+        fits = min(bounds.most, max(bounds.least, share * stated))
+    held = held_batch(spec, memory).size
+    if fits < bounds.most and held / _HOLD_BATCH <= fits <= held * _HOLD_BATCH:
+        fits = min(held, bounds.most)
+    size = max(1, round(fits))
+    if size > stated and not exchanges_each_step(spec):
+        return explain_batch(size, stated, growth_reason(memory.growth, size))
+    why = f"a full one takes {1 / share:.1f} times the time there is" if share > 0 else ""
+    return explain_batch(size, stated, why)
+
+
+def balanced_span_us(steps_us: Sequence[float], moving_us: Sequence[float]) -> float:
+    """The span in which the batches of all nodes come to as many samples as the job's own.
+
+    Args:
+        steps_us: Time of one step of each node, with the job's own batch.
+        moving_us: Time for which each node moves bytes.
+    """
+    nodes = tuple(zip(steps_us, moving_us, strict=True))
+    low, high = 0.0, max(moved_us + _BALANCED_SHARE * step_us for step_us, moved_us in nodes)
+    for _ in range(_HALVINGS):
+        span_us = (low + high) / 2
+        together = sum(
+            min(_BALANCED_SHARE, max(LEAST_SHARE, (span_us - moved_us) / step_us))
+            for step_us, moved_us in nodes
+        )
+        low, high = (span_us, high) if together < len(nodes) else (low, span_us)
+    return high
+
+
+def explain_batch(size: int, stated: int, why: str) -> Batch:
+    """A batch with its reason; the job's own needs none."""
+    if size == stated:
+        return Batch(size)
+    return Batch(size, f"batch {size} of {stated}" + (f": {why}" if why else ""))
+
+
+def growth_reason(growth: BatchGrowth, size: int) -> str:
+    """Why a batch is larger than the job's."""
+    if size == growth.trial:
+        return "on trial, whether it is faster by the sample"
+    return "measured to be faster by the sample" if size == growth.size else "as before"
+
+
+def growth_after(
+    growth: BatchGrowth, result: NodeResult, stated_batch: int, number: int
+) -> BatchGrowth:
+    """The node's growth once an update of it is in, or missing.
+
+    Args:
+        growth: What was known before.
+        result: Of the node in the round before ``number``.
+        stated_batch: The job's.
+        number: Of the round that is planned.
+    """
+    size, plan = growth.size or stated_batch, result.plan
+    if result.took_ms <= 0:
+        return _after_failure(growth, number) if growth.trial else growth
+    batch = plan.batch(stated_batch)
+    samples = plan.inner_steps * batch
+    if result.compute_ms <= 0 or batch not in (size, growth.trial):
+        return growth
+    sample_us = 1000.0 * result.compute_ms / samples
+    if batch == size:
+        is_more = samples > _LIKE_WORK * growth.samples
+        count = 1 if is_more else growth.updates + 1
+        mean_us = growth.sample_us + (sample_us - growth.sample_us) / min(count, _NEWEST)
+        return replace(growth, sample_us=mean_us, updates=count, samples=samples)
+    tries_us = (*growth.tries_us, sample_us)
+    if len(tries_us) < _TRIES:
+        return replace(growth, tries_us=tries_us)
+    if _FASTER * max(tries_us) > growth.sample_us:
+        return _after_failure(growth, number)
+    return BatchGrowth(
+        size=batch, sample_us=sum(tries_us) / len(tries_us), updates=_TRIES, samples=samples
+    )
+
+
+def _after_failure(growth: BatchGrowth, number: int) -> BatchGrowth:
+    rest = min(_REST_MOST, _REST << min(growth.failures, 8))
+    return replace(
+        growth,
+        trial=0,
+        tries_us=(),
+        next_round=number + rest,
+        failures=growth.failures + 1,
+    )
+
+
+def growth_for_round(
+    growth: BatchGrowth,
+    bounds: BatchBounds,
+    stated_batch: int,
+    *,
+    number: int,
+    steps: float,
+    noise_share: float,
+) -> BatchGrowth:
+    """What the node keeps or tries in a round, within its bounds: the largest batch, in ``trial``
+    or ``size``, that its work is made of.
+
+    Args:
+        growth: What is known, the round before included.
+        bounds: Of the node.
+        stated_batch: The job's.
+        number: Of the round.
+        steps: That fill the round with the batch that is kept.
+        noise_share: Largest batch over the job's that costs next to no progress a sample.
+    """
+    size = growth.size or stated_batch
+    held = min(bounds.most, int(_HOLD_NOISE * noise_share * stated_batch))
+    if size > max(stated_batch, held):
+        growth, size = BatchGrowth(next_round=growth.next_round), stated_batch
+    if growth.trial:
+        return growth if growth.trial <= held else _after_failure(growth, number)
+    larger = min(2 * size, bounds.most)
+    is_known = growth.updates >= _TRIES and number >= growth.next_round
+    if not is_known or steps < _STEPS_LEAST or not size < larger <= noise_share * stated_batch:
+        return growth
+    return replace(growth, trial=larger, tries_us=())
+
+
+def batch_rate(spec: JobSpec, size: int) -> float:
+    """Learning rate of a node with a batch of its own, by the job's rule; 0: the job's.
+
+    The square root of the batch's share for AdamW, whose steps are as long whatever the gradient,
+    and the share itself for SGD.
+    """
+    stated = spec.training.batch_size
+    if size == stated or spec.aware.batch_rate == "stated" or exchanges_each_step(spec):
+        return 0.0
+    share = size / stated
+    return spec.inner.learning_rate * (share if spec.inner.optimizer == "sgd" else sqrt(share))
