@@ -42,6 +42,7 @@ from coordinator.core.round.figures import round_figures
 from coordinator.core.round.hand_back import refit_work, with_reason
 from coordinator.core.round.lifecycle import (
     close_if_due,
+    close_if_outrun,
     end_job,
     evaluation_command,
     open_round,
@@ -153,7 +154,7 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
     )
     if is_long:
         step = _release_if_leaving(with_long_lease(job, event.node, participant), event.node)
-        return _open_if_waiting(step)
+        return close_if_outrun(_open_if_waiting(step), event.node)
     round_ = job.open_round
     round_ = replace(round_, longest_ms=Milliseconds(max(round_.longest_ms, took_ms)))
     job = replace(job, round=replace_participants(round_, {event.node: participant}))

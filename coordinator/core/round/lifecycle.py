@@ -66,6 +66,7 @@ from coordinator.core.round.long_leases import (
     with_earlier_duplicates,
     within_quota,
 )
+from coordinator.core.round.outrun import outrun_reason
 from coordinator.core.round.streams import return_samples
 from coordinator.core.round.waiting import (
     assigned_shards,
@@ -289,6 +290,15 @@ def close_if_due(step: JobStep) -> JobStep:
         after = _set_timer(job, next_timer_ms(job))
     else:
         after = JobStep(job)
+    return JobStep(after.job, (*step.commands, *after.commands))
+
+
+def close_if_outrun(step: JobStep, node: NodeId) -> JobStep:
+    """Close the round if it holds up a node whose update is in; see `outrun`."""
+    why = outrun_reason(step.job, node)
+    if not why:
+        return step
+    after = _close_round(step.job, step.job.open_round, why)
     return JobStep(after.job, (*step.commands, *after.commands))
 
 

@@ -6,13 +6,18 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hypergpu.client import JobView
 from hypergpu.cluster.s3_server import S3Server
+from hypergpu.jobfile.rules import with_strategy
+from hypergpu.jobfile.spec import TrainingSettings
 from tests.conformance.journal_stores import postgres_schema
-from tests.coordinator_pair import ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
+from tests.coordinator_pair import NODES, ROUNDS, SPEC, CoordinatorPair, check_whole, is_round
+from tests.processes import Happening
 
 pytestmark = pytest.mark.needs("database")
 
@@ -51,6 +56,53 @@ def test_a_standby_goes_on_where_the_active_one_died_or_slept(pair: CoordinatorP
     pair.first.terminate()
     pair.let_drive(pair.second)
     assert cluster.job(job_id).job.model == undisturbed
+
+
+SLOW = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "400"}
+QUICK = {"HYPERGPU_NODE_WORKER_STEP_FLOOR_MS": "20"}
+"""A step of the others' takes a twentieth of the slow node's."""
+
+
+@pytest.mark.full
+def test_a_standby_folds_the_update_of_a_lease_that_was_under_way_as_it_took_over(
+    pair: CoordinatorPair,
+) -> None:
+    cluster = pair.cluster
+    for node in cluster.nodes:
+        node.kill()
+    cluster.add_nodes(NODES, settings=QUICK)
+    cluster.add_nodes(1, settings=SLOW)
+    training = TrainingSettings(rounds=40, inner_steps=20, nodes=NODES + 1)
+    job_id = cluster.submit(with_strategy(replace(SPEC, training=training), "aware"))
+    begun = cluster.wait_for(job_id, begins_long_work)
+    (slow,) = (node for node, part in parts_of(begun).items() if part["rounds"] > 1)
+    pair.first.kill()
+    pair.let_drive(pair.second)
+    cluster.wait_until_finished(job_id)
+    events = list(cluster.events(job_id))
+    changed = next(n for n, each in enumerate(events) if each.kind == "CoordinatorChanged")
+    number = begun.fields["plan"]["round"]
+    received = [
+        n
+        for n, each in enumerate(events)
+        if each.kind == "UpdateReceived"
+        and (each.fields["node"], each.fields["round"]) == (slow, number)
+    ]
+    assert len(received) == 1
+    assert received[0] > changed
+
+
+def parts_of(planned: Happening) -> dict[str, dict[str, Any]]:
+    """Each node's part of a planned round."""
+    parts: dict[str, dict[str, Any]] = planned.fields["plan"]["nodes"]
+    return parts
+
+
+def begins_long_work(happening: Happening) -> bool:
+    """Whether a round is planned in which a measured node begins a lease over several rounds."""
+    return happening.kind == "RoundPlanned" and any(
+        part["rounds"] > 1 and part["step_us"] for part in parts_of(happening).values()
+    )
 
 
 @pytest.mark.full
