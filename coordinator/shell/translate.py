@@ -235,6 +235,7 @@ def job_summary(job: Job, now_ms: Milliseconds) -> job_pb2.JobSummary:
         updates_accepted=job.tally.updates_accepted,
         updates_rejected=job.tally.updates_rejected,
         samples=job.tally.samples,
+        planned_samples=job.spec.stated_samples if job.spec.strategy == "aware" else 0,
         at_ms=now_ms,
         owner=job.owner,
     )

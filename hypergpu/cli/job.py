@@ -185,12 +185,19 @@ def jobs_table(jobs: "Sequence[JobView]") -> "Table":
     return columns, [_job_row(job) for job in jobs]
 
 
+def _rounds_text(job: "JobView") -> str:
+    """``3/20`` for stated rounds; for planned ones how much of the samples is done."""
+    if not job.planned_samples:
+        return f"{job.round}/{job.rounds}"
+    return f"{job.round}, {min(100, 100 * job.samples // job.planned_samples)} %"
+
+
 def _job_row(job: "JobView") -> tuple[str, ...]:
     return (
         name_or_id(job.name, job.id),
         short_id(job.id),
         job.phase,
-        f"{job.round}/{job.rounds}",
+        _rounds_text(job),
         f"{score(job.metric)} {job.metric_name}".strip(),
         str(job.nodes),
         score(job.loss),

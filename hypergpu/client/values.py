@@ -47,6 +47,8 @@ class JobView(msgspec.Struct, frozen=True):
     """Further metrics of the newest evaluation by name."""
     evaluated_samples: int = 0
     """Held-out samples that it measured; 0: not told."""
+    planned_samples: int = 0
+    """Samples of a planned job in all, in as many rounds as plans make; 0: it has stated rounds."""
 
 
 class ParticipantView(msgspec.Struct, frozen=True):

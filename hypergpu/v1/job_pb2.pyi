@@ -298,6 +298,7 @@ class JobSummary(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     EVALUATED_SAMPLES_FIELD_NUMBER: builtins.int
+    PLANNED_SAMPLES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     phase: builtins.str
@@ -320,6 +321,10 @@ class JobSummary(google.protobuf.message.Message):
     """Id of the token that created it; only its holder and operators change the job."""
     evaluated_samples: builtins.int
     """Held-out samples that the newest evaluation measured; 0: not told."""
+    planned_samples: builtins.int
+    """Samples that a planned job is to train on in all, in as many rounds as plans make; 0: the job has
+    stated rounds.
+    """
     @property
     def model(self) -> hypergpu.v1.tensor_pb2.Digest: ...
     @property
@@ -349,9 +354,10 @@ class JobSummary(google.protobuf.message.Message):
         owner: builtins.str = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         evaluated_samples: builtins.int = ...,
+        planned_samples: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["model", b"model"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluated_samples", b"evaluated_samples", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "evaluated_samples", b"evaluated_samples", "job_id", b"job_id", "loss", b"loss", "metric", b"metric", "metric_name", b"metric_name", "metrics", b"metrics", "model", b"model", "name", b"name", "nodes", b"nodes", "owner", b"owner", "phase", b"phase", "planned_samples", b"planned_samples", "reason", b"reason", "round", b"round", "rounds", b"rounds", "samples", b"samples", "updates_accepted", b"updates_accepted", "updates_rejected", b"updates_rejected"]) -> None: ...
 
 global___JobSummary = JobSummary
 

@@ -310,7 +310,7 @@ def test_who_claims_more_speed_than_it_is_given_work_for_changes_nothing_by_it(
             first, second = (plan.nodes[node] for plan in plans)
             assert first.codec == second.codec
             if first.rounds > 1:
-                # Work that no round waits for is made anew each time: nobody is hurt by its changes.
+                # Work that no round waits for is made anew each time, and nobody is hurt by it.
                 assert second.rounds > 1
                 continue
             assert abs(first.inner_steps - second.inner_steps) <= 1 + first.inner_steps / 20

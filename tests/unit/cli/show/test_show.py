@@ -215,6 +215,12 @@ def all_tables() -> str:
     )
 
 
+def test_a_planned_job_shows_how_much_of_its_samples_is_done() -> None:
+    planned = replace(TABLED_JOB, round=13, planned_samples=10_240)
+    _, rows = jobs_table([TABLED_JOB, planned])
+    assert [row[3] for row in rows] == ["3/12", "13, 50 %"]
+
+
 def test_tables_are_what_people_were_shown_before() -> None:
     assert all_tables() == VECTORS.read_text("utf-8")
 
