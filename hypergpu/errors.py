@@ -50,7 +50,7 @@ class Reason(Enum):
         "raise the evaluators' limits where the coordinator runs: docs/scale.md",
     )
     PROGRAM_FAILED = 2008, "INVALID_ARGUMENT", "mend the workload's code, and submit the job again"
-    NODES_MISSING = 2009, "FAILED_PRECONDITION", "connect nodes: hypergpu node join"
+    NODES_MISSING = 2009, "FAILED_PRECONDITION", "connect nodes: hypergpu join"
     # 3xxx: updates
     UPDATE_TOO_LARGE = 3001, "INVALID_ARGUMENT", "the size must be the one the job's codec gives"
     NONCE_REPLAYED = 3002, "ALREADY_EXISTS", "use a nonce above the last one"

@@ -120,7 +120,7 @@ class JobForecasts:
         if len(offers) < needed:
             there = len(self._services.nodes.streams)
             if not there:
-                fix = "connect one: hypergpu node join"
+                fix = "connect one: hypergpu join"
                 raise HyperGPUError(Reason.NODES_MISSING, "no node is connected", fix=fix)
             detail = f"training.nodes is {needed}, and of {several(there, 'connected node')}"
             detail += f" {len(offers)} can train it"
