@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.ours.adaptive.batches import loss_gaps
 from benchmarks.ours.adaptive.fleets import (
@@ -26,7 +26,7 @@ from benchmarks.ours.adaptive.fleets import (
 )
 from benchmarks.ours.adaptive.forecast_runs import RunTrial, run_trials
 from benchmarks.ours.adaptive.forecasts import WORLDS, ForecastTrial, trial_in
-from benchmarks.ours.adaptive.process_fleets import POINTS, run_point
+from benchmarks.ours.adaptive.process_fleets import POINTS, run_points
 from benchmarks.ours.table import BenchmarkParts, PartFigures
 from netsim.network.profiles import profile
 
@@ -124,14 +124,14 @@ def _estimates(*, is_quick: bool) -> PartFigures:
 
 def _processes(*, is_quick: bool) -> PartFigures:
     """The laws at four points by real processes."""
-    pairs = [run_point(each) for each in (POINTS[:1] if is_quick else POINTS)]
+    pairs = run_points(POINTS[:1] if is_quick else POINTS)
     return PartFigures(
         rows=[
             [
-                f"processes: {each.point.times_slower}x slower",
+                f"processes: {each.point.times_slower}x slower, seed {each.seed}",
                 str(each.point.inner_steps),
                 str(each.point.others),
-                f"{each.hurts:.2f}",
+                f"{each.hurts:.2f}; to a loss {each.loss_hurts:.2f}",
                 f"{each.counts:.2f}",
                 str(each.updates),
             ]
@@ -139,6 +139,7 @@ def _processes(*, is_quick: bool) -> PartFigures:
         ],
         metrics={
             "hurts_max_processes": max(each.hurts for each in pairs),
+            "loss_hurts_processes": fmean(each.loss_hurts for each in pairs),
             "counts_min_processes": min(each.counts for each in pairs),
         },
         notes=("Processes: steps of 50 ms or so many times that, two cores for all of them.",),
