@@ -85,8 +85,8 @@ class LivePage:
 
     @property
     def rounds(self) -> Locator:
-        """The job's figure of rounds, as in "3 of 40"."""
-        return self.page.get_by_role("main").get_by_text(re.compile(r"^\d+(?: of |/)\d+$")).first
+        """The job's figure of rounds, as in "3 of 40" and "3, 8 %"."""
+        return self.page.get_by_role("main").get_by_text(re.compile(r"^\d+(?:(?: of |/)\d+|, \d+ %)$")).first
 
     def wait_for_more_rounds(self) -> None:
         """Wait until another round is counted."""
@@ -161,7 +161,7 @@ def test_a_job_with_uploaded_data_is_made_on_the_page_and_seen_to_its_end(live: 
     # The strategy is the default one, so plans decide how many rounds there are.
     with live.cluster.coordinator.client() as client:
         job = client.job(client.find_job("uploaded")).job
-    expect(live.word(f"{job.round} of {job.round}")).to_be_visible()
+    expect(live.word(f"{job.round}, 100 %")).to_be_visible()
     shown = page.get_by_role("region", name="Rounds").get_by_role(
         "button", name="Rounds as a table"
     )
