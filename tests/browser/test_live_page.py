@@ -86,7 +86,8 @@ class LivePage:
     @property
     def rounds(self) -> Locator:
         """The job's figure of rounds, as in "3 of 40" and "3, 8 %"."""
-        return self.page.get_by_role("main").get_by_text(re.compile(r"^\d+(?:(?: of |/)\d+|, \d+ %)$")).first
+        figure = re.compile(r"^\d+(?:(?: of |/)\d+|, \d+ %)$")
+        return self.page.get_by_role("main").get_by_text(figure).first
 
     def wait_for_more_rounds(self) -> None:
         """Wait until another round is counted."""
