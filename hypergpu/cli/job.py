@@ -230,19 +230,13 @@ def show(coordinator: "Coordinator", job: JobName = None, *, as_json: AsJson = F
     say_table(*participants_table(detail), empty="no round is open")
 
 
-def _work_text(detail: "JobDetail") -> str:
+def _work_text(job: "JobView") -> str:
     """Rounds and samples that are done, and how many there are of what the job is counted in."""
-    import msgspec
-
-    from hypergpu.jobfile.spec import JobSpec, TrainingSettings
     from hypergpu.units import several
 
-    job = detail.job
-    if detail.spec.get("strategy") != "aware":
+    if not job.planned_samples:
         return f"{job.round} of {job.rounds}, {several(job.samples, 'sample')}"
-    stated = msgspec.convert(detail.spec["training"], TrainingSettings)
-    samples = JobSpec("", training=stated).stated_samples
-    return f"{job.round}, {job.samples:,} of {samples:,} samples"
+    return f"{job.round}, {job.samples:,} of {job.planned_samples:,} samples"
 
 
 def _job_lines(detail: "JobDetail") -> list[str]:
@@ -256,7 +250,7 @@ def _job_lines(detail: "JobDetail") -> list[str]:
         f"{job.name}  {job.id}".lstrip(),
         f"  phase     {job.phase}: {round_from_one(job.reason)}",
         f"  workload  {workload}",
-        f"  round     {_work_text(detail)}, {nodes}",
+        f"  round     {_work_text(job)}, {nodes}",
         *([f"  time      {left_text(forecast)}, {forecast.reason}"] if forecast else []),
         f"  loss      {score(job.loss)}   {metrics}",
         f"  updates   {job.updates_accepted} accepted, {job.updates_rejected} rejected",
