@@ -24,6 +24,7 @@ nodes = 2
 """
 BODIES = {
     "/jobs": {"toml": JOB},
+    "/estimates": {"toml": JOB},
     "/uploads": {"name": "x.npz", "size_bytes": 1},
     "/jobs/{job}/parameters": {"set": {"rounds": 9}},
 }
@@ -65,7 +66,7 @@ async def test_a_viewer_changes_nothing_and_a_user_nothing_of_others(tmp_path: P
         _, user = token_for(operator, Role.USER)
         found = await statuses(origin, user, job)
         refused = {name for name, status in found.items() if status == 403}
-        own = {"POST /jobs", "POST /uploads", "PUT /uploads/{upload}"}
+        own = {"POST /jobs", "POST /estimates", "POST /uploads", "PUT /uploads/{upload}"}
         assert refused == set(found) - own, found
         async with feed_at(origin, viewer) as connection:
             await connection.recv()
