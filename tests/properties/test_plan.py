@@ -423,7 +423,7 @@ def _what_nodes_notice(plan: RoundPlan) -> dict[str, Sequence[object]]:
     st.lists(st.floats(0.95, 1.05), min_size=24, max_size=24),
 )
 @settings(max_examples=75, deadline=None)
-def test_under_noise_of_a_twentieth_nodes_notice_one_change_at_most(
+def test_under_noise_of_a_twentieth_nodes_notice_two_changes_of_four_at_most(
     fleet: list[Truth], noise: list[float]
 ) -> None:
     nodes = names(len(fleet))
@@ -458,7 +458,7 @@ def test_under_noise_of_a_twentieth_nodes_notice_one_change_at_most(
         # what it began. What goes to and fro changes twice.
         told = [_what_nodes_notice(plan) for plan in seen[1:]]
         for name in told[0].keys() - unawaited:
-            assert sum(_is_told(*both) for both in pairwise(each[name] for each in told)) <= 1
+            assert sum(_is_told(*both) for both in pairwise(each[name] for each in told)) <= 2
 
 
 GOLDEN_PERMUTATION = "ee290988c009ad9d03a44892290b45f7bbf8e367e89c1aab1a3f37ef2e3a0aac"

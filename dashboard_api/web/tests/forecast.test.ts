@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { about, forecastLines, leftNow, spread, type JobForecast } from "../src/lib/forecast";
+import { forecastLines, spread } from "../src/lib/estimate";
+import { about, leftNow, type JobForecast } from "../src/lib/forecast";
 
 const FORECAST: JobForecast = {
   left_ms: { low: 200_000, middle: 250_400, high: 400_000 },

@@ -1,5 +1,5 @@
 // What a job takes until its end, as the coordinator forecasts it.
-import { bytes, count, duration } from "./format";
+import { duration } from "./format";
 
 export interface ForecastRange {
   low: number;
@@ -21,27 +21,8 @@ export interface JobForecast {
   reason: string;
 }
 
-/** A middle with its range; the range is left out where it says no more. */
-export function spread(range: ForecastRange, text: (value: number) => string): string {
-  const [low, middle, high] = [range.low, range.middle, range.high].map(text);
-  return low === high ? `${middle}` : `${middle} (${low} to ${high})`;
-}
-
 /** A time as people estimate it: whole seconds. */
 export const about = (ms: number): string => duration(Math.round(ms / 1000) * 1000).replace(".0 s", " s");
-
-/** The lines of an estimate: names with values. */
-export function forecastLines(found: JobForecast): [string, string][] {
-  const cost = found.cost;
-  return [
-    ["Time", spread(found.left_ms, about)],
-    ["Traffic up", spread(found.bytes_up, bytes)],
-    ["Traffic down", spread(found.bytes_down, bytes)],
-    ...(cost ? ([["Cost", `${cost.middle} (${cost.low} to ${cost.high}) of an escrow of ${found.escrow}`]] as [string, string][]) : []),
-    ["Work", `${count(found.samples)} samples in about ${found.rounds} rounds`],
-    ["Based on", found.reason],
-  ];
-}
 
 /** What is left of a forecast that was told some time ago. */
 export function leftNow(found: JobForecast, passed_ms: number): ForecastRange {
