@@ -423,7 +423,7 @@ def _what_nodes_notice(plan: RoundPlan) -> dict[str, Sequence[object]]:
     st.lists(st.floats(0.95, 1.05), min_size=24, max_size=24),
 )
 @settings(max_examples=75, deadline=None)
-def test_under_noise_of_a_twentieth_nodes_notice_two_changes_of_four_at_most(
+def test_under_noise_of_a_twentieth_nodes_notice_two_changes_in_four_plans_at_most(
     fleet: list[Truth], noise: list[float]
 ) -> None:
     nodes = names(len(fleet))
@@ -455,7 +455,7 @@ def test_under_noise_of_a_twentieth_nodes_notice_two_changes_of_four_at_most(
     unawaited = {n for plan in seen for n, part in plan.nodes.items() if part.rounds > 1}
     if not rests:
         # The first plan knows no codec that nodes hold: at the edge of a budget one more may settle
-        # what it began. What goes to and fro changes twice.
+        # what it began. What goes to and fro changes three times.
         told = [_what_nodes_notice(plan) for plan in seen[1:]]
         for name in told[0].keys() - unawaited:
             assert sum(_is_told(*both) for both in pairwise(each[name] for each in told)) <= 2
