@@ -15,10 +15,12 @@ def main() -> int:
     arguments = _arguments()
     if arguments.scale:
         nodes, _, rounds = arguments.scale.partition("x")
-        return _report([calm_world(arguments.seed or 0, int(nodes), int(rounds))])
-    if arguments.seed is not None:
-        return _report([random_world(arguments.seed)])
-    return _report([random_world(seed) for seed in range(arguments.seeds)])
+        worlds = [calm_world(arguments.seed or 0, int(nodes), int(rounds))]
+    elif arguments.seed is not None:
+        worlds = [random_world(arguments.seed)]
+    else:
+        worlds = [random_world(seed) for seed in range(arguments.seeds)]
+    return _report(worlds, shows_journals=arguments.journals)
 
 
 def _arguments() -> argparse.Namespace:
@@ -26,10 +28,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=200, help="how many random worlds")
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--scale", help="NODESxROUNDS of one calm world, for example 1000x100")
+    parser.add_argument(
+        "--journals",
+        action="store_true",
+        help="a line for each job with the digest of its journal's bytes: two versions of the code "
+        "that behave alike print the same",
+    )
     return parser.parse_args()
 
 
-def _report(worlds: list[SimulatedWorld]) -> int:
+def _report(worlds: list[SimulatedWorld], *, shows_journals: bool) -> int:
     started = time.monotonic()
     failed = 0
     rounds = events = 0
@@ -37,6 +45,8 @@ def _report(worlds: list[SimulatedWorld]) -> int:
         outcome = Simulation(world).run()
         rounds += outcome.rounds
         events += outcome.callbacks
+        for job_id, digest in outcome.journals.items() if shows_journals else ():
+            _say(f"seed {world.seed}: {job_id} {digest}")
         for violation in outcome.violations:
             failed += 1
             _say(f"seed {world.seed}: {violation}")

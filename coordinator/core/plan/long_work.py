@@ -56,7 +56,12 @@ class WorkTimes(NamedTuple):
 
 
 def long_work(
-    times: WorkTimes, bounds: StepBounds, batches: BatchBounds, *, cut_rounds: int
+    times: WorkTimes,
+    bounds: StepBounds,
+    batches: BatchBounds,
+    *,
+    cut_rounds: int,
+    rounds_most: int = ROUNDS_MOST,
 ) -> LongWork:
     """The shortest work that keeps a node busy, of those that no round waits for.
 
@@ -65,14 +70,18 @@ def long_work(
         bounds: The fewest and the most of its steps in one round.
         batches: Its smallest and its largest batch.
         cut_rounds: Its leases in a row that ended without its update: each halves its work.
+        rounds_most: Rounds that the job is forecast to last: shorter work than would keep the node
+            busy is better than none. Work that needs more is returned as it is.
     """
     sizes = [_work_for(times, bounds, batches, rounds) for rounds in range(1, ROUNDS_MOST + 1)]
+    within = sizes[: max(1, rounds_most)]
+    sizes = within if any(busy > 0 for _, _, busy in within) else sizes
     best = max(busy for _, _, busy in sizes)
     wanted = min(_BUSY, _BUSY_OF_BEST * best)
     made_for, (steps, share, _) = next(
         (rounds, found)
         for rounds, found in enumerate(sizes, 1)
-        if (found[2] >= wanted and found[2] > 0) or rounds == ROUNDS_MOST
+        if (found[2] >= wanted and found[2] > 0) or rounds == len(sizes)
     )
     steps = max(bounds.least, steps >> min(cut_rounds, 16))
     size = max(batches.least, min(batches.most, int(share * batches.most)))

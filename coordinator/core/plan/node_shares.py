@@ -160,38 +160,42 @@ def node_shares(inputs: PlanInputs, known: Mapping[NodeId, NodeSpeed]) -> NodeSh
         {node: _part_of_middle(inputs, work) for node, work in works.items()},
         {node: mine.reading for node, mine in known.items()},
     )
-    round_us = _round_us(inputs, works, parts)
+    awaited = {
+        node: work
+        for node, work in works.items()
+        if parts[node].is_awaited and parts[node].is_taking_part
+    }
+    round_us, rounds_left = _awaited_round(inputs, awaited, parts)
     works = {
         node: work
         if parts[node].is_awaited
-        else _with_long_work(inputs, node, work, parts[node].memory, round_us)
+        else _with_long_work(inputs, node, work, parts[node].memory, round_us, rounds_left)
         for node, work in works.items()
     }
     taking_part = {node: work for node, work in works.items() if parts[node].is_taking_part}
     span_us = _stretched_us(inputs, taking_part)
-    asked, given, rounds_left = _steps_of(inputs, taking_part, parts, span_us)
+    asked = _asked_steps(taking_part, parts, span_us)
+    rounds_left = _rounds_left(inputs, taking_part, asked)
     too_long = {n for n, w in taking_part.items() if w.long and w.long.made_for > rounds_left}
     parts = {
         node: part._replace(is_taking_part=False, reason=_JOB_ENDS) if node in too_long else part
         for node, part in parts.items()
     }
-    return NodeShares(works, parts, asked, given, span_us)
+    working = {node: work for node, work in taking_part.items() if node not in too_long}
+    return NodeShares(works, parts, asked, _given_steps(inputs, working, asked), span_us)
 
 
-def _round_us(
-    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], found: Mapping[NodeId, Participation]
-) -> float:
-    """When the last of those whom the round waits for is forecast to be in."""
-    awaited = {
-        node: work
-        for node, work in works.items()
-        if found[node].is_awaited and found[node].is_taking_part
-    }
-    span_us = _stretched_us(inputs, awaited)
-    return 1000.0 * max(
-        finish(inputs, work, _inner_steps(work, span_us, found[node].memory)).mean_ms
-        for node, work in awaited.items()
+def _awaited_round(
+    inputs: PlanInputs, awaited: Mapping[NodeId, NodeWork], parts: Mapping[NodeId, Participation]
+) -> tuple[float, int]:
+    """When the last of those whom the round waits for is forecast to be in, and how many rounds the
+    job would last if they did all of it.
+    """
+    steps = _asked_steps(awaited, parts, _stretched_us(inputs, awaited))
+    round_us = 1000.0 * max(
+        finish(inputs, work, steps[node]).mean_ms for node, work in awaited.items()
     )
+    return round_us, _rounds_left(inputs, awaited, steps)
 
 
 def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
@@ -211,7 +215,12 @@ def _part_of_middle(inputs: PlanInputs, work: NodeWork) -> PartOfMiddle:
 
 
 def _with_long_work(
-    inputs: PlanInputs, node: NodeId, work: NodeWork, memory: NodeMemory, round_us: float
+    inputs: PlanInputs,
+    node: NodeId,
+    work: NodeWork,
+    memory: NodeMemory,
+    round_us: float,
+    rounds_left: int,
 ) -> NodeWork:
     """The work of a node that no round waits for: one step where nothing is known of its speed, or
     what was known kept it from delivering until it was excluded.
@@ -228,11 +237,12 @@ def _with_long_work(
         bounds = inputs.batch_bounds(node)
         growth = inputs.growth_for(node, memory, 0.0)
         kept = bounds._replace(most=growth.size or stated)
-        long = _long_work(inputs, times, kept, memory)
+        long = _long_work(inputs, times, kept, memory, rounds_left)
         steps = long.inner_steps * long.batch_size / kept.most
         growth = inputs.growth_for(node, memory, steps)
         if growth.trial:
-            long = _long_work(inputs, times, bounds._replace(most=growth.trial), memory)
+            tried = bounds._replace(most=growth.trial)
+            long = _long_work(inputs, times, tried, memory, rounds_left)
         growth = growth if long.batch_size == growth.trial else replace(growth, trial=0)
         is_grown = long.batch_size > stated
         reason = growth_reason(growth, long.batch_size) if is_grown else "as much as its time holds"
@@ -248,11 +258,17 @@ def _with_long_work(
 
 
 def _long_work(
-    inputs: PlanInputs, times: WorkTimes, batches: BatchBounds, memory: NodeMemory
+    inputs: PlanInputs,
+    times: WorkTimes,
+    batches: BatchBounds,
+    memory: NodeMemory,
+    rounds_left: int,
 ) -> LongWork:
     """Work of batches up to the largest, whose time goes as their samples do."""
     times = times._replace(step_us=times.step_us * batches.most / inputs.stated_batch)
-    return long_work(times, inputs.limits, batches, cut_rounds=memory.cut_rounds)
+    return long_work(
+        times, inputs.limits, batches, cut_rounds=memory.cut_rounds, rounds_most=rounds_left
+    )
 
 
 def _codecs(
@@ -312,36 +328,50 @@ def _node_work(
     )
 
 
-def _steps_of(
-    inputs: PlanInputs,
-    working: Mapping[NodeId, NodeWork],
-    found: Mapping[NodeId, Participation],
-    span_us: float,
-) -> tuple[dict[NodeId, int], dict[NodeId, int], int]:
-    """The steps that participants would take, those that the end of the job leaves them, and how
-    many rounds like this one are left.
-    """
-    request = inputs.request
-    asked = {
+def _asked_steps(
+    works: Mapping[NodeId, NodeWork], parts: Mapping[NodeId, Participation], span_us: float
+) -> dict[NodeId, int]:
+    """The steps that participants would take if the job went on."""
+    return {
         node: work.long.inner_steps
         if work.long
-        else _inner_steps(work, span_us, found[node].memory)
-        for node, work in working.items()
+        else _inner_steps(work, span_us, parts[node].memory)
+        for node, work in works.items()
     }
-    awaited = {node: steps for node, steps in asked.items() if working[node].long is None}
-    batches = {node: work.batch.size for node, work in working.items()}
-    planned = sum(steps * batches[node] for node, steps in awaited.items())
-    beside = sum(
-        work.long.inner_steps * batches[node] / work.long.made_for
-        for node, work in working.items()
-        if work.long
-    )
+
+
+def _round_samples(
+    works: Mapping[NodeId, NodeWork], steps: Mapping[NodeId, int]
+) -> tuple[int, float]:
+    """Samples of a round by those whom it waits for, and by everybody."""
+    samples = {node: steps[node] * work.batch.size for node, work in works.items()}
+    awaited = sum(samples[node] for node, work in works.items() if not work.long)
+    beside = sum(samples[n] / work.long.made_for for n, work in works.items() if work.long)
+    return awaited, max(1.0, awaited + beside)
+
+
+def _rounds_left(
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], steps: Mapping[NodeId, int]
+) -> int:
+    """How many rounds like this one the job goes on for, at least one."""
+    request = inputs.request
     left = request.samples_total - request.samples_done
-    rounds_left = max(1, ceil(left / max(1.0, planned + beside)))
-    fitted = fit_steps(awaited, batches, ceil(left * planned / max(1.0, planned + beside)))
+    return max(1, ceil(left / _round_samples(works, steps)[1]))
+
+
+def _given_steps(
+    inputs: PlanInputs, works: Mapping[NodeId, NodeWork], asked: Mapping[NodeId, int]
+) -> dict[NodeId, int]:
+    """The steps that the end of the job leaves to those who take part."""
+    request = inputs.request
+    awaited = {node: asked[node] for node, work in works.items() if not work.long}
+    batches = {node: work.batch.size for node, work in works.items()}
+    planned, together = _round_samples(works, asked)
+    left = request.samples_total - request.samples_done
+    fitted = fit_steps(awaited, batches, ceil(left * planned / together))
     # What was prefetched is done, or nearly so: the end of the job does not cut it.
-    given = {n: max(steps, min(asked[n], working[n].prefetched)) for n, steps in fitted.items()}
-    return asked, {**asked, **given}, rounds_left
+    given = {n: max(steps, min(asked[n], works[n].prefetched)) for n, steps in fitted.items()}
+    return {**{node: asked[node] for node in works}, **given}
 
 
 def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
