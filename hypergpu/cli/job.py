@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from hypergpu.journal.text import metrics_text, round_from_one, score
 from hypergpu.terminal.commands import (
     Address,
     AsJson,
@@ -19,16 +20,13 @@ from hypergpu.terminal.commands import (
 from hypergpu.terminal.output import (
     Column,
     confirm,
-    metrics_text,
     name_or_id,
     note,
     optional_numbers,
-    round_from_one,
     say,
     say_json,
     say_json_line,
     say_table,
-    score,
     short_id,
     size,
 )

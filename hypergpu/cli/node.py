@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hypergpu.journal.text import round_from_one
 from hypergpu.terminal.commands import AsJson, group, on_coordinator
 from hypergpu.terminal.output import (
     Column,
@@ -13,7 +14,6 @@ from hypergpu.terminal.output import (
     name_or_id,
     optional_numbers,
     percent,
-    round_from_one,
     say,
     say_json,
     say_table,

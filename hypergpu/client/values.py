@@ -4,6 +4,7 @@ translation from the wire. Fields are only added, never renamed or removed.
 
 import json
 import math
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.crypto import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.journal.events import PublicEvent, read_event
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
@@ -217,13 +219,18 @@ class UnfitNodeView(msgspec.Struct, frozen=True):
     reason: str
 
 
-class JobEvent(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/event/1"):
+class JobEvent(msgspec.Struct, frozen=True, dict=True, tag_field="schema", tag="hypergpu/event/1"):
     """One line of `job watch`."""
 
     sequence: int
     at_ms: int
     kind: str
     body: dict[str, object]
+
+    @cached_property
+    def content(self) -> PublicEvent | None:
+        """The event with its fields' types; None where this version cannot read it."""
+        return read_event(self.kind, self.body)
 
 
 class TokenMade(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/token/1"):

@@ -10,6 +10,7 @@ from typing import get_args, get_origin
 import msgspec
 
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
+from hypergpu.journal.worth import most_for
 from hypergpu.optimizer import DECAY_SCOPES, OPTIMIZERS, SCHEDULES, OptimizerRule
 from hypergpu.statements import AMOUNT_MOST
 from hypergpu.units import Samples
@@ -241,7 +242,7 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def most_for(self, samples: int) -> int:
         """Return the pay for samples whose updates are all of full quality."""
-        return -(-self.unit_price * samples // 100)
+        return most_for(self.unit_price, samples)
 
 
 class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

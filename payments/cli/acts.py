@@ -11,6 +11,7 @@ import msgspec
 from hypergpu.crypto import chain_form, digest_of, keccak, sign, signer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
+from hypergpu.journal.worth import worth
 from hypergpu.statements import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
@@ -30,7 +31,6 @@ from payments.cli.account import (
 from payments.cli.options import JobAt, NodeOptions
 from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text
-from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
 from payments.core.verify import VoidVerdict
 from payments.shell.settlement import JobReader

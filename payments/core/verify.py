@@ -18,6 +18,7 @@ import msgspec
 from hypergpu.crypto import keccak
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, JobKey, NodeId
+from hypergpu.journal.worth import worth
 from hypergpu.statements import (
     Receipt,
     SignedReceipt,
@@ -27,7 +28,6 @@ from hypergpu.statements import (
     word_bytes,
 )
 from hypergpu.units import Wei
-from payments.core.ledger import worth
 from payments.core.settlement import NO_RECEIPTS, leaf, merkle_root
 from payments.core.transactions import AccountView, JobOnLedger, ShareState, TotalsEntry
 

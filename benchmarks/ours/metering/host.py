@@ -18,6 +18,16 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
+from hypergpu.journal.events import (
+    BlobName,
+    JobCreatedEvent,
+    JobEndedEvent,
+    JournalledModel,
+    MeasuredWork,
+    ModelInitialisedEvent,
+    ParametersChangedEvent,
+    RoundMeasuredEvent,
+)
 from hypergpu.statements import (
     Contribution,
     Receipt,
@@ -28,16 +38,6 @@ from hypergpu.statements import (
     separator_of,
 )
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
-from payments.core.ledger import (
-    BlobName,
-    ChangedFact,
-    CreatedFact,
-    EndedFact,
-    FirstModel,
-    InitialisedFact,
-    MeasuredFact,
-    MeasuredWork,
-)
 from payments.shell.chains import PaymentSettings
 from payments.shell.plugin import CoordinatorPayments
 
@@ -145,13 +145,15 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def first_rows(self, terms: Terms) -> list[tuple[str, msgspec.Struct]]:
         """The rows that a job begins with."""
-        created = CreatedFact(job_id=self.job_id, spec=self.spec, terms=terms)
-        model = InitialisedFact(FirstModel(BlobName(_MODEL)))
+        created = JobCreatedEvent(
+            job_id=self.job_id, spec=msgspec.to_builtins(self.spec), terms=terms
+        )
+        model = ModelInitialisedEvent(model=JournalledModel(BlobName(_MODEL)))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
     def round_row(
         self, round_: int, terms: Terms, keys: Sequence[IdentityKey] | None = None
-    ) -> tuple[str, MeasuredFact]:
+    ) -> tuple[str, RoundMeasuredEvent]:
         """The row of a round in which every node's update was accepted."""
         separator = separator_of(terms.domain)
         works = []
@@ -165,12 +167,12 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
                     evaluator="benchmark",
                 )
             )
-        return "RoundMeasured", MeasuredFact(round=round_, updates=tuple(works))
+        return "RoundMeasured", RoundMeasuredEvent(round=round_, updates=tuple(works))
 
     def escrow_row(self, escrow: int) -> tuple[str, msgspec.Struct]:
         """The row of a raised escrow."""
         plan = msgspec.structs.replace(self, escrow=escrow)
-        return "ParametersChanged", ChangedFact(plan.spec)
+        return "ParametersChanged", ParametersChangedEvent(spec=msgspec.to_builtins(plan.spec))
 
     def receipt(
         self, work: MeasuredWork, key: IdentityKey, terms: Terms, sequence: int
@@ -215,7 +217,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-ENDED: tuple[str, msgspec.Struct] = ("JobEnded", EndedFact("finished", ""))
+ENDED: tuple[str, msgspec.Struct] = ("JobEnded", JobEndedEvent(phase="finished", reason=""))
 
 
 def node_key(number: int) -> IdentityKey:
