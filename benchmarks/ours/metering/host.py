@@ -28,6 +28,7 @@ from hypergpu.journal.events import (
     ParametersChangedEvent,
     RoundMeasuredEvent,
 )
+from hypergpu.journal.worth import worth
 from hypergpu.statements import (
     Contribution,
     Receipt,
@@ -227,7 +228,7 @@ def node_key(number: int) -> IdentityKey:
 
 def worth_of(receipts: int, unit_price: int = UNIT_PRICE) -> int:
     """Amount that so many receipts of a node are worth."""
-    return receipts * SAMPLES * QUALITY_BPS * unit_price // 1_000_000
+    return worth(unit_price, receipts * SAMPLES * QUALITY_BPS)
 
 
 _LOOK_S = 0.05

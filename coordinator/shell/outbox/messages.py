@@ -9,6 +9,7 @@ import msgspec
 
 from coordinator.shell.journal.records import Entry
 from hypergpu.ids import JobId, NodeId
+from hypergpu.journal.events import RoundMeasuredEvent, decode_event
 from hypergpu.statements import SignedReceipt
 
 SENT_KINDS = frozenset(
@@ -23,22 +24,6 @@ _encoder = msgspec.json.Encoder()
 
 class StreamAwayError(Exception):
     """The stream takes nothing now; the text says why."""
-
-
-class _Contributed(msgspec.Struct, frozen=True):
-    node: NodeId
-    round: int
-
-
-class _RowUpdate(msgspec.Struct, frozen=True):
-    contribution: _Contributed
-
-
-class _MeasuredRow(msgspec.Struct, frozen=True):
-    updates: tuple[_RowUpdate, ...]
-
-
-_measured_rows = msgspec.json.Decoder(_MeasuredRow)
 
 
 class OutboxMessage(msgspec.Struct, frozen=True):
@@ -72,8 +57,9 @@ def measured_work(row: Entry) -> Mapping[NodeId, int]:
     """Nodes whose work the row measured, in slot order, each with the round of its work."""
     if row.kind != MEASURED_KIND:
         return {}
-    works = (each.contribution for each in _measured_rows.decode(row.body_json).updates)
-    return {work.node: work.round for work in works}
+    event = decode_event(row.kind, row.body_json)
+    works = event.updates if isinstance(event, RoundMeasuredEvent) else ()
+    return {work.node: work.contribution.round for work in works}
 
 
 def messages_of(row: Entry, receipts: Iterable[SignedReceipt]) -> list[OutboxMessage]:
