@@ -320,26 +320,22 @@ def job_detail(found: job_pb2.GetJobResponse) -> JobDetail:
 def node_view(node: job_pb2.NodeSummary) -> NodeView:
     """A node from the wire."""
     able = node.capabilities
+    names = set(NodeView.__struct_fields__) & set(able.DESCRIPTOR.fields_by_name)
+    capabilities = {name: getattr(able, name) for name in names} | {
+        "workloads": {each.name: each.version for each in able.workloads},
+        "caps": {field.name: value for field, value in able.caps.ListFields()},
+        "labels": dict(able.labels),
+        "data_names": tuple(able.data_names),
+    }
     return view_of(
         NodeView,
         node,
         id=node.node_id,
-        name=able.name,
-        device=able.device,
-        device_name=able.device_name,
-        memory_bytes=able.memory_bytes,
-        worker=able.worker,
-        workloads={each.name: each.version for each in able.workloads},
-        caps={field.name: value for field, value in able.caps.ListFields()},
-        sandbox=able.sandbox,
-        labels=dict(able.labels),
-        processors=able.processors,
-        machine_memory_bytes=able.machine_memory_bytes,
-        data_names=tuple(able.data_names),
         job=node.job_id or None,
         reading=reading_view(node.reading),
         health=view_of(HealthView, node.health),
         health_history=health_history_view(node.health_history),
+        **capabilities,
     )
 
 

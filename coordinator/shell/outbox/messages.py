@@ -9,14 +9,30 @@ import msgspec
 
 from coordinator.shell.journal.records import Entry
 from hypergpu.ids import JobId, NodeId
-from hypergpu.journal.events import RoundMeasuredEvent, decode_event
+from hypergpu.journal.events import (
+    EvaluationReadyEvent,
+    JobCreatedEvent,
+    JobEndedEvent,
+    ModelInitialisedEvent,
+    RoundMeasuredEvent,
+    RoundRecordedEvent,
+    decode_event,
+    event_kind,
+)
 from hypergpu.statements import SignedReceipt
 
 SENT_KINDS = frozenset(
-    {"JobCreated", "ModelInitialised", "RoundRecorded", "EvaluationReady", "JobEnded"}
+    event_kind(each)
+    for each in (
+        JobCreatedEvent,
+        ModelInitialisedEvent,
+        RoundRecordedEvent,
+        EvaluationReadyEvent,
+        JobEndedEvent,
+    )
 )
 """Rows that are sent as they are; the others concern nobody but the coordinator."""
-MEASURED_KIND = "RoundMeasured"
+MEASURED_KIND = event_kind(RoundMeasuredEvent)
 """Rows in whose place their receipts are sent."""
 RECEIPT_KIND = "Receipt"
 _encoder = msgspec.json.Encoder()
