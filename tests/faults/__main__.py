@@ -1,0 +1,86 @@
+"""Plant each fault in a copy of the tree and run its tests there, of which one has to fail.
+
+A patch begins with a sentence on the fault and a line ``Tests:`` with the paths that are run, up to
+their first failure. Tests may be replaced by faster ones as long as every fault is still found.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+_TESTS_FAILED = 1
+"""Exit status of pytest where tests ran and some failed."""
+
+
+class Fault(NamedTuple):
+    """A patch of the product."""
+
+    name: str
+    patch: Path
+    tests: tuple[str, ...]
+    """Paths below the root."""
+
+
+def planted_faults() -> Iterator[Fault]:
+    """Every fault of this folder, in the order of their names."""
+    for patch in sorted(FOLDER.glob("*.patch")):
+        line = next(text for text in patch.read_text().splitlines() if text.startswith("Tests: "))
+        yield Fault(patch.stem, patch, tuple(line.removeprefix("Tests: ").split()))
+
+
+def main() -> int:
+    """Plant the faults asked for; the exit status is 1 when one of them was not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of patches; none: all")
+    parser.add_argument("--workers", default="2")
+    options = parser.parse_args()
+    faults = [each for each in planted_faults() if not options.names or each.name in options.names]
+    missed = [fault.name for fault in faults if not _is_found(fault, options.workers)]
+    _say(f"{len(faults) - len(missed)} of {len(faults)} planted faults were found")
+    return 1 if missed or not faults else 0
+
+
+def _is_found(fault: Fault, workers: str) -> bool:
+    started_at_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        _copy(tree)
+        subprocess.run(["git", "apply", str(fault.patch)], cwd=tree, check=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", workers, *fault.tests]
+        run = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
+    is_found = run.returncode == _TESTS_FAILED
+    took_s = time.monotonic() - started_at_s
+    _say(f"{fault.name}: {'found' if is_found else 'MISSED'} ({took_s:.0f} s)")
+    _say("\n".join(f"  {line}" for line in run.stdout.splitlines() if line.startswith("FAILED")))
+    if not is_found:
+        _say(run.stdout[-2000:])
+    return is_found
+
+
+def _copy(tree: Path) -> None:
+    """Copy what git tracks, and point at what is installed beside it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    (tree / "node_modules").symlink_to(ROOT / "node_modules")
+
+
+def _say(text: str) -> None:
+    if text:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
