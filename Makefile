@@ -83,7 +83,7 @@ full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both 
 	@$(MAKE) demo
 	@$(MAKE) demo SHORT=1 NET=tunnel
 
-faults: setup node_modules/.installed ## Plant the faults of tests/faults, each in a copy of the tree: tests must find them [ARGS=NAME].
+faults: setup node_modules/.installed ## Plant the faults of tests/faults, each in a clone: tests must find them [ARGS=NAME].
 	@$(BIN)/python -m tests.faults --workers $(WORKERS) $(ARGS)
 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).

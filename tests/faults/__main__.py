@@ -1,11 +1,11 @@
-"""Plant each fault in a copy of the tree and run its tests there, of which one has to fail.
+"""Plant each fault in a clone of the newest commit and run its tests there, of which one has to
+fail, and to pass again without the fault.
 
 A patch begins with a sentence on the fault and a line ``Tests:`` with the paths that are run, up to
 their first failure. Tests may be replaced by faster ones as long as every fault is still found.
 """
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-_TESTS_FAILED = 1
-"""Exit status of pytest where tests ran and some failed."""
+_FAILED = "FAILED "
+"""Beginning of the line in which pytest names a test that failed."""
 
 
 class Fault(NamedTuple):
@@ -52,28 +52,31 @@ def _is_found(fault: Fault, workers: str) -> bool:
     started_at_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        _copy(tree)
-        subprocess.run(["git", "apply", str(fault.patch)], cwd=tree, check=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", workers, *fault.tests]
-        run = subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
-    is_found = run.returncode == _TESTS_FAILED
+        _run("git", "clone", "--quiet", "--shared", str(ROOT), str(tree), folder=ROOT)
+        (tree / "node_modules").symlink_to(ROOT / "node_modules")
+        _run("git", "apply", str(fault.patch), folder=tree)
+        output = _test(tree, "-n", workers, *fault.tests)
+        failures = [line for line in output.splitlines() if line.startswith(_FAILED)]
+        _run("git", "apply", "--reverse", str(fault.patch), folder=tree)
+        names = [line.removeprefix(_FAILED).split(" - ")[0] for line in failures]
+        again = _test(tree, "-n", "0", *names) if names else ""
+    is_found = bool(failures) and _FAILED not in again and " passed" in again
     took_s = time.monotonic() - started_at_s
     _say(f"{fault.name}: {'found' if is_found else 'MISSED'} ({took_s:.0f} s)")
-    _say("\n".join(f"  {line}" for line in run.stdout.splitlines() if line.startswith("FAILED")))
+    _say("\n".join(f"  {line}" for line in failures))
     if not is_found:
-        _say(run.stdout[-2000:])
+        _say((again or output)[-2000:])
     return is_found
 
 
-def _copy(tree: Path) -> None:
-    """Copy what git tracks, and point at what is installed beside it."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, tree / name)
-    (tree / "node_modules").symlink_to(ROOT / "node_modules")
+def _test(tree: Path, *arguments: str) -> str:
+    """Output of pytest, which stops at the first failure."""
+    command = (sys.executable, "-m", "pytest", "-q", "-x", *arguments)
+    return subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True).stdout
+
+
+def _run(*command: str, folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True)
 
 
 def _say(text: str) -> None:
