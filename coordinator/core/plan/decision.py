@@ -11,6 +11,10 @@ from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples
 
+FINEST = "int4"
+"""Finest codec of updates and of deltas: nothing finer trains better, and int8 takes twice as much.
+"""
+
 
 class NodePlan(msgspec.Struct, frozen=True):
     """One participant's part of a round."""
