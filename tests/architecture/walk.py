@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from benchmarks.house.tree import ROOT
+from tests.architecture.tree import ROOT
 
 
 class Walk(NamedTuple):
@@ -60,7 +60,7 @@ def walk_of(call: Callable[[], Any], below: str) -> Walk:
 
 def plan_walk() -> Walk:
     """The walk of a plan in which one node works under a lease over several rounds."""
-    # They import the coordinator, which the rules that import this package do not.
+    # They import the coordinator, which the rules do not need.
     from benchmarks.ours.adaptive.fleets import AddedNode, job_spec, run_fleet
     from coordinator.core.plan.planning import plan_round as plan
     from netsim.virtual import node_link
