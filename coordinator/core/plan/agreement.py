@@ -52,17 +52,21 @@ class UpdateAgreement(NamedTuple):
 def update_agreement(request: PlanRequest) -> UpdateAgreement:
     """Agreement of the updates of the round before, and the batch that it allows."""
     before = request.previous.noise_share if request.previous is not None else 1.0
-    agreed, stated = _update_cosine(request), request.spec.training.batch_size
-    if agreed is None:
+    update_cosine, stated_batch = _update_cosine(request), request.spec.training.batch_size
+    if update_cosine is None:
         return UpdateAgreement(None, before)
     steps = median(
-        result.plan.inner_steps * result.plan.batch(stated) / stated
+        result.plan.inner_steps * result.plan.batch(stated_batch) / stated_batch
         for result in request.results.values()
         if result.took_ms > 0
     )
-    share = _SHARE_MOST if agreed <= 0 else 1 + _COST * (1 + steps * (1 - agreed) / agreed)
+    share = (
+        _SHARE_MOST
+        if update_cosine <= 0
+        else 1 + _COST * (1 + steps * (1 - update_cosine) / update_cosine)
+    )
     share = min(_SHARE_MOST, max(1.0, share))
-    return UpdateAgreement(agreed, before + _GAIN * (share - before))
+    return UpdateAgreement(update_cosine, before + _GAIN * (share - before))
 
 
 def _update_cosine(request: PlanRequest) -> float | None:

@@ -79,18 +79,18 @@ def most_samples(spec: JobSpec) -> int:
     """Samples of the largest batch that any node may be given. Where nodes hold samples that others
     do not, updates count by their steps, and no batch grows.
     """
-    stated = spec.training.batch_size
+    stated_batch = spec.training.batch_size
     if spec.aware.exchanges_each_step:
-        return BALANCED_SHARE * stated
-    return MOST_SHARE * stated if spec.data.is_common else stated
+        return BALANCED_SHARE * stated_batch
+    return MOST_SHARE * stated_batch if spec.data.is_common else stated_batch
 
 
 def batch_bounds(spec: JobSpec, fit: MemoryFit) -> BatchBounds:
     """The bounds of a node whose memory takes so many samples at once."""
-    stated, most = spec.training.batch_size, most_samples(spec)
-    least = min(stated, max(ceil(LEAST_SHARE * stated), LEAST_SAMPLES))
+    stated_batch, most = spec.training.batch_size, most_samples(spec)
+    least = min(stated_batch, max(ceil(LEAST_SHARE * stated_batch), LEAST_SAMPLES))
     at_once = [size for size in (fit.micro_batch, spec.inner.micro_batch) if size]
-    return BatchBounds(least, max(stated, min(most, *at_once)) if at_once else most)
+    return BatchBounds(least, max(stated_batch, min(most, *at_once)) if at_once else most)
 
 
 def node_bounds(request: PlanRequest, node: NodeId) -> BatchBounds:
@@ -100,8 +100,8 @@ def node_bounds(request: PlanRequest, node: NodeId) -> BatchBounds:
 
 def held_batch(spec: JobSpec, memory: NodeMemory) -> Batch:
     """The batch that the node was given last, as far as the job still allows it."""
-    stated = spec.training.batch_size
-    size = min(memory.batch_size or stated, most_samples(spec))
+    stated_batch = spec.training.batch_size
+    size = min(memory.batch_size or stated_batch, most_samples(spec))
     return explain_batch(spec, size, "as before")
 
 
@@ -125,16 +125,16 @@ def own_batch(
         fewest_us: Time of the fewest inner steps with the job's own batch.
         room_us: The round's span less the time for which the node moves bytes.
     """
-    stated = spec.training.batch_size
+    stated_batch = spec.training.batch_size
     share = room_us / fewest_us / (1 << min(memory.cut_rounds, 16))
-    fits = float(bounds.most) if share > 0 else float(stated)
+    fits = float(bounds.most) if share > 0 else float(stated_batch)
     if share > 0:
-        fits = min(bounds.most, max(bounds.least, share * stated))
+        fits = min(bounds.most, max(bounds.least, share * stated_batch))
     before = held_batch(spec, memory).size
     if fits < bounds.most and before / _HOLD_BATCH <= fits <= before * _HOLD_BATCH:
         fits = min(before, bounds.most)
     size = max(1, round(fits))
-    if size > stated and not spec.aware.exchanges_each_step:
+    if size > stated_batch and not spec.aware.exchanges_each_step:
         return explain_batch(spec, size, growth_reason(memory.growth, size))
     why = f"a full one takes {1 / share:.1f} times the time there is" if share > 0 else ""
     return explain_batch(spec, size, why)
@@ -142,10 +142,10 @@ def own_batch(
 
 def explain_batch(spec: JobSpec, size: int, why: str) -> Batch:
     """A batch with its learning rate and its reason; the job's own needs neither."""
-    stated = spec.training.batch_size
-    if size == stated:
+    stated_batch = spec.training.batch_size
+    if size == stated_batch:
         return Batch(size)
-    reason = f"batch {size} of {stated}" + (f": {why}" if why else "")
+    reason = f"batch {size} of {stated_batch}" + (f": {why}" if why else "")
     return Batch(size, batch_rate(spec, size), reason)
 
 
@@ -258,8 +258,8 @@ def batch_rate(spec: JobSpec, size: int) -> float:
     The square root of the batch's share for AdamW, whose steps are as long whatever the gradient,
     and the share itself for SGD.
     """
-    stated = spec.training.batch_size
-    if size == stated or spec.aware.batch_rate == "stated" or spec.aware.exchanges_each_step:
+    stated_batch = spec.training.batch_size
+    if size == stated_batch or spec.aware.batch_rate == "stated" or spec.aware.exchanges_each_step:
         return 0.0
-    share = size / stated
+    share = size / stated_batch
     return spec.inner.learning_rate * (share if spec.inner.optimizer == "sgd" else sqrt(share))

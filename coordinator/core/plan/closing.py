@@ -72,7 +72,7 @@ def _node_plans(
     """The participants' plans, most of their reasons still to be written."""
     finishes, uploads = {}, {}
     for node, work in shares.working.items():
-        forecast = finishes[node] = finish(speeds, shape, work, shares.given[node])
+        forecast = finishes[node] = finish(speeds, shape, work, shares.steps[node])
         ready_us = (forecast.mean_ms - forecast.parts.up_ms) * 1000
         if work.long is None:
             size_bytes = speeds.sizes.update_bytes[work.codec]
@@ -94,7 +94,7 @@ def _node_plan(
     spec, work = speeds.request.spec, shares.working[node]
     speed, batch, moved_us = work.speed, work.batch, work.moving_us + work.hidden_us
     return NodePlan(
-        inner_steps=shares.given[node],
+        inner_steps=shares.steps[node],
         codec=work.codec,
         forecast_ms=Milliseconds(max(1, forecast.mean_ms + delay_ms) if speed.is_measured else 0),
         spread_ms=forecast.deviation_ms,

@@ -250,15 +250,15 @@ def node_codecs(
     dense = tuple(level for level in family_.levels if level not in SPARSE_CODECS)
     if not dense:
         return codecs
-    whole, used = sum(weights.values()), 0.0
+    whole, sparse_weight = sum(weights.values()), 0.0
     anew = {node: memories[node].codec not in SPARSE_CODECS for node in memories}
     sparse = [node for node, (codec, _) in codecs.items() if codec in SPARSE_CODECS]
     for node in sorted(sparse, key=lambda node: (anew[node], budgets[node], node)):
         most = whole * (_SPARSE_ANEW if anew[node] else SPARSE_MOST)
-        if used + weights.get(node, 0.0) > most:
+        if sparse_weight + weights.get(node, 0.0) > most:
             codecs[node] = (dense[-1], 0)
         else:
-            used += weights.get(node, 0.0)
+            sparse_weight += weights.get(node, 0.0)
     return codecs
 
 

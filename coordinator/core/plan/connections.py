@@ -108,6 +108,6 @@ def _cautious(reading: NodeReading) -> NodeReading:
     """
     if is_loss_inferred(reading):
         return reading
-    lost = reading.packets_lost
-    more = min((lost + 2 * sqrt(lost)) / lost, 0.5 * reading.packets_sent / lost)
-    return replace(reading, packets_lost=lost * more, bursts_lost=reading.bursts_lost * more)
+    losses = reading.packets_lost
+    more = min((losses + 2 * sqrt(losses)) / losses, 0.5 * reading.packets_sent / losses)
+    return replace(reading, packets_lost=losses * more, bursts_lost=reading.bursts_lost * more)

@@ -70,18 +70,18 @@ def round_deadline_ms(
     is_compared = any(work.speed.reading.forecast_error.count for work in working.values())
     if spec.round.deadline_ms or (request.previous is None and not is_compared):
         return Milliseconds(spec.round.deadline_ms)
-    awaited = {node: plan for node, plan in plans.items() if plan.rounds == 1}
-    stated = spec.training.batch_size
+    awaited_plans = {node: plan for node, plan in plans.items() if plan.rounds == 1}
+    stated_batch = spec.training.batch_size
     arrivals = [
         UpdateArrival(
-            plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated))
+            plan.forecast_ms, plan.spread_ms, Samples(plan.inner_steps * plan.batch(stated_batch))
         )
-        for node, plan in awaited.items()
+        for node, plan in awaited_plans.items()
         if working[node].speed.is_measured
     ]
     # Where nodes hold samples that others do not, nobody is to be late.
     latest = [] if spec.data.is_common else [arrival.late_ms for arrival in arrivals]
-    if len(arrivals) < len(awaited):
+    if len(arrivals) < len(awaited_plans):
         latest.append(Milliseconds(int(_UNMEASURED_SPANS * shares.span_us / 1000)))
     if arrivals:
         latest.append(deadline(arrivals, quorum))
@@ -103,10 +103,10 @@ def deadline(arrivals: Sequence[UpdateArrival], quorum: int) -> Milliseconds:
         Time after the round's opening, more than 0.
     """
     late = sorted(arrival.late_ms for arrival in arrivals)
-    needed = late[min(len(late), quorum) - 1]
+    quorum_ms = late[min(len(late), quorum) - 1]
     moments = sorted({arrival.mean_ms for arrival in arrivals} | set(late))
-    moments = [moment for moment in moments[:: len(moments) // _MOMENTS + 1] if moment >= needed]
-    best = max([needed, *moments], key=lambda at_ms: (_goodput(arrivals, at_ms), -at_ms))
+    moments = [moment for moment in moments[:: len(moments) // _MOMENTS + 1] if moment >= quorum_ms]
+    best = max([quorum_ms, *moments], key=lambda at_ms: (_goodput(arrivals, at_ms), -at_ms))
     safe = max(arrival.safe_ms for arrival in arrivals)
     grace = min(max(0, safe - best), int(_GRACE * best))
     return Milliseconds(max(LEAST_MS, best + grace))
@@ -114,5 +114,5 @@ def deadline(arrivals: Sequence[UpdateArrival], quorum: int) -> Milliseconds:
 
 def _goodput(arrivals: Sequence[UpdateArrival], at_ms: int) -> float:
     """Samples a second that are expected if a round always closes then."""
-    expected = sum(arrival.samples * arrival.chance_by(at_ms) for arrival in arrivals)
-    return expected / max(1, at_ms)
+    expected_samples = sum(arrival.samples * arrival.chance_by(at_ms) for arrival in arrivals)
+    return expected_samples / max(1, at_ms)

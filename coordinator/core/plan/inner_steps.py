@@ -35,22 +35,22 @@ _HOLD_LATE = 1.12
 """Or no more than this too late, which others wait for."""
 
 
-class AwaitedRound(NamedTuple):
-    """The round as those make it whom it waits for."""
+class RoundPace(NamedTuple):
+    """Pace of the job by the nodes alone that its rounds wait for."""
 
     round_us: float
-    """When the last of them is forecast to be in."""
+    """Time until the last of their updates is forecast to be in."""
     rounds_left: int
-    """Rounds that the job would last if they did all of it."""
+    """Rounds that the job would last if they did all of its work."""
 
 
-def awaited_round(
+def round_pace(
     speeds: RoundSpeeds,
     shape: RoundShape,
     works: Mapping[NodeId, NodeWork],
     parts: Mapping[NodeId, Participation],
-) -> AwaitedRound:
-    """The round without anybody whom it does not wait for.
+) -> RoundPace:
+    """Pace of a round without the nodes that it does not wait for.
 
     Args:
         speeds: Of all candidates.
@@ -58,17 +58,17 @@ def awaited_round(
         works: Of the candidates.
         parts: Of the candidates.
     """
-    awaited = {
+    awaited_works = {
         node: work
         for node, work in works.items()
         if parts[node].is_awaited and parts[node].is_taking_part
     }
-    span_us = stretched_span_us(speeds, shape, awaited)
-    steps = asked_steps(awaited, parts, span_us)
+    span_us = stretched_span_us(speeds, shape, awaited_works)
+    steps = filling_steps(awaited_works, parts, span_us)
     round_us = 1000.0 * max(
-        finish(speeds, shape, work, steps[node]).mean_ms for node, work in awaited.items()
+        finish(speeds, shape, work, steps[node]).mean_ms for node, work in awaited_works.items()
     )
-    return AwaitedRound(round_us, rounds_left(speeds, awaited, steps))
+    return RoundPace(round_us, rounds_left(speeds, awaited_works, steps))
 
 
 def stretched_span_us(
@@ -85,11 +85,11 @@ def stretched_span_us(
 
 def _least_us(work: NodeWork) -> float:
     """Time of the fewest steps that the node may take, with moving."""
-    least = max(work.bounds.least, min(work.prefetched, work.bounds.most))
+    least = max(work.bounds.least, min(work.prefetched_steps, work.bounds.most))
     return least * work.step_us + work.moving_us
 
 
-def asked_steps(
+def filling_steps(
     works: Mapping[NodeId, NodeWork], parts: Mapping[NodeId, Participation], span_us: float
 ) -> dict[NodeId, int]:
     """Steps that participants would take if the job went on."""
@@ -106,7 +106,7 @@ def _inner_steps(work: NodeWork, span_us: float, memory: NodeMemory) -> int:
     if not work.is_batch_held:
         memory = replace(memory, inner_steps=0)
     steps = own_steps(work.step_us, work.moving_us, span_us, bounds=work.bounds, memory=memory)
-    return max(steps, min(work.prefetched, work.bounds.most))
+    return max(steps, min(work.prefetched_steps, work.bounds.most))
 
 
 def own_steps(
@@ -140,9 +140,9 @@ def finish(
     speeds: RoundSpeeds, shape: RoundShape, work: NodeWork, inner_steps: int
 ) -> FinishForecast:
     """When a node is done with so many steps, less those that it took ahead."""
-    sizes, stated = speeds.sizes.update_bytes, speeds.request.spec.training.batch_size
-    steps = inner_steps * work.batch.size / stated
-    if inner_steps >= work.prefetched:
+    sizes, stated_batch = speeds.sizes.update_bytes, speeds.request.spec.training.batch_size
+    steps = inner_steps * work.batch.size / stated_batch
+    if inner_steps >= work.prefetched_steps:
         steps = max(0.0, steps - work.hidden_us / work.speed.step_us)
     return work.speed.finish(steps, sizes[work.codec], sizes[shape.codecs.down])
 
@@ -161,39 +161,43 @@ def _round_samples(
 ) -> tuple[int, float]:
     """Samples of a round by those whom it waits for, and by everybody."""
     samples = {node: steps[node] * work.batch.size for node, work in works.items()}
-    awaited = sum(samples[node] for node, work in works.items() if not work.long)
+    awaited_samples = sum(samples[node] for node, work in works.items() if not work.long)
     beside = sum(samples[n] / work.long.made_for for n, work in works.items() if work.long)
-    return awaited, max(1.0, awaited + beside)
+    return awaited_samples, max(1.0, awaited_samples + beside)
 
 
-def given_steps(
-    speeds: RoundSpeeds, works: Mapping[NodeId, NodeWork], asked: Mapping[NodeId, int]
+def steps_in_job(
+    speeds: RoundSpeeds, works: Mapping[NodeId, NodeWork], full_steps: Mapping[NodeId, int]
 ) -> dict[NodeId, int]:
     """Steps that the end of the job leaves to those who take part.
 
     Args:
         speeds: Of all candidates.
         works: Of those who take part.
-        asked: Steps that they would take if the job went on.
+        full_steps: Steps that they would take if the job went on.
     """
     request = speeds.request
-    awaited = {node: asked[node] for node, work in works.items() if not work.long}
+    awaited_steps = {node: full_steps[node] for node, work in works.items() if not work.long}
     batches = {node: work.batch.size for node, work in works.items()}
-    planned, together = _round_samples(works, asked)
+    awaited_samples, together = _round_samples(works, full_steps)
     samples_left = request.samples_total - request.samples_done
-    fitted = fit_steps(awaited, batches, ceil(samples_left * planned / together))
+    awaited_left = ceil(samples_left * awaited_samples / together)
+    fitted_steps = fit_steps(awaited_steps, batches, awaited_left)
     # Prefetched steps are done, or nearly so: the end of the job does not cut them.
-    given = {n: max(steps, min(asked[n], works[n].prefetched)) for n, steps in fitted.items()}
-    return {**{node: asked[node] for node in works}, **given}
+    kept_steps = {
+        node: max(steps, min(full_steps[node], works[node].prefetched_steps))
+        for node, steps in fitted_steps.items()
+    }
+    return {**{node: full_steps[node] for node in works}, **kept_steps}
 
 
 def fit_steps(
     steps: Mapping[NodeId, int], batches: Mapping[NodeId, int], samples_left: int
 ) -> dict[NodeId, int]:
     """The same steps, fewer where the job ends: its last two rounds share what is left."""
-    planned = sum(count * batches[node] for node, count in steps.items())
-    rounds_left = max(1, ceil(samples_left / max(1, planned)))
-    if rounds_left > 2 or samples_left >= rounds_left * planned:
+    planned_samples = sum(count * batches[node] for node, count in steps.items())
+    rounds_left = max(1, ceil(samples_left / max(1, planned_samples)))
+    if rounds_left > 2 or samples_left >= rounds_left * planned_samples:
         return dict(steps)
-    share = max(0, samples_left) / rounds_left / planned
+    share = max(0, samples_left) / rounds_left / planned_samples
     return {node: max(1, ceil(count * share)) for node, count in steps.items()}

@@ -20,7 +20,7 @@ from coordinator.core.plan.batches import (
     node_growth,
 )
 from coordinator.core.plan.decision import BatchGrowth, NodeMemory
-from coordinator.core.plan.inner_steps import AwaitedRound
+from coordinator.core.plan.inner_steps import RoundPace
 from coordinator.core.plan.node_work import LongWork, NodeWork
 from coordinator.core.plan.round_shape import RoundShape
 from coordinator.core.plan.speeds import RoundSpeeds
@@ -65,24 +65,24 @@ def with_long_work(
     node: NodeId,
     work: NodeWork,
     memory: NodeMemory,
-    awaited: AwaitedRound,
+    pace: RoundPace,
 ) -> NodeWork:
     """The work of a node that no round waits for: one step where nothing is known of its speed, or
     where the node was excluded for work that its speed should have allowed.
     """
-    stated = speeds.request.spec.training.batch_size
+    stated_batch = speeds.request.spec.training.batch_size
     if not work.speed.reading.step_us.count or memory.retries:
-        long, growth, reason = LongWork(1, stated, ROUNDS_MOST, 1), memory.growth, ""
+        long, growth, reason = LongWork(1, stated_batch, ROUNDS_MOST, 1), memory.growth, ""
     else:
-        long, growth = _measured_work(speeds, shape, node, work, memory, awaited)
-        is_grown = long.batch_size > stated
+        long, growth = _measured_work(speeds, shape, node, work, memory, pace)
+        is_grown = long.batch_size > stated_batch
         reason = growth_reason(growth, long.batch_size) if is_grown else "as much as its time holds"
     return work._replace(
         moving_us=work.moving_us + work.hidden_us,
         hidden_us=0.0,
         batch=explain_batch(speeds.request.spec, long.batch_size, reason),
-        step_us=work.speed.step_us * long.batch_size / stated,
-        prefetched=0,
+        step_us=work.speed.step_us * long.batch_size / stated_batch,
+        prefetched_steps=0,
         growth=growth,
         long=long,
     )
@@ -94,32 +94,32 @@ def _measured_work(
     node: NodeId,
     work: NodeWork,
     memory: NodeMemory,
-    awaited: AwaitedRound,
+    pace: RoundPace,
 ) -> tuple[LongWork, BatchGrowth]:
     """The work of a node whose speed is known, with the batches that it keeps or tries."""
-    request, speed, round_us = speeds.request, work.speed, awaited.round_us
-    stated = request.spec.training.batch_size
+    request, speed, round_us = speeds.request, work.speed, pace.round_us
+    stated_batch = request.spec.training.batch_size
     up_bytes = speeds.sizes.update_bytes[work.codec]
     forecast = speed.finish(round_us / speed.step_us, up_bytes, Bytes(0))
     moving_us, spread_us = work.moving_us + work.hidden_us, 1000.0 * forecast.deviation_ms
 
     def work_of(batches: BatchBounds) -> LongWork:
         # The time of a batch goes as its samples do.
-        step_us = speed.step_us * batches.most / stated
+        step_us = speed.step_us * batches.most / stated_batch
         times = WorkTimes(step_us, moving_us, spread_us, round_us)
         return long_work(
             times,
             shape.limits,
             batches,
             cut_rounds=memory.cut_rounds,
-            rounds_most=awaited.rounds_left,
+            rounds_most=pace.rounds_left,
         )
 
     bounds, noise_share = node_bounds(request, node), speeds.agreement.noise_share
     growth = node_growth(request, node, memory, steps=0.0, noise_share=noise_share)
-    kept = bounds._replace(most=growth.size or stated)
-    long = work_of(kept)
-    steps = long.inner_steps * long.batch_size / kept.most
+    usual_bounds = bounds._replace(most=growth.size or stated_batch)
+    long = work_of(usual_bounds)
+    steps = long.inner_steps * long.batch_size / usual_bounds.most
     growth = node_growth(request, node, memory, steps=steps, noise_share=noise_share)
     if growth.trial:
         long = work_of(bounds._replace(most=growth.trial))

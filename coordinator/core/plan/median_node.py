@@ -84,8 +84,8 @@ def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> 
     for its upload to stay within its byte budget.
     """
     idle = max(1e-3, 1 - utilisation)
-    aimed = max(1e-3, idle * (1 - _WAITING))
-    return max((1 - aimed) / aimed * moving_us, uploading_us / idle)
+    moving_share = max(1e-3, idle * (1 - _WAITING))
+    return max((1 - moving_share) / moving_share * moving_us, uploading_us / idle)
 
 
 def computing_beside(moving_us: float, utilisation: float) -> float:
@@ -109,29 +109,29 @@ def decay_steps(request: PlanRequest) -> int:
     return int(base / share**2)
 
 
-def drift(request: PlanRequest, agreed: float | None, moving_share: float) -> Drift:
+def drift(request: PlanRequest, update_cosine: float | None, moving_share: float) -> Drift:
     """The factor of H: half when updates were nearly orthogonal for three rounds; a quarter more
     when they agree and a fifth of the round moves bytes. A factor below 1 grows back by quarters as
     soon as updates are orthogonal no more, whatever bytes take.
 
     Args:
         request: What is planned.
-        agreed: Cosine between two updates of the round before; None: it says nothing.
+        update_cosine: Cosine between two updates of the round before; None: it says nothing.
         moving_share: Part of the round for which the median node moves bytes.
     """
     previous = request.previous
     if previous is None:
         return Drift()
     before = Drift(previous.drift, previous.crowded_rounds)
-    if agreed is None:
+    if update_cosine is None:
         return before
-    if agreed < _CROWD:
-        crowded = before.crowded_rounds + 1
-        if crowded < _CROWDED_ROUNDS:
-            return Drift(before.factor, crowded)
+    if update_cosine < _CROWD:
+        crowded_rounds = before.crowded_rounds + 1
+        if crowded_rounds < _CROWDED_ROUNDS:
+            return Drift(before.factor, crowded_rounds)
         return Drift(max(_DRIFT_LEAST, before.factor / 2))
-    most = 1.0 if agreed > _UNCROWDED else 0.0
-    if agreed > _AGREED and moving_share > 0.2:
+    most = 1.0 if update_cosine > _UNCROWDED else 0.0
+    if update_cosine > _AGREED and moving_share > 0.2:
         most = _DRIFT_MOST
     can_rise = request.round - previous.changed_at_round >= _PATIENCE
     if can_rise and before.factor < most:
@@ -152,9 +152,9 @@ def wanted_steps(
         short: The H of a round so short that opening and closing it takes as long.
     """
     least = min(max(_LEAST, short), request.spec.training.inner_steps)
-    decayed = decay_steps(request)
+    decay = decay_steps(request)
     steps, why = max(
-        (network, "the network"), (decayed, "the decayed learning rate"), (least, "the least")
+        (network, "the network"), (decay, "the decayed learning rate"), (least, "the least")
     )
     if drift_.factor != 1:
         # Less than what the job can be divided by, or it would be no less.

@@ -26,7 +26,7 @@ class NodeMemories(NamedTuple):
     """
     absentees: Mapping[NodeId, NodeMemory]
     """Nodes that are away: how often they were of no use, for a while."""
-    excluded: frozenset[NodeId]
+    excluded_nodes: frozenset[NodeId]
     """Candidates whose exclusion goes on in this round."""
 
 
@@ -36,10 +36,10 @@ def node_memories(request: PlanRequest) -> NodeMemories:
     candidates = {
         node: replace(_memory_after(request, node), away_rounds=0) for node in request.candidates
     }
-    excluded = frozenset(
+    excluded_nodes = frozenset(
         node for node, memory in candidates.items() if memory.rests_until_round > request.round
     )
-    return NodeMemories(candidates, absentees, excluded)
+    return NodeMemories(candidates, absentees, excluded_nodes)
 
 
 def _absentees(request: PlanRequest) -> dict[NodeId, NodeMemory]:
@@ -64,11 +64,11 @@ def _memory_after(request: PlanRequest, node: NodeId) -> NodeMemory:
     memory, result = before.get(node, NodeMemory(codec="")), request.results.get(node)
     if result is None:
         return memory
-    stated = request.spec.training.batch_size
-    growth = growth_after(memory.growth, result, stated, request.round)
+    stated_batch = request.spec.training.batch_size
+    growth = growth_after(memory.growth, result, stated_batch, request.round)
     memory = replace(memory, growth=growth)
     if result.took_ms > 0:
-        steps = result.plan.inner_steps * result.plan.batch(stated) / stated
+        steps = result.plan.inner_steps * result.plan.batch(stated_batch) / stated_batch
         proven_us = 1000.0 * result.took_ms / steps
         return replace(memory, cut_rounds=0, proven_step_us=proven_us, proven_steps=steps)
     cuts = EXCLUDING_CUTS if result.is_lapsed else 1

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from coordinator.core.plan.codecs import node_codecs
 from coordinator.core.plan.inner_steps import (
-    asked_steps,
-    awaited_round,
-    given_steps,
+    filling_steps,
+    round_pace,
     rounds_left,
+    steps_in_job,
     stretched_span_us,
 )
 from coordinator.core.plan.long_work import with_long_work
@@ -30,9 +30,9 @@ class NodeShares(NamedTuple):
     working: Mapping[NodeId, NodeWork]
     """The same of those who take part."""
     parts: Mapping[NodeId, Participation]
-    asked: Mapping[NodeId, int]
+    full_steps: Mapping[NodeId, int]
     """Inner steps of participants that fill the round."""
-    given: Mapping[NodeId, int]
+    steps: Mapping[NodeId, int]
     """The same, fewer where the job ends."""
     span_us: float
     """The round's span, longer where a node that it waits for needs more."""
@@ -50,22 +50,22 @@ def node_shares(speeds: RoundSpeeds, shape: RoundShape) -> NodeShares:
         {node: part_of_middle(speeds, shape, work) for node, work in works.items()},
         speeds.readings,
     )
-    awaited = awaited_round(speeds, shape, works, parts)
+    pace = round_pace(speeds, shape, works, parts)
     works = {
         node: work
         if parts[node].is_awaited
-        else with_long_work(speeds, shape, node, work, parts[node].memory, awaited)
+        else with_long_work(speeds, shape, node, work, parts[node].memory, pace)
         for node, work in works.items()
     }
     taking_part = {node: work for node, work in works.items() if parts[node].is_taking_part}
     span_us = stretched_span_us(speeds, shape, taking_part)
-    asked = asked_steps(taking_part, parts, span_us)
-    rounds = rounds_left(speeds, taking_part, asked)
+    full_steps = filling_steps(taking_part, parts, span_us)
+    rounds = rounds_left(speeds, taking_part, full_steps)
     too_long = {n for n, w in taking_part.items() if w.long and w.long.made_for > rounds}
     parts = {
         node: part._replace(is_taking_part=False, reason=_JOB_ENDS) if node in too_long else part
         for node, part in parts.items()
     }
     working = {node: work for node, work in taking_part.items() if node not in too_long}
-    given = given_steps(speeds, working, asked)
-    return NodeShares(works, working, parts, asked, given, span_us)
+    steps = steps_in_job(speeds, working, full_steps)
+    return NodeShares(works, working, parts, full_steps, steps, span_us)

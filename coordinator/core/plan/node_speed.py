@@ -164,7 +164,7 @@ def _moving_before_us(
 ) -> float:
     """Time that a round like the node's last one is forecast to move bytes for."""
     down = request.previous.down if request.previous is not None else ""
-    up_bytes, down_bytes = (sizes.update_bytes[each or FINEST] for each in (memory.codec, down))
+    up_bytes, down_bytes = (sizes.update_bytes[codec or FINEST] for codec in (memory.codec, down))
     return speed.moving_us(up_bytes, down_bytes)
 
 

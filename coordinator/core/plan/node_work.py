@@ -49,7 +49,7 @@ class NodeWork(NamedTuple):
     batch: Batch
     step_us: float
     """Time of a step with its own batch."""
-    prefetched: int
+    prefetched_steps: int
     """Inner steps of this round that it may have taken already."""
     bounds: StepBounds
     is_batch_held: bool
@@ -75,18 +75,18 @@ def node_work(
     speed, memory = speeds.nodes[node], speeds.memories.candidates[node]
     codec, lighter_rounds = codec_choice
     moved_us = speed.moving_us(sizes[codec], sizes[shape.codecs.down])
-    stated, prefetched = spec.training.batch_size, request.prefetched.get(node, 0)
+    stated_batch, prefetched_steps = spec.training.batch_size, request.prefetched.get(node, 0)
     before = held_batch(spec, memory)
-    hidden_us = min(moved_us, prefetched * speed.step_us * before.size / stated)
+    hidden_us = min(moved_us, prefetched_steps * speed.step_us * before.size / stated_batch)
     stretch = 1.0 if spec.aware.exchanges_each_step else _STRETCH
     room_us = stretch * shape.span_us - moved_us + hidden_us
     growth, bounds = memory.growth, node_bounds(request, node)
     if not spec.aware.exchanges_each_step:
-        steps = room_us / speed.step_us * stated / (growth.size or stated)
+        steps = room_us / speed.step_us * stated_batch / (growth.size or stated_batch)
         growth = node_growth(
             request, node, memory, steps=steps, noise_share=speeds.agreement.noise_share
         )
-        bounds = bounds._replace(most=growth.trial or growth.size or stated)
+        bounds = bounds._replace(most=growth.trial or growth.size or stated_batch)
     batch = own_batch(
         spec,
         replace(memory, growth=growth),
@@ -94,9 +94,9 @@ def node_work(
         fewest_us=shape.limits.least * speed.step_us,
         room_us=room_us,
     )
-    if batch.size != (memory.batch_size or stated):
+    if batch.size != (memory.batch_size or stated_batch):
         # Steps that were taken with another batch begin no shard of this one.
-        prefetched, hidden_us = 0, 0.0
+        prefetched_steps, hidden_us = 0, 0.0
     return NodeWork(
         speed=speed,
         codec=codec,
@@ -104,10 +104,10 @@ def node_work(
         moving_us=moved_us - hidden_us,
         hidden_us=hidden_us,
         batch=batch,
-        step_us=speed.step_us * batch.size / stated,
-        prefetched=prefetched,
-        bounds=_own_bounds(shape.limits, batch.size / stated, spec),
-        is_batch_held=batch.size == (memory.batch_size or stated),
+        step_us=speed.step_us * batch.size / stated_batch,
+        prefetched_steps=prefetched_steps,
+        bounds=_own_bounds(shape.limits, batch.size / stated_batch, spec),
+        is_batch_held=batch.size == (memory.batch_size or stated_batch),
         growth=growth if batch.size == growth.trial else replace(growth, trial=0),
     )
 

@@ -98,7 +98,7 @@ def participations(
     """
     unready, parts = _unready(readings), {}
     for node, memory in memories.candidates.items():
-        if node in memories.excluded:
+        if node in memories.excluded_nodes:
             parts[node] = _resting(memory, _exclusion(memory))
         elif node in unready:
             parts[node] = _resting(memory, unready[node])
@@ -217,7 +217,7 @@ def still_resting(
     """
     candidates = memories.candidates
     unready = _unready(readings)
-    reasons = {**unready, **{n: _exclusion(candidates[n]) for n in memories.excluded}}
+    reasons = {**unready, **{n: _exclusion(candidates[n]) for n in memories.excluded_nodes}}
 
     def rank(node: NodeId) -> tuple[int, int, int]:
         until = candidates[node].rests_until_round

@@ -31,7 +31,7 @@ def plan_memory(
     middle, nodes = shape.middle, dict(speeds.memories.absentees)
     for node, work in shares.works.items():
         memory = shares.parts[node].memory
-        steps = shares.asked.get(node, memory.inner_steps)
+        steps = shares.full_steps.get(node, memory.inner_steps)
         nodes[node] = replace(
             memory,
             codec=work.codec,

@@ -44,8 +44,8 @@ def plan_round(
         plan = close_plan(speeds, shape, shares)
     else:
         plan = unmeasured_plan(speeds)
-    fitted = {
+    nodes = {
         node: fit_plan(part, request.fits.get(node, MemoryFit()), request.spec)
         for node, part in plan.nodes.items()
     }
-    return replace(plan, nodes=fitted, resting={**plan.resting, **request.paused})
+    return replace(plan, nodes=nodes, resting={**plan.resting, **request.paused})

@@ -26,21 +26,23 @@ def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: 
     reason says already goes before the rest of why.
     """
     why = "; ".join(filter(None, (plan.reason, why)))
-    said = [f"H={plan.inner_steps}", plan.codec]
+    parts = [f"H={plan.inner_steps}", plan.codec]
     if up_bits_per_s:
-        said.append(f"uplink {rate(up_bits_per_s)}")
-    said.append(f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured")
+        parts.append(f"uplink {rate(up_bits_per_s)}")
+    parts.append(
+        f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured"
+    )
     if plan.rounds > 1:
-        said.append(f"within {several(plan.rounds, 'round')}")
+        parts.append(f"within {several(plan.rounds, 'round')}")
     elif deadline_ms:
-        said.append(f"deadline {seconds(deadline_ms)}")
+        parts.append(f"deadline {seconds(deadline_ms)}")
     if plan.connections > 1:
-        said.append(f"{plan.connections} connections")
+        parts.append(f"{plan.connections} connections")
     if plan.prefetch_steps:
-        said.append(f"{plan.prefetch_steps} of the next ahead")
+        parts.append(f"{plan.prefetch_steps} of the next ahead")
     if plan.upload_after_ms:
-        said.append(f"uploads {seconds(plan.upload_after_ms)} later")
-    return ", ".join(said) + (f" ({why})" if why else "")
+        parts.append(f"uploads {seconds(plan.upload_after_ms)} later")
+    return ", ".join(parts) + (f" ({why})" if why else "")
 
 
 def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:

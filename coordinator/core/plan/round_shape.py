@@ -39,7 +39,7 @@ def round_shape(speeds: RoundSpeeds) -> RoundShape:
     """
     request, spec, sizes = speeds.request, speeds.request.spec, speeds.sizes.update_bytes
     memories = speeds.memories
-    unproven = request.on_trial | memories.excluded
+    unproven = request.on_trial | memories.excluded_nodes
     reference = {n: speed for n, speed in speeds.nodes.items() if n not in unproven} or speeds.nodes
     steps_us = {node: speed.step_us for node, speed in reference.items()}
     dense_us = {n: speed.moving_us(sizes[FINEST], sizes[FINEST]) for n, speed in reference.items()}

@@ -48,8 +48,8 @@ def round_speeds(
     nodes = {}
     # Steps of one node at least have to be measured, or there is nothing to compare others with.
     for node, reading in own.items() if typical.step_us.mean > 0 else ():
-        stated = stated_speed(
+        speed = stated_speed(
             reading, typical, connections[node], needs_line=size_bytes >= SMALL_BYTES
         )
-        nodes[node] = believed_speed(request, stated, memories.candidates[node], sizes)
+        nodes[node] = believed_speed(request, speed, memories.candidates[node], sizes)
     return RoundSpeeds(request, sizes, own, memories, agreement, connections, nodes)

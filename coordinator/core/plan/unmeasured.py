@@ -50,22 +50,22 @@ def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
     memories = speeds.memories
     resting = still_resting(request, memories, speeds.readings)
     working = {n: memory for n, memory in memories.candidates.items() if n not in resting}
-    asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
+    full_steps = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
     batches = {node: held_batch(spec, memory) for node, memory in working.items()}
     batch_sizes = {node: batch.size for node, batch in batches.items()}
-    given = fit_steps(asked, batch_sizes, request.samples_total - request.samples_done)
+    fitted_steps = fit_steps(full_steps, batch_sizes, request.samples_total - request.samples_done)
     nodes = {}
     for node, memory in working.items():
         batch = batches[node]
         is_of_family = (memory.codec in SPARSE_CODECS) == previous.is_sparse
         plan = NodePlan(
-            inner_steps=given[node],
+            inner_steps=fitted_steps[node],
             codec=memory.codec if memory.codec and is_of_family else codec,
             reason=batch.reason,
             connections=speeds.connections[node],
             batch_size=batch.size if batch.size != spec.training.batch_size else 0,
             learning_rate=batch.learning_rate,
-            prefetch_steps=prefetch_limit(spec, given[node]),
+            prefetch_steps=prefetch_limit(spec, fitted_steps[node]),
         )
         reason = node_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
         nodes[node] = replace(plan, reason=reason)
@@ -84,5 +84,5 @@ def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
 
 def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
     """Codec of a job's first round: the finest of the sparse ones, or the one that it states."""
-    allowed = allowed_codecs(spec, sizes)
-    return next((level for level in allowed if level in SPARSE_CODECS), allowed[0])
+    codecs = allowed_codecs(spec, sizes)
+    return next((level for level in codecs if level in SPARSE_CODECS), codecs[0])

@@ -71,10 +71,10 @@ def _shared_end_us(
     uploads: Mapping[NodeId, PlannedUpload], order: list[NodeId], line_bits_per_s: int
 ) -> float:
     """The earliest that a line which never idles can have carried everything."""
-    latest, left = 0.0, 0.0
+    latest, bits_left = 0.0, 0.0
     for node in reversed(order):
         one = uploads[node]
-        left += one.size_bytes * 8e6
+        bits_left += one.size_bytes * 8e6
         alone = one.size_bytes * 8e6 / one.bits_per_s
-        latest = max(latest, one.ready_us + left / line_bits_per_s, one.ready_us + alone)
+        latest = max(latest, one.ready_us + bits_left / line_bits_per_s, one.ready_us + alone)
     return latest
