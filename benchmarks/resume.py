@@ -50,8 +50,8 @@ from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Outer, TrainingSettings
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import BlobRef, Delta
-from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples

@@ -32,7 +32,7 @@ from hypergpu.keys import (
 from hypergpu.node_report import DEVICE_FOLDERS
 from hypergpu.privacy import make_files_private
 from hypergpu.process import configure_logs, keep_bulk_memory
-from hypergpu.streams import prepare_streams
+from hypergpu.stdio import prepare_streams
 from hypergpu.terminal.commands import version_option
 from hypergpu.wire.credentials import Token, parse_token
 

@@ -25,7 +25,7 @@ from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
 from hypergpu.ids import NodeId
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2
 from payments.shell.projection import Projection
 from payments.shell.service import PaymentsServicer

@@ -19,8 +19,8 @@ from gpu_node.shell.state import StatePaths
 from gpu_node.shell.transfers import Uploader
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Digest
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.statements import Assignment, Lease
-from hypergpu.streams import PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout, layout_from_json
 from hypergpu.units import Bytes, Milliseconds

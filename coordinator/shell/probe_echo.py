@@ -20,8 +20,8 @@ import structlog
 from blake3 import blake3
 
 from coordinator.shell.identity.rate import Rate, RateLimiter
+from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES
 

@@ -21,9 +21,11 @@ from gpu_node.shell.state import (
     save_coordinator,
     tls_key_pem,
 )
+from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
-from hypergpu.streams import PROTOCOL_ENTRY, unix_ms, write_durably
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.bulk import BulkClient, BulkRates, client_context

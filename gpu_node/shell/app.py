@@ -53,6 +53,7 @@ from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.transfers import TransferTasks, Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_process import WorkerLaunch
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.keys import Passphrase
@@ -60,7 +61,6 @@ from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
 from hypergpu.sandbox.sandbox import Sandbox
 from hypergpu.statements import Assignment
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token

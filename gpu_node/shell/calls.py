@@ -26,18 +26,12 @@ from gpu_node.core.state import (
 )
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole
 from hypergpu.ids import Digest, JobId, NodeId
+from hypergpu.line_limits import transfer_timeout_s
 from hypergpu.phases import PhaseDurations, WorkPhase
+from hypergpu.protocol import PROTOCOL, SOFTWARE, refuse_other_protocol
 from hypergpu.statements import Assignment, Contribution, Lease, SignedReceipt, shard_digest
-from hypergpu.streams import (
-    PROTOCOL,
-    SOFTWARE,
-    GoodputMeter,
-    TransferredBytes,
-    moved_whole,
-    refuse_other_protocol,
-    transfer_timeout_s,
-)
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import node_pb2, node_pb2_grpc, receipt_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkClient

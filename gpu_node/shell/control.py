@@ -32,10 +32,10 @@ from gpu_node.shell.calls import (
 )
 from gpu_node.shell.probing import Prober
 from gpu_node.shell.receipts import ReceiptKeeper
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
 from hypergpu.statements import Lease
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value

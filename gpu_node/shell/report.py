@@ -26,6 +26,8 @@ from gpu_node.core.state import Departure, NodeSession, SessionStep
 from gpu_node.shell.control import CoordinatorStream
 from gpu_node.shell.state import StatePaths, load_coordinator
 from gpu_node.shell.transfers import TransferTasks
+from hypergpu.clock import monotonic_ms, unix_ms
+from hypergpu.durable import PRIVATE
 from hypergpu.errors import HyperGPUError
 from hypergpu.node_report import (
     DRAINING,
@@ -38,7 +40,6 @@ from hypergpu.node_report import (
     LinkReport,
     NodeReport,
 )
-from hypergpu.streams import PRIVATE, monotonic_ms, unix_ms
 from hypergpu.units import Bytes
 from hypergpu.v1 import node_pb2
 

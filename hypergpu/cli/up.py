@@ -39,10 +39,10 @@ from hypergpu.cluster.processes import (
     signal_passed_on,
     start,
 )
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
 from hypergpu.extension import PaymentSummary
 from hypergpu.privacy import require_private_folder, rotate_log
-from hypergpu.streams import write_durably
 from hypergpu.terminal.commands import JOIN_LINE_NODES, usage_error
 from hypergpu.terminal.output import note, say
 from hypergpu.units import several

@@ -24,7 +24,7 @@ from hypergpu.client.settings import (
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2_grpc, payments_pb2_grpc
 from hypergpu.wire.bulk import BulkClient, client_context
 from hypergpu.wire.credentials import (

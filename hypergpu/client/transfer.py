@@ -19,12 +19,13 @@ from hypergpu.client.connection import RESTARTING, TRANSFER_TIMEOUT_S, Coordinat
 from hypergpu.client.values import ModelHeader, blob_ref, model_header
 from hypergpu.crypto import digest_from_wire, digest_of, digest_of_file
 from hypergpu.dataset import checked_paths
+from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
 from hypergpu.programs.checks import read_program
 from hypergpu.programs.container import CONSTANT, TENSORS_PATH, ProgramError
-from hypergpu.streams import PIECE_BYTES, SHARED, StallTimeout, fill_durably, write_durably
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2

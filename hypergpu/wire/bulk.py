@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.credentials import TLS_NAME
 

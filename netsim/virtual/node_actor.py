@@ -19,11 +19,12 @@ from gpu_node.core import events, state
 from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.session import transition
 from gpu_node.core.state import NodeCommand, NodeSession, TrainingStart
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.optimizer import pass_sizes
 from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
-from netsim.virtual.node_link import SMALLEST_BYTES, NodeLink, TransferWay
+from netsim.virtual.node_link import NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda
 from netsim.virtual.worlds import SpeedLie, TransferSizes
 

@@ -18,8 +18,8 @@ from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget,
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key
 from hypergpu.client import NodeView
+from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain

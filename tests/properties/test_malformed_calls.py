@@ -43,8 +43,8 @@ from hypergpu.ids import NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.part_file import PartFile, Span
+from hypergpu.protocol import PROTOCOL
 from hypergpu.statements import BlobRef, separator_of
-from hypergpu.streams import PROTOCOL
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import TensorSpec, layout_of
 from hypergpu.units import Bytes, Milliseconds, Samples

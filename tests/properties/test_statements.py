@@ -19,6 +19,7 @@ from hypergpu.crypto import (
     struct_hash,
 )
 from hypergpu.ids import Address, Digest, JobId, Keccak, NodeId
+from hypergpu.protocol import PROTOCOL
 from hypergpu.statements import (
     Contribution,
     Domain,
@@ -31,7 +32,6 @@ from hypergpu.statements import (
     shard_digest,
     terms_of,
 )
-from hypergpu.streams import PROTOCOL
 from hypergpu.units import BasisPoints, Samples
 from hypergpu.wire.messages import receipt_message, receipt_value, terms_message, terms_value
 from tests.properties.statements import (

@@ -18,8 +18,8 @@ from gpu_node.shell import access
 from hypergpu.client import connection
 from hypergpu.dataset import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
+from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites
-from hypergpu.streams import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.units import are, several
 
 

@@ -73,13 +73,14 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment
 from coordinator.shell.servicers.operator import OperatorServicer
+from hypergpu.clock import unix_s
+from hypergpu.durable import write_durably
 from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin, PaymentSummary
 from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
 from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.streams import unix_s, write_durably
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
 

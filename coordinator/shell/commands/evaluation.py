@@ -30,11 +30,11 @@ from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.crypto import digest_from_wire
 from hypergpu.dataset import checked_paths
+from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef
-from hypergpu.streams import write_durably
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2

@@ -44,10 +44,10 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.services import Services
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import CODECS
-from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Milliseconds

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from coordinator.shell.app.ports import joined_address
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.credentials import (
     TLS_NAME,

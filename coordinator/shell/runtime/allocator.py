@@ -28,9 +28,9 @@ from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.workload_versions import catalogue_version, later_versions
+from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Bytes, Milliseconds
 
 log = structlog.get_logger()

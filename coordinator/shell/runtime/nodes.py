@@ -9,9 +9,9 @@ from coordinator.core.job.state import Job
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.journal.registry import Registry
 from coordinator.shell.translate import Capabilities, NodeProgress
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import monotonic_ms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 

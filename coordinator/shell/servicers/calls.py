@@ -23,11 +23,11 @@ from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
-from hypergpu import streams
+from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import is_node_id
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId, TokenId
-from hypergpu.streams import PROTOCOL, PROTOCOL_KEY, SOFTWARE, monotonic_ms, unix_s
+from hypergpu.protocol import PROTOCOL, PROTOCOL_KEY, SOFTWARE, refuse_other_protocol
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, parse_authorization
@@ -271,7 +271,7 @@ def reject_other_version(theirs: node_pb2.Version) -> None:
 def reject_other_protocol(theirs: int, who: str) -> None:
     """As `reject_other_version`, for a bare number."""
     there, here = "on that machine", "where the coordinator runs"
-    streams.refuse_other_protocol(theirs, who, there=there, here=here)
+    refuse_other_protocol(theirs, who, there=there, here=here)
 
 
 OPERATORS = frozenset({Role.OPERATOR})

@@ -19,12 +19,12 @@ from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.workload_versions import catalogue_version
 from coordinator.shell.servicers.calls import Caller
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.streams import monotonic_ms
 from hypergpu.tensors.layout import (
     Layout,
     LayoutError,

@@ -40,12 +40,12 @@ from coordinator.shell.servicers.job_view import (
     require_visible,
 )
 from coordinator.shell.servicers.own_files import OwnFiles
+from hypergpu.clock import unix_s
 from hypergpu.crypto import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json, with_parameters
 from hypergpu.statements import BlobRef
-from hypergpu.streams import unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message

@@ -28,9 +28,9 @@ from coordinator.shell.translate import (
     health_message,
     reading_message,
 )
+from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.streams import monotonic_ms, unix_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import token_text

@@ -20,8 +20,8 @@ from gpu_node.shell.worker.protocol import (
     encode,
     limits_from_environment,
 )
+from hypergpu.frames import frame, read_frame
 from hypergpu.sandbox.confinement import ConfinementError, confine_if_told
-from hypergpu.streams import frame, read_frame
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.trainers import Trainers

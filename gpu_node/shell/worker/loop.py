@@ -13,8 +13,8 @@ from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.trainer import ShardAbortedError, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.statements import OUT_OF_MEMORY, Lease
-from hypergpu.streams import FrameError, frame, read_frame
 from hypergpu.workloads.workload import DatasetError, NodeDataError
 
 WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker

@@ -34,9 +34,9 @@ from gpu_node.shell.worker.trainer import (
 )
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Indices
+from hypergpu.durable import fill_durably
 from hypergpu.ids import Digest, JobId
 from hypergpu.statements import BlobRef, Prefetch, Task
-from hypergpu.streams import fill_durably
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
 from hypergpu.units import Bytes, Milliseconds, Samples, several

@@ -23,10 +23,12 @@ from gpu_node.shell.app import Daemon
 from gpu_node.shell.calls import Calls
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.clock import unix_ms
 from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
 from hypergpu.part_file import Span
+from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
 from hypergpu.statements import (
     Assignment,
     Contribution,
@@ -36,7 +38,6 @@ from hypergpu.statements import (
     shard_digest,
     terms_of,
 )
-from hypergpu.streams import PROTOCOL, PROTOCOL_ENTRY, unix_ms
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2

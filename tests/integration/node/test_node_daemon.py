@@ -25,10 +25,10 @@ from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
+from hypergpu.frames import frame
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation, JobSpec, TrainingSettings
 from hypergpu.statements import Assignment, InitialModel
-from hypergpu.streams import frame
 from hypergpu.tensors.codec import apply_delta, encode_update
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds

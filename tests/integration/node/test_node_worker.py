@@ -17,7 +17,7 @@ from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.errors import HyperGPUError
-from hypergpu.streams import frame
+from hypergpu.frames import frame
 from hypergpu.units import Bytes
 from tests.unit.node.node_states import assignment
 

@@ -17,8 +17,8 @@ from gpu_node.core.limits import HourSpan, OwnerLimits
 from gpu_node.shell.owner import MachineReader, load_limits, watch_worker
 from gpu_node.shell.transfers import check_size
 from hypergpu.errors import HyperGPUError
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.streams import PIECE_BYTES, StallTimeout
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.bulk import BulkClient, BulkRates, FileRange, RateLimit, open_file

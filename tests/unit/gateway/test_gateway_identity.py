@@ -16,7 +16,7 @@ from coordinator.shell.servicers.calls import Caller, NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
-from hypergpu.streams import PROTOCOL_ENTRY
+from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.credentials import Role
 from tests.calls_in_process import CallContext

@@ -24,13 +24,8 @@ from gpu_node.shell.calls import (
 from gpu_node.shell.control import run_alongside
 from gpu_node.shell.probing import BlockedJudgment, Prober, count_missing, judge_train
 from hypergpu.errors import Reason
-from hypergpu.streams import (
-    PIECE_BYTES,
-    SLOWEST_BYTES_PER_S,
-    SMALLEST_BYTES,
-    StallTimeout,
-    transfer_timeout_s,
-)
+from hypergpu.goodput import SMALLEST_BYTES
+from hypergpu.line_limits import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of

@@ -10,7 +10,7 @@ from coordinator.shell.runtime.nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import control
 from hypergpu.crypto import IdentityKey
-from hypergpu.streams import PROTOCOL
+from hypergpu.protocol import PROTOCOL
 from hypergpu.v1 import node_pb2
 from tests.calls_in_process import CallContext
 from tests.journals import FolderJournal

@@ -22,8 +22,8 @@ from coordinator.shell.translate import participant_summary
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
+from hypergpu.protocol import PROTOCOL, SOFTWARE
 from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
-from hypergpu.streams import PROTOCOL, SOFTWARE
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, Token

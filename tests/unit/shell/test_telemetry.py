@@ -38,8 +38,9 @@ from coordinator.shell.translate import (
     observations,
     reading_message,
 )
+from hypergpu.clock import monotonic_ms
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import SMALLEST_BYTES, monotonic_ms
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.network import PACKETS_MAX, TOKEN_BYTES

@@ -21,10 +21,10 @@ from hypergpu.crypto import (
     digest_to_wire,
     is_digest,
 )
+from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
 from hypergpu.statements import BlobRef
-from hypergpu.streams import SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
 from tests.architecture.tree import ROOT, handwritten_files
 
@@ -192,7 +192,7 @@ def test_an_upload_written_over_an_older_file_becomes_its_own_blob(store: SpareB
     assert not list((store.folder / QUARANTINE).iterdir())
 
 
-HOME = Path("hypergpu/streams.py")
+HOME = Path("hypergpu/durable.py")
 
 
 def test_a_file_replaces_another_and_is_its_owners_alone(tmp_path: Path) -> None:

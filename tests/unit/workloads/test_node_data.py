@@ -18,11 +18,11 @@ from gpu_node.core.state import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.programs.samples import SamplesError
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
-from hypergpu.streams import frame, read_frame
 from hypergpu.training.train import JobSamples, write_job
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.node_data import held_out_dataset, training_samples
