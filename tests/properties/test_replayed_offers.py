@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.shell.runtime.services import Services, UpdateOffers
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.servicers.node import offer_update
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.errors import HyperGPUError, Reason

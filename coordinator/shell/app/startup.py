@@ -23,6 +23,8 @@ from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
+from coordinator.shell.blobs.pins import Pins
+from coordinator.shell.blobs.upload_commits import Commits
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
@@ -30,6 +32,7 @@ from coordinator.shell.bulk.opening import BulkPlace, open_store
 from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.seat import (
     EvaluatorLimits,
@@ -45,21 +48,13 @@ from coordinator.shell.journal.database import FileLock
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
+from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
+from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes
-from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.services import (
-    DATASETS,
-    BlobCollector,
-    Commits,
-    HeavyWork,
-    NewJobTerms,
-    Pins,
-    Services,
-    UpdateOffers,
-    copy_leftovers,
+from coordinator.shell.runtime.periodic_work import (
     keep_health,
     keep_node_counts,
     keep_others_known,
@@ -67,6 +62,9 @@ from coordinator.shell.runtime.services import (
     store_node_counts,
     store_speeds,
 )
+from coordinator.shell.runtime.readings import Readings
+from coordinator.shell.runtime.services import DATASETS, Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.servicers.calls import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.job import JobServicer

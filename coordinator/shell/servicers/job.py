@@ -24,8 +24,9 @@ from coordinator.shell.commands.evaluation import (
 )
 from coordinator.shell.commands.perform import retry_after_resume
 from coordinator.shell.journal.records import Entry
+from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.services import Services, collect
+from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.card import model_card

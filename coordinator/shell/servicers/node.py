@@ -24,7 +24,8 @@ from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.fleet_health import rate_key
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.readings import FinishedUpdate
-from coordinator.shell.runtime.services import OfferedUpdate, Services
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import OfferedUpdate
 from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (

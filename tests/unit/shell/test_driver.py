@@ -25,6 +25,7 @@ from coordinator.shell.commands.evaluation import packed_manifest
 from coordinator.shell.commands.perform import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
+from coordinator.shell.runtime.blob_collector import BlobCollector, collect
 from coordinator.shell.runtime.driver import (
     Decision,
     Driver,
@@ -34,7 +35,8 @@ from coordinator.shell.runtime.driver import (
     replay_jobs,
     upload_owner,
 )
-from coordinator.shell.runtime.services import BlobCollector, Services, collect, store_node_counts
+from coordinator.shell.runtime.periodic_work import store_node_counts
+from coordinator.shell.runtime.services import Services
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId

@@ -17,8 +17,8 @@ from coordinator.shell.runtime.fleet_speeds import (
     workload_key,
 )
 from coordinator.shell.runtime.nodes import ControlStream
+from coordinator.shell.runtime.periodic_work import store_speeds
 from coordinator.shell.runtime.readings import FinishedUpdate, Readings
-from coordinator.shell.runtime.services import store_speeds
 from coordinator.shell.translate import Capabilities
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec, TrainingSettings

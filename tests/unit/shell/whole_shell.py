@@ -17,10 +17,13 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import AcceptedUpdate, Funding, Model
 from coordinator.shell.app.payments_host import PaymentsHost
+from coordinator.shell.blobs.pins import Pins
 from coordinator.shell.blobs.store import BlobStore
+from coordinator.shell.blobs.upload_commits import Commits
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
+from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
 from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
@@ -31,16 +34,11 @@ from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
+from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.readings import Readings
-from coordinator.shell.runtime.services import (
-    Commits,
-    HeavyWork,
-    NewJobTerms,
-    Pins,
-    Services,
-    UpdateOffers,
-)
+from coordinator.shell.runtime.services import Services
+from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Address, JobId, NodeId
