@@ -28,7 +28,7 @@ from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 NODES = 8
 BATCH = 32

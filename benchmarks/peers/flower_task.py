@@ -51,7 +51,7 @@ class FlowerTraining:
 
         from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
         from hypergpu.jobfile.reading import read_job_file
-        from hypergpu.workloads.workload import build, find
+        from hypergpu.workloads.registry import build, find
 
         torch.set_num_threads(1)
         self.task = task

@@ -18,7 +18,7 @@ from hypergpu.jobfile.notes import submit_note
 from hypergpu.jobfile.reading import parse_job, parse_job_table, with_parameters
 from hypergpu.jobfile.spec import SETTABLE, JobSpec
 from hypergpu.jobfile.toml import JobFileError, KeyLines
-from hypergpu.workloads.workload import entries
+from hypergpu.workloads.registry import entries
 
 WHICH = ("latest", "best")
 

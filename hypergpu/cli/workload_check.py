@@ -18,7 +18,7 @@ from hypergpu.workloads.entry import (
     missing_modules,
 )
 from hypergpu.workloads.installed import workload_points
-from hypergpu.workloads.workload import UnknownWorkloadError, complaints, find
+from hypergpu.workloads.registry import UnknownWorkloadError, complaints, find
 
 
 class WorkloadChecks(msgspec.Struct, frozen=True, tag_field="schema", tag="hypergpu/workload/1"):

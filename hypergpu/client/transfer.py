@@ -32,7 +32,7 @@ from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
 from hypergpu.wire.credentials import TLS_NAME
 from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 _PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5

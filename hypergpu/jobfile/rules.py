@@ -206,7 +206,7 @@ def covering(spec: JobSpec, nodes: int) -> JobSpec:
 def workload_problems(spec: JobSpec) -> Iterator[Problem]:
     """Yield an unknown workload, unknown options, and data that the workload cannot take."""
     # numpy, which a core that reads specs has no use for.
-    from hypergpu.workloads.workload import UnknownWorkloadError, entries, find
+    from hypergpu.workloads.registry import UnknownWorkloadError, entries, find
 
     if not spec.workload:
         fix = f"choose one of {join_words(entry.name for entry in entries())}"

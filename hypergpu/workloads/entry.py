@@ -1,6 +1,6 @@
 """Descriptions of workloads, checks of their options, and the workloads that come with HyperGPU.
 
-Plain data; `hypergpu.workloads.workload` builds what they name.
+Plain data; `hypergpu.workloads.registry` builds what they name.
 """
 
 import importlib.util
@@ -217,7 +217,7 @@ _DIGITS = (
         kind="numpy",
         dataset="digits",
         meaning="Softmax regression on 1,797 handwritten digits; needs no torch",
-        builder="hypergpu.workloads.workload:digits_softmax",
+        builder="hypergpu.workloads.digits:digits_softmax",
         preprocessing="grey values of 0 to 16 are divided by 16",
         split="a fifth of each digit is held out, the same in every job",
     ),
@@ -329,7 +329,7 @@ _NULL = (
         dataset="null",
         metric="score",
         meaning="Trains nothing: measures everything around training",
-        builder="hypergpu.workloads.workload:null",
+        builder="hypergpu.workloads.null:null",
         options=(
             Option(
                 "parameters", 1_000_000, "float32 parameters of the pretended model", 1, 1 << 36

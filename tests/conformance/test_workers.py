@@ -18,7 +18,7 @@ from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Samples
-from hypergpu.workloads.workload import find
+from hypergpu.workloads.registry import find
 from tests.conformance.worker_process import (
     SUBJECTS,
     ShardKit,

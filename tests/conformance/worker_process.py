@@ -22,7 +22,8 @@ from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Bytes, Samples
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 JOB = JobId("job-000000000001")
 

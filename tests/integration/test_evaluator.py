@@ -28,7 +28,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, layout_from_json
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 ROOT = Path(__file__).parents[2]
 

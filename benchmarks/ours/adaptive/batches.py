@@ -39,7 +39,7 @@ from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 CODEC = "int4"
 

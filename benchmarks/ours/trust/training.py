@@ -21,8 +21,9 @@ from hypergpu.dataset import Indices, Sharding, partition_indices, permutation, 
 from hypergpu.statements import SampleRange
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Samples
+from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
 from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.workload import Array, ArraySamples, Dataset, build, find
+from hypergpu.workloads.registry import build, find
 
 NODES = 20
 WIDTH = 64

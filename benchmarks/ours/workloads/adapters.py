@@ -25,8 +25,9 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
 from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.finetuning.causal import CausalLmWorkload
-from hypergpu.workloads.workload import Sums, build_for_job, find
+from hypergpu.workloads.registry import build_for_job, find
 from netsim.run.choices import Choices, chosen_world, required_job
 
 FLOWER_STEPS = 10

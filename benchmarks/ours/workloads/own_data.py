@@ -50,9 +50,11 @@ from hypergpu.statements import Assignment, BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.workloads.datasets import ArraySamples
+from hypergpu.workloads.datasets import Samples as LabelledSamples
+from hypergpu.workloads.digits import digits
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import ArraySamples, build, digits, find
-from hypergpu.workloads.workload import Samples as LabelledSamples
+from hypergpu.workloads.registry import build, find
 
 NODES = 5
 ALPHA = 0.5

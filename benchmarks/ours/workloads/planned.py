@@ -33,8 +33,8 @@ from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import Assignment
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.task import Device, TorchWorkload
-from hypergpu.workloads.workload import Sums
 from netsim.network.world import WorldDescription
 from netsim.run.job import layout_sizes
 from netsim.virtual.simulation import Simulation

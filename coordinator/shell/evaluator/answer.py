@@ -38,6 +38,7 @@ from hypergpu.ids import Digest
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.datasets import all_finite
 from hypergpu.workloads.entry import (
     BUILT_IN,
     OLDER_JOB_FIX,
@@ -47,10 +48,9 @@ from hypergpu.workloads.entry import (
     trains_version,
 )
 from hypergpu.workloads.node_data import held_out_dataset
-from hypergpu.workloads.workload import (
+from hypergpu.workloads.registry import (
     BuilderMissingError,
     UnknownWorkloadError,
-    all_finite,
     build_for_job,
     find,
 )

@@ -33,7 +33,7 @@ from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value
 from hypergpu.workloads.installed import PackageWatch
-from hypergpu.workloads.workload import read_entries_again
+from hypergpu.workloads.registry import read_entries_again
 
 log = structlog.get_logger()
 

@@ -50,7 +50,7 @@ from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message, blob_value, model_message
-from hypergpu.workloads.workload import UnknownWorkloadError, find
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 _PAGE_ENTRIES = 500
 _PROGRESS_S = 0.25

@@ -71,7 +71,7 @@ def serve(load: "Callable[[], type[Trainers]]") -> int:
         cap_memory(limits)
 
     from gpu_node.shell.worker.loop import WorkerLoop
-    from hypergpu.workloads.workload import complaints
+    from hypergpu.workloads.registry import complaints
 
     if os.environ.pop(SPARE, "") and not _wait_for_use(kind, load, replies):
         return 0

@@ -15,7 +15,7 @@ from gpu_node.shell.worker.trainers import Trainers
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.statements import OUT_OF_MEMORY, Lease
-from hypergpu.workloads.workload import DatasetError, NodeDataError
+from hypergpu.workloads.datasets import DatasetError, NodeDataError
 
 WaitingRequest = protocol.TrainShard | protocol.WriteInitialModel | protocol.StopWorker
 

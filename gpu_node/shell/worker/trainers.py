@@ -41,6 +41,7 @@ from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets, unpack
 from hypergpu.tensors.quantisation import RECORD
 from hypergpu.units import Bytes, Milliseconds, several
+from hypergpu.workloads.datasets import DatasetError, Samples
 from hypergpu.workloads.entry import (
     OLDER_JOB_FIX,
     OptionError,
@@ -48,18 +49,10 @@ from hypergpu.workloads.entry import (
     missing_modules,
     trains_version,
 )
+from hypergpu.workloads.layouts import numpy_initial, numpy_layout
 from hypergpu.workloads.node_data import training_samples
-from hypergpu.workloads.workload import (
-    BuilderMissingError,
-    DatasetError,
-    NumpyWorkload,
-    Parameters,
-    Samples,
-    build,
-    entries,
-    numpy_initial,
-    numpy_layout,
-)
+from hypergpu.workloads.registry import BuilderMissingError, build, entries
+from hypergpu.workloads.workload import NumpyWorkload, Parameters
 
 if TYPE_CHECKING:
     from gpu_node.shell.worker.torch_engine import TorchEngine

@@ -40,7 +40,7 @@ from hypergpu.statements import BlobRef, Prefetch, Task
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets
 from hypergpu.units import Bytes, Milliseconds, Samples, several
-from hypergpu.workloads.workload import all_finite
+from hypergpu.workloads.datasets import all_finite
 
 _GENERATIONS = 2
 

@@ -21,12 +21,7 @@ from torchvision.models import resnet18, vgg11_bn
 
 from hypergpu.dataset import permutation
 from hypergpu.units import are, several
-from hypergpu.workloads.entry import Options
-from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image
-from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
-from hypergpu.workloads.networks.task import Classification
-from hypergpu.workloads.node_data import NodeDataReaders
-from hypergpu.workloads.workload import (
+from hypergpu.workloads.datasets import (
     NO_SAMPLES,
     Array,
     ArraySamples,
@@ -34,6 +29,11 @@ from hypergpu.workloads.workload import (
     DatasetError,
     NodeDataError,
 )
+from hypergpu.workloads.entry import Options
+from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image
+from hypergpu.workloads.networks.image_files import cifar_files, mnist_files
+from hypergpu.workloads.networks.task import Classification
+from hypergpu.workloads.node_data import NodeDataReaders
 
 
 def datasets_folder() -> Path:

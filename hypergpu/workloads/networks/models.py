@@ -20,20 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypergpu.workloads.datasets import NO_SAMPLES, Array, Dataset, DatasetError
+from hypergpu.workloads.digits import CLASSES, PIXELS, digits, draw_digits
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.held_out import held_out_places
 from hypergpu.workloads.networks.task import Classification, NextByte
 from hypergpu.workloads.node_data import NodeDataReaders
-from hypergpu.workloads.workload import (
-    CLASSES,
-    NO_SAMPLES,
-    PIXELS,
-    Array,
-    Dataset,
-    DatasetError,
-    digits,
-    draw_digits,
-)
 
 
 def _read(_data_dir: str) -> Dataset:

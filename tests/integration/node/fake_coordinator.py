@@ -44,7 +44,8 @@ from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
 from hypergpu.wire.bulk import BulkClient
 from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
 from hypergpu.wire.messages import blob_value, terms_message
-from hypergpu.workloads.workload import build, find, numpy_layout
+from hypergpu.workloads.layouts import numpy_layout
+from hypergpu.workloads.registry import build, find
 
 # ruff: noqa: N802 (the methods are named by the schema)
 

@@ -24,7 +24,7 @@ from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import blob_message
-from hypergpu.workloads.workload import find
+from hypergpu.workloads.registry import find
 from tests.journals import close_journals
 from tests.unit.shell.test_job_services import Context
 from tests.unit.shell.whole_shell import NODE, driving, services_in

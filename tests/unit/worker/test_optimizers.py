@@ -14,7 +14,7 @@ from gpu_node.shell.worker.trainers import NumpyTrainer
 from hypergpu.optimizer import OptimizerRule, pass_sizes, schedule_share
 from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.networks.task import Device, module_layout
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 RULES = {
     "adamw": OptimizerRule(weight_decay=0.1, beta1=0.8, beta2=0.95, epsilon=1e-6),

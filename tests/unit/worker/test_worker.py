@@ -25,8 +25,9 @@ from hypergpu.statements import Prefetch, SampleRange
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples, several
+from hypergpu.workloads.datasets import ArraySamples, Dataset
 from hypergpu.workloads.networks.task import Classification, Device, chosen_device, store_module
-from hypergpu.workloads.workload import ArraySamples, Dataset, build, find
+from hypergpu.workloads.registry import build, find
 from tests.conformance.worker_process import ShardKit, Subject, change
 
 CPU = Device("cpu", "CPU", Bytes(0), has_bf16=False)

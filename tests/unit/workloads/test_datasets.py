@@ -15,6 +15,9 @@ import pytest
 from PIL import Image
 
 from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
+from hypergpu.workloads.datasets import ArraySamples, DatasetError, all_finite
+from hypergpu.workloads.digits import DigitsSoftmax, digits
+from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.image_decoding import ImageForm
 from hypergpu.workloads.networks.images import (
     CifarSource,
@@ -24,14 +27,6 @@ from hypergpu.workloads.networks.images import (
     read_mnist,
 )
 from hypergpu.workloads.networks.models import text_blocks
-from hypergpu.workloads.workload import (
-    ArraySamples,
-    DatasetError,
-    DigitsSoftmax,
-    Sums,
-    all_finite,
-    digits,
-)
 from tests.image_files import write_cifar_files, write_mnist_files
 
 

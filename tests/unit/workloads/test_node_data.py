@@ -25,8 +25,9 @@ from hypergpu.programs.samples import SamplesError
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.training.train import JobSamples, write_job
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.datasets import DatasetError, NodeDataError
 from hypergpu.workloads.node_data import held_out_dataset, training_samples
-from hypergpu.workloads.workload import DatasetError, NodeDataError, build, build_for_job, find
+from hypergpu.workloads.registry import build, build_for_job, find
 from tests.tiny_bases import save_base, write_chats
 from tests.unit.training.test_datasets import write_archive
 
