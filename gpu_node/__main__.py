@@ -13,8 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import Departure
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Departure
 from gpu_node.shell.leaving import drain_daemon, forget_coordinator, forget_node
 from gpu_node.shell.machine import MachineOrder, machine_daemons, serve_machine
 from gpu_node.shell.owner import check_coordinator, load_limits, written_settings

@@ -18,9 +18,13 @@ then takes no work, announces it, and goes on trying until a start succeeds.
 from collections.abc import Callable
 from typing import Any
 
-from gpu_node.core import events, state
+from msgspec.structs import replace
+
+from gpu_node.core import commands, events
+from gpu_node.core.backoff import backoff_ms
 from gpu_node.core.link import advance_link, dial_again
-from gpu_node.core.state import (
+from gpu_node.core.memory import with_finished
+from gpu_node.core.session_state import (
     RESTARTS_MAX,
     CoordinatorLink,
     Fetching,
@@ -32,9 +36,6 @@ from gpu_node.core.state import (
     Training,
     Uploading,
     WorkerState,
-    backoff_ms,
-    replace,
-    with_finished,
 )
 from gpu_node.core.work import (
     begin_next,
@@ -76,8 +77,8 @@ def _begin_training(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     kept = tuple(finished.lease.round for finished in session.memory.rounds(lease.job_id))
     worker = replace(worker, busy=lease, progress=ProgressRecord(at_ms))
     session = replace(session, worker=worker)
-    timer = state.SetTimer(events.Timer.STALL, _stall_at_ms(session))
-    return SessionStep(session, (state.StartTraining(work.assignment, work.start, kept), timer))
+    timer = commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))
+    return SessionStep(session, (commands.StartTraining(work.assignment, work.start, kept), timer))
 
 
 def _free_worker(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
@@ -118,7 +119,7 @@ def _begin_upload(session: NodeSession, work: Uploading, at_ms: Milliseconds) ->
         return resume_transfer(session)
     due_at_ms = Milliseconds(at_ms + wait_ms)
     waiting = replace(session, work=replace(work, retry_at_ms=due_at_ms))
-    return SessionStep(waiting, (state.SetTimer(events.Timer.RETRY, due_at_ms),))
+    return SessionStep(waiting, (commands.SetTimer(events.Timer.RETRY, due_at_ms),))
 
 
 def hand_back_unfinished(
@@ -175,7 +176,7 @@ def _note_false_start(session: NodeSession, event: events.WorkerDied) -> Session
     reason = f"no worker got ready in {starts} starts: {event.reason}"
     free = replace(session, worker=WorkerState(false_starts=starts), unhealthy=reason)
     # Announced before the hand-back, which would otherwise read as that of a node that stays.
-    announced = (state.AnnounceDraining(reason),) if session.is_connected else ()
+    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
     return (
         SessionStep(free, announced)
         .then(lambda reached: give_up(reached, reason))
@@ -190,7 +191,7 @@ def _wait_to_restart(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
     wait_ms = backoff_ms(f"{session.node}/worker", max(worker.deaths, worker.false_starts))
     retry_at_ms = Milliseconds(at_ms + wait_ms)
     waiting = replace(session, worker=replace(worker, busy=None, retry_at_ms=retry_at_ms))
-    return SessionStep(waiting, (state.SetTimer(events.Timer.WORKER, retry_at_ms),)).then(
+    return SessionStep(waiting, (commands.SetTimer(events.Timer.WORKER, retry_at_ms),)).then(
         delete_released
     )
 
@@ -207,7 +208,7 @@ def restart_worker(session: NodeSession, event: events.TimerFired) -> SessionSte
     session = replace(session, worker=worker)
     return SessionStep(
         session,
-        (state.StartWorker(), state.SetTimer(events.Timer.STALL, _stall_at_ms(session))),
+        (commands.StartWorker(), commands.SetTimer(events.Timer.STALL, _stall_at_ms(session))),
     )
 
 
@@ -233,7 +234,7 @@ def note_progress(session: NodeSession, event: events.TrainingProgressed) -> Ses
     slowest_ms = Milliseconds(max(progress.slowest_step_ms, step_ms))
     progress = ProgressRecord(event.at_ms, event.steps_done, slowest_ms)
     session = replace(session, worker=replace(session.worker, progress=progress))
-    return SessionStep(session, (state.SetTimer(events.Timer.STALL, _stall_at_ms(session)),))
+    return SessionStep(session, (commands.SetTimer(events.Timer.STALL, _stall_at_ms(session)),))
 
 
 def end_stalled_worker(session: NodeSession, event: events.TimerFired) -> SessionStep:
@@ -244,7 +245,7 @@ def end_stalled_worker(session: NodeSession, event: events.TimerFired) -> Sessio
     if not (is_training or is_starting) or event.at_ms < _stall_at_ms(session):
         return SessionStep(session)
     silent_s = (event.at_ms - session.worker.progress.at_ms) // 1000
-    return SessionStep(session, (state.EndWorker(f"it made no progress for {silent_s} s"),))
+    return SessionStep(session, (commands.EndWorker(f"it made no progress for {silent_s} s"),))
 
 
 def _stall_at_ms(session: NodeSession) -> Milliseconds:
@@ -262,8 +263,8 @@ def drain(session: NodeSession, event: events.DrainRequested) -> SessionStep:
         return SessionStep(session)
     reason = event.reason or "draining"
     limit_at_ms = Milliseconds(event.at_ms + session.drain_limit_ms)
-    announced = (state.AnnounceDraining(reason),) if session.is_connected else ()
-    timer = state.SetTimer(events.Timer.DRAIN, limit_at_ms)
+    announced = (commands.AnnounceDraining(reason),) if session.is_connected else ()
+    timer = commands.SetTimer(events.Timer.DRAIN, limit_at_ms)
     step = SessionStep(replace(session, drain=reason), (*announced, timer))
     step = step.then(lambda reached: decline_queue(reached, reason))
     if isinstance(session.work, Fetching):
@@ -281,12 +282,12 @@ def change_availability(session: NodeSession, event: events.AvailabilityChanged)
         return SessionStep(session)
     if not event.reason:
         return SessionStep(session) if session.unhealthy else dial_again(session, event.at_ms)
-    announced = (state.AnnounceDraining(event.reason),) if session.is_connected else ()
+    announced = (commands.AnnounceDraining(event.reason),) if session.is_connected else ()
     step = SessionStep(session, announced)
     step = step.then(lambda reached: decline_queue(reached, event.reason))
     if not isinstance(session.work, Uploading):
         step = step.then(lambda reached: give_up(reached, event.reason))
-    return SessionStep(step.session, (*step.commands, state.EndWorker(event.reason)))
+    return SessionStep(step.session, (*step.commands, commands.EndWorker(event.reason)))
 
 
 def give_up_overdue(session: NodeSession, _: events.TimerFired) -> SessionStep:
@@ -297,19 +298,19 @@ def give_up_overdue(session: NodeSession, _: events.TimerFired) -> SessionStep:
 
 
 def leave_if_drained(session: NodeSession, at_ms: Milliseconds) -> SessionStep:
-    """commands.Leave once a drain has nothing left to wait for."""
+    """Leave once a drain has nothing left to wait for."""
     has_left = session.link.phase is LinkPhase.LEFT
     if has_left or not session.drain or not isinstance(session.work, Idle):
         return SessionStep(session)
-    return _leave(session, at_ms, state.Leave(state.Departure.DRAINED, session.drain))
+    return _leave(session, at_ms, commands.Leave(commands.Departure.DRAINED, session.drain))
 
 
 def stop(session: NodeSession, event: events.StopRequested) -> SessionStep:
-    """commands.Leave at once. Unfinished work is lost to this node, not to the job."""
-    return _leave(session, event.at_ms, state.Leave(state.Departure.STOPPED, event.reason))
+    """Leave at once. Unfinished work is lost to this node, not to the job."""
+    return _leave(session, event.at_ms, commands.Leave(commands.Departure.STOPPED, event.reason))
 
 
-def _leave(session: NodeSession, at_ms: Milliseconds, leave: state.Leave) -> SessionStep:
+def _leave(session: NodeSession, at_ms: Milliseconds, leave: commands.Leave) -> SessionStep:
     link = CoordinatorLink(LinkPhase.LEFT, at_ms, reason=leave.reason)
     return SessionStep(replace(session, link=link, work=Idle(), queue=()), (leave,))
 

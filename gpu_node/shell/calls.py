@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import grpc
 
+from gpu_node.core.commands import AnnounceDraining, HandBack, NodeCommand
 from gpu_node.core.events import (
     DrainRequested,
     JobReleased,
@@ -16,14 +17,7 @@ from gpu_node.core.events import (
     ShardCancelled,
     TrainedUpdate,
 )
-from gpu_node.core.state import (
-    AnnounceDraining,
-    Fetching,
-    HandBack,
-    NodeCommand,
-    Training,
-    Uploading,
-)
+from gpu_node.core.session_state import Fetching, Training, Uploading
 from gpu_node.shell.worker.protocol import ShardProgress, WorkerCapabilities
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import GoodputMeter, TransferredBytes, moved_whole

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from gpu_node.core.state import Memory
+from gpu_node.core.memory import Memory
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import IdentityKey, digest_of

@@ -15,9 +15,9 @@ import grpc
 from msgspec.structs import replace
 
 from gpu_node.core import events
+from gpu_node.core.commands import SendUpdate
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.phases import PhaseClock
-from gpu_node.core.state import SendUpdate
 from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (

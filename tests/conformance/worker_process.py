@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot

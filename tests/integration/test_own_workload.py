@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess, Initialise
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard
 from hypergpu.ids import JobId, Slot
 from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task

@@ -22,7 +22,7 @@ from coordinator.shell.aggregation.fold_files import (
     StoredUpdate,
 )
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import ShardCallbacks

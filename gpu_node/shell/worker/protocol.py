@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from hypergpu.statements import Assignment, Lease, Task
 from hypergpu.units import Bytes, Milliseconds
 

@@ -16,8 +16,8 @@ from coordinator.shell.bulk.server import tls_context
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import Leave
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.core.state import Leave
 from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.calls import Calls

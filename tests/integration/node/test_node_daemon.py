@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from gpu_node.core.commands import Departure, Leave
 from gpu_node.core.events import NodeEvent, WorkerDied
-from gpu_node.core.state import Departure, Leave
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.inputs import InitialModels

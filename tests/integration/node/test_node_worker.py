@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.ours.warm import HOOKS, WARM_VARIABLE, changed_environment, warm_starts
 from gpu_node.core.events import NodeEvent, TrainingFailed, WorkerDied, WorkerReady
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.interpreter import WorkerPython, worker_kind
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities, encode

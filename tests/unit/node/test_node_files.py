@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from gpu_node.__main__ import app
-from gpu_node.core.state import Memory, TrainingStart, with_finished
+from gpu_node.core.memory import Memory, TrainingStart, with_finished
 from gpu_node.shell.receipts import NEWEST_FILE, TALLY_FILE, TERMS_FILE, OwnTally, ReceiptKeeper
 from gpu_node.shell.state import (
     StatePaths,

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_node.config import NodeSettings
+from gpu_node.core.commands import NodeCommand, SetTimer
 from gpu_node.core.events import NodeEvent
 from gpu_node.core.session import transition
-from gpu_node.core.state import LinkPhase, NodeCommand, NodeSession, SetTimer
+from gpu_node.core.session_state import LinkPhase, NodeSession
 from gpu_node.shell.calls import (
     ROUND_TRIPS_MAX,
     TRAINS_MAX,

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from gpu_node.core.state import TrainingStart
+from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
