@@ -40,9 +40,9 @@ from coordinator.shell.aggregation.fold_files import (
     StoredBlob,
     StoredUpdate,
 )
+from coordinator.shell.blobs.layouts import save_layout
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.evaluation import save_layout
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.driver import Driver, JobRuntime

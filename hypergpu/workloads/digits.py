@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from hypergpu.dataset import permutation
 from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
-from hypergpu.workloads.entry import (
-    Options,
-)
+from hypergpu.workloads.entry import Options
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.examples import Example, labelled_images
 from hypergpu.workloads.workload import Parameters

@@ -4,9 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
-from hypergpu.workloads.entry import (
-    Options,
-)
+from hypergpu.workloads.entry import Options
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.workload import Parameters
 

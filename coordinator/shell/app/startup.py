@@ -23,23 +23,18 @@ from coordinator.shell.app.monitoring import open_metrics
 from coordinator.shell.app.payments_host import PaymentsHost, load_payments
 from coordinator.shell.app.ports import check_hosts, dialled_hosts, joined_address
 from coordinator.shell.app.takeover import Turn, end_turn, is_away, open_blobs, take_turn
+from coordinator.shell.blobs.dataset_folders import clear_unfinished
 from coordinator.shell.blobs.pins import Pins
 from coordinator.shell.blobs.upload_commits import Commits
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.opening import BulkPlace, open_store
-from coordinator.shell.commands.evaluation import clear_unfinished
 from coordinator.shell.commands.perform import perform, release_members, take_up
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool
-from coordinator.shell.evaluator.seat import (
-    EvaluatorLimits,
-    SeatMaker,
-    clear_seats,
-    machine_limits,
-)
+from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, clear_seats, machine_limits
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.rate import GuessLimiter

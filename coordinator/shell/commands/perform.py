@@ -30,15 +30,10 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s
 from coordinator.core.round.lifecycle import outstanding
 from coordinator.shell import translate
+from coordinator.shell.blobs.manifests import manifest_digests, stored_manifest
 from coordinator.shell.commands.aggregation import aggregate
-from coordinator.shell.commands.evaluation import (
-    evaluate,
-    failed_evaluation,
-    initialise,
-    load_layout,
-    manifest_digests,
-    stored_manifest,
-)
+from coordinator.shell.commands.evaluation import evaluate, failed_evaluation
+from coordinator.shell.commands.preparation import initialise, load_layout
 from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.driver import JobRuntime

@@ -10,11 +10,7 @@ import structlog
 
 from coordinator.core.job.events import JobCreated
 from coordinator.core.job.state import ENDED, InitialWeights
-from coordinator.shell.commands.evaluation import (
-    manifest_digests,
-    packed_manifest,
-    stored_manifest,
-)
+from coordinator.shell.blobs.manifests import manifest_digests, packed_manifest, stored_manifest
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
 from coordinator.shell.runtime.driver import JobRuntime

@@ -6,23 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from coordinator.core.job.events import (
-    Event,
-    JobPaused,
-    JobResumed,
-    JobStopped,
-    ParametersChanged,
-)
+from coordinator.core.job.events import Event, JobPaused, JobResumed, JobStopped, ParametersChanged
 from coordinator.core.job.state import ENDED, Job, Model
 from coordinator.shell import translate
+from coordinator.shell.blobs.dataset_folders import laid_out_manifests, remove_dataset
+from coordinator.shell.blobs.manifests import stored_manifest
 from coordinator.shell.blobs.store import BlobStore
-from coordinator.shell.commands.evaluation import (
-    laid_out_manifests,
-    load_layout,
-    remove_layout,
-    stored_manifest,
-)
 from coordinator.shell.commands.perform import retry_after_resume
+from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.driver import JobRuntime
@@ -332,7 +323,7 @@ class JobServicer:
         needed = {manifest.digest for manifest in manifests if manifest is not None}
         for digest in found:
             if digest not in needed:
-                remove_layout(self._services.datasets_dir, digest)
+                remove_dataset(self._services.datasets_dir, digest)
 
     async def offer_data(
         self, request: job_pb2.OfferDataRequest, caller: Caller

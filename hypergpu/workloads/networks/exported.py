@@ -12,13 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from hypergpu.programs.container import PROGRAM_PATH
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.entry import (
-    NODE_DATA_FIELD,
-    OPTIONS_FIELD,
-    WORKLOAD_FIELD,
-    Options,
-    Value,
-)
+from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD, Options, Value
 from hypergpu.workloads.evaluation import EvaluationTotals, Sums
 from hypergpu.workloads.node_data import held_out_dataset
 from hypergpu.workloads.registry import BuilderMissingError, UnknownWorkloadError, build, find

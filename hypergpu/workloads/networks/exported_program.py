@@ -19,11 +19,7 @@ from hypergpu.workloads.networks.program import (
     ready_graphs,
     tensors_of,
 )
-from hypergpu.workloads.networks.program_evaluation import (
-    BatchValues,
-    Outputs,
-    ProgramEvaluation,
-)
+from hypergpu.workloads.networks.program_evaluation import BatchValues, Outputs, ProgramEvaluation
 
 
 class ExportedProgram:

@@ -29,11 +29,7 @@ from hypergpu.workloads.entry import Options
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.networks.graph_runner import META, ReadyGraph, ReadyRule
 from hypergpu.workloads.networks.memory_bound import AliveBytes
-from hypergpu.workloads.networks.program_evaluation import (
-    BatchValues,
-    Outputs,
-    ProgramEvaluation,
-)
+from hypergpu.workloads.networks.program_evaluation import BatchValues, Outputs, ProgramEvaluation
 
 
 class ProgramModule(nn.Module):

@@ -18,10 +18,10 @@ from coordinator.core.job.events import (
     UpdateRejected,
 )
 from coordinator.core.job.state import Phase
+from coordinator.shell.blobs.manifests import packed_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
-from coordinator.shell.commands.evaluation import packed_manifest
 from coordinator.shell.commands.perform import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
