@@ -17,7 +17,7 @@ from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import NODE_KEY
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import NodeGate, OpenGate, generic_handler
 from coordinator.shell.servicers.job import JobServicer

@@ -44,11 +44,12 @@ from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
 from coordinator.shell.runtime.job_terms import NewJobTerms
-from coordinator.shell.runtime.nodes import ConnectedNodes, KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.periodic_work import (
     keep_health,
     keep_node_counts,

@@ -21,7 +21,7 @@ from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_t
 from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.records import TokenRecord
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.streams import CurrentAnswers, let_begin
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import is_node_id

@@ -12,7 +12,7 @@ from coordinator.core.round.assignment import newest_plan_reason, plan_reason
 from coordinator.shell import translate
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, page_of
 from coordinator.shell.servicers.gateways import GatewayCertifier

@@ -11,7 +11,7 @@ from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.gateways import NODE_KEY, gateway_name, gateway_token
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.nodes import KnownNodes
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.calls import Caller, NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
+from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
-from coordinator.shell.runtime.nodes import ControlStream
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer

@@ -21,8 +21,9 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.blob_collector import collect
+from coordinator.shell.runtime.connected_nodes import ConnectedNodes
+from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.driver import JobRuntime, event_entry, replay_jobs
-from coordinator.shell.runtime.nodes import ConnectedNodes, ControlStream
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer, watch_job

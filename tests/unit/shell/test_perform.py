@@ -42,8 +42,8 @@ from coordinator.shell.commands.aggregation import aggregate, fold_updates
 from coordinator.shell.commands.perform import perform, perform_outstanding, retry_after_resume
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
+from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.driver import Driver, JobRuntime
-from coordinator.shell.runtime.nodes import ControlStream
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import digest_of
