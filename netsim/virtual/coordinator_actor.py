@@ -17,7 +17,7 @@ from coordinator.core.measure.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
 from coordinator.core.round.billing import billing_epoch
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate

@@ -8,7 +8,7 @@ from coordinator.core.job.events import Event, JobEnded, RoundMeasured
 from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.quality import RULE
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from coordinator.core.trust import BAN_AFTER, NEWCOMER
 from hypergpu.ids import Address, JobId, NodeId

@@ -14,7 +14,7 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings

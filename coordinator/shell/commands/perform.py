@@ -28,7 +28,7 @@ from coordinator.core.job.state import ENDED, Job, Phase
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.blobs.manifests import manifest_digests, stored_manifest
 from coordinator.shell.commands.aggregation import aggregate

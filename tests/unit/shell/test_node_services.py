@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.events import NodeJoined, NodeLost, ShardHandedBack
 from coordinator.core.round.assignment import assignment
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.shell import translate
 from coordinator.shell.app.listeners import WATCHES_MAX, HealthServicer
 from coordinator.shell.identity.rate import GuessLimiter
