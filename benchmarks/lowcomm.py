@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.ours.table import ResultTable
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState

@@ -34,7 +34,7 @@ from coordinator.core.job.events import (
 )
 from coordinator.core.job.state import AcceptedUpdate, Model
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     FoldRequest,
     FoldResult,
     StoredBlob,

@@ -10,7 +10,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import DivergedError, FoldResult, StoredUpdate
+from coordinator.shell.aggregation.fold_request import DivergedError, FoldResult, StoredUpdate
 from coordinator.shell.engine.sharded_fold import fold_in_shards
 from coordinator.shell.engine.tasks import DigestFile, FileDigested, TaskFailed, run_fold_tasks
 from hypergpu.engine.engine import Engine, LocalEngine

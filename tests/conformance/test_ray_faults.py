@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, FoldResult
+from coordinator.shell.aggregation.fold_request import FoldRequest, FoldResult
 from coordinator.shell.engine.sharded_fold import fold_in_shards
 from coordinator.shell.engine.tasks import DigestFile
 from hypergpu.engine.ray_engine import RayEngine

@@ -25,7 +25,7 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.round.outer_step import outer_step
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer

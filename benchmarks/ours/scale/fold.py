@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.ours.table import PartFigures
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     FoldRequest,
     FoldResult,
     StoredBlob,

@@ -26,7 +26,7 @@ from coordinator.core.job.commands import FoldedUpdate
 from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_update, sketch_vector
 from coordinator.shell.commands.aggregation import weighted_updates

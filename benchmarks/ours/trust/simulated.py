@@ -40,7 +40,7 @@ from coordinator.shell.aggregation.evidence import (
     weigh_sketched,
 )
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     DivergedError,
     FoldRequest,
     NoUpdatesError,

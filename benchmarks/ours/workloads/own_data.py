@@ -28,7 +28,7 @@ from coordinator.core.job.commands import (
 from coordinator.core.job.state import AcceptedUpdate, Job, Model
 from coordinator.core.round.transition import transition
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer

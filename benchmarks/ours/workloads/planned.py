@@ -16,11 +16,7 @@ from coordinator.core.job import commands, events
 from coordinator.core.job.state import Job
 from coordinator.core.round.transition import transition
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
-    FoldRequest,
-    StoredBlob,
-    StoredUpdate,
-)
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard

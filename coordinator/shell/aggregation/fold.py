@@ -25,22 +25,26 @@ from coordinator.shell.aggregation.arithmetic import (
     is_all_finite,
     unclipped_rest,
 )
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.digested_files import (
     BufferRing,
-    DamagedUpdatesError,
-    DivergedError,
-    FoldInputs,
-    FoldOutputs,
-    FoldRequest,
-    FoldResult,
     InputError,
     InputFile,
-    NoUpdatesError,
-    OmittedUpdate,
     OutputFile,
-    Reuse,
+)
+from coordinator.shell.aggregation.fold_files import (
+    DamagedUpdatesError,
+    FoldInputs,
+    FoldOutputs,
     SharedOutput,
     work_path,
+)
+from coordinator.shell.aggregation.fold_request import (
+    DivergedError,
+    FoldRequest,
+    FoldResult,
+    NoUpdatesError,
+    OmittedUpdate,
+    Reuse,
 )
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s

@@ -14,7 +14,7 @@ from coordinator.core.job.events import AggregateReady, JobPaused
 from coordinator.core.job.state import Model
 from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, is_hopeless
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,

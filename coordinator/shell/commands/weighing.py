@@ -23,7 +23,7 @@ from coordinator.shell.aggregation.evidence import (
     weigh_rollback,
     weigh_sketched,
 )
-from coordinator.shell.aggregation.fold_files import BaseDamagedError, StoredBlob
+from coordinator.shell.aggregation.fold_request import BaseDamagedError, StoredBlob
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
 from coordinator.shell.commands.data_folder import data_dir

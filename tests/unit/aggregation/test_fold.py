@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.core.round.outer_step import PLAIN_STEP
 from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,

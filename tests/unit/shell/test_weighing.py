@@ -14,7 +14,7 @@ from coordinator.core.job.events import AggregateReady, Event, JobPaused
 from coordinator.core.job.state import Job, Model
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
-from coordinator.shell.aggregation.fold_files import BaseDamagedError
+from coordinator.shell.aggregation.fold_request import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
