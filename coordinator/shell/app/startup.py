@@ -30,7 +30,8 @@ from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.blobs.writing import Space, kept_secret
 from coordinator.shell.bulk.messages import BytesReceived, BytesServed, Certificates
 from coordinator.shell.bulk.opening import BulkPlace, open_store
-from coordinator.shell.commands.perform import perform, release_members, take_up
+from coordinator.shell.commands.perform import perform, release_members
+from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.engine.evaluation import EngineEvaluator, EvaluatorPlace
 from coordinator.shell.engine.heavy_work import HeavyWork
 from coordinator.shell.evaluator.pool import EvaluatorPool

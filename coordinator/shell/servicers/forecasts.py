@@ -11,7 +11,7 @@ from coordinator.core.job.state import ENDED, Job
 from coordinator.core.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
 from coordinator.core.job_forecast.forecast import forecast_job
 from coordinator.core.plan.speeds import payload_bits_per_s
-from coordinator.shell.commands.perform import sizes_of
+from coordinator.shell.commands.planning import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter
 from coordinator.shell.runtime.driver import JobRuntime
