@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 from benchmarks.ours.cluster import LOOPBACK, ONE_THREAD, BenchmarkError
-from coordinator.shell.journal.database import journal_url
+from coordinator.shell.journal.engines import journal_url
 from hypergpu.cluster.cluster import Listen, coordinator_command
 from hypergpu.cluster.processes import kill_group, start
 from hypergpu.cluster.s3_server import BUCKET

@@ -40,7 +40,7 @@ from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.authority import Authority
 from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
-from coordinator.shell.journal.database import FileLock
+from coordinator.shell.journal.file_lock import FileLock
 from coordinator.shell.outbox.opening import open_outbox
 from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator

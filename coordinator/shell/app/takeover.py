@@ -27,7 +27,7 @@ from coordinator.shell.journal.coordinators import (
     OtherCoordinators,
     register,
 )
-from coordinator.shell.journal.database import is_sqlite, journal_url, make_engine
+from coordinator.shell.journal.engines import is_sqlite, journal_url, make_engine
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import (
     JournalError,
