@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.shell.probe_echo import LIFE_MS, RATE, ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import RATE, ProbeEcho
+from coordinator.shell.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.access import Access
 from gpu_node.shell.control import CoordinatorStream, EventQueue

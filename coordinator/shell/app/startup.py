@@ -42,7 +42,8 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.file_lock import FileLock
 from coordinator.shell.outbox.opening import open_outbox
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes

@@ -23,7 +23,7 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.records import JournalError, NodeRecord
-from coordinator.shell.probe_echo import RENEWAL_MS
+from coordinator.shell.probe_tokens import RENEWAL_MS
 from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.known_nodes import KnownNodes

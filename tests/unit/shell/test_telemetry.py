@@ -22,7 +22,7 @@ from coordinator.core.measure.reading import (
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.commands.planning import with_line
-from coordinator.shell.probe_echo import LIFE_MS, RENEWAL_MS, ProbeTokens
+from coordinator.shell.probe_tokens import LIFE_MS, RENEWAL_MS, ProbeTokens
 from coordinator.shell.runtime.readings import (
     ABSENT_MAX,
     REPORTS,

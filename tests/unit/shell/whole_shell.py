@@ -29,7 +29,8 @@ from coordinator.shell.evaluator.process import COMMAND
 from coordinator.shell.evaluator.seat import EvaluatorLimits, SeatMaker, machine_limits
 from coordinator.shell.journal.coordinators import OtherCoordinators
 from coordinator.shell.journal.journal import Journal
-from coordinator.shell.probe_echo import ProbeEcho, ProbeTokens
+from coordinator.shell.probe_echo import ProbeEcho
+from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.control_stream import ControlStream
