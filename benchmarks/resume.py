@@ -45,7 +45,8 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import JobId, NodeId

@@ -24,7 +24,7 @@ from coordinator.shell.bulk.receiving import sent_span
 from coordinator.shell.bulk.server import asked_span
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.journal.journal import check_rows, genesis
-from coordinator.shell.runtime.driver import event_entry, state_json, stored_state
+from coordinator.shell.runtime.replay import event_entry, state_json, stored_state
 from coordinator.shell.servicers.calls import parser
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol

@@ -37,7 +37,7 @@ from coordinator.shell.identity.rate import LineLimiter
 from coordinator.shell.identity.tokens import TokenGrant
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, sign
 from hypergpu.ids import NodeId, TokenId

@@ -47,9 +47,11 @@ from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.blob_collector import BlobCollector, copy_leftovers
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Decision, Driver, JobRuntime, replay_jobs
+from coordinator.shell.runtime.decisions import Decision
+from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import NODES_MOST, FleetSpeeds
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.periodic_work import (
@@ -61,6 +63,7 @@ from coordinator.shell.runtime.periodic_work import (
     store_speeds,
 )
 from coordinator.shell.runtime.readings import Readings
+from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import DATASETS, Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.servicers.calls import NodeGate

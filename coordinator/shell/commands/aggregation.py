@@ -31,7 +31,7 @@ from coordinator.shell.commands.weighing import (
 )
 from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId

@@ -10,7 +10,7 @@ from coordinator.core.job.events import EvaluationFailed, EvaluationReady
 from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator import process
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError
 from hypergpu.units import Milliseconds

@@ -27,7 +27,7 @@ from coordinator.shell.commands.evaluation import evaluate, failed_evaluation
 from coordinator.shell.commands.planning import plan
 from coordinator.shell.commands.preparation import initialise
 from coordinator.shell.commands.weighing import prepare_gradient
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.clock import monotonic_ms
 from hypergpu.units import Milliseconds

@@ -10,8 +10,8 @@ from coordinator.core.job.events import RoundPlanned
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import payload_bits_per_s
-from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.tensors.codec import update_bytes

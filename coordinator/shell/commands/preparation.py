@@ -12,7 +12,7 @@ from coordinator.shell.blobs.layouts import layout_from_blob, save_layout, store
 from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId

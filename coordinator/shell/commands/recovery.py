@@ -13,7 +13,7 @@ from coordinator.shell.commands.perform import pause, perform_outstanding
 from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.commands.weighing import prepare_gradient
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

@@ -28,7 +28,7 @@ from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, UpdateSketch, sketch_update
 from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId

@@ -22,8 +22,9 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.probe_echo import ProbeEcho
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.update_offers import UpdateOffers

@@ -13,7 +13,7 @@ from coordinator.core.job.state import ENDED, InitialWeights
 from coordinator.shell.blobs.manifests import manifest_digests, packed_manifest, stored_manifest
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.records import RequestClaim
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job_view import require_owner

@@ -14,8 +14,8 @@ from coordinator.core.plan.speeds import payload_bits_per_s
 from coordinator.shell.commands.planning import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter
-from coordinator.shell.runtime.driver import JobRuntime
 from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.workload_versions import catalogue_version
 from coordinator.shell.servicers.calls import Caller

@@ -16,7 +16,7 @@ from coordinator.shell.commands.perform import retry_after_resume
 from coordinator.shell.commands.preparation import load_layout
 from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.blob_collector import collect
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers import transfer
 from coordinator.shell.servicers.calls import Caller, page_of

@@ -20,9 +20,9 @@ from coordinator.shell import translate
 from coordinator.shell.blobs.upload_store import upload_name
 from coordinator.shell.commands.weighing import prepare_sketch
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime, upload_owner
 from coordinator.shell.runtime.fleet_health import rate_key
 from coordinator.shell.runtime.fleet_speeds import speed_sources
+from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import OfferedUpdate

@@ -5,7 +5,7 @@ from functools import partial
 
 from coordinator.core.job.state import Job, Model
 from coordinator.shell.blobs.upload_store import upload_name
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles

@@ -10,7 +10,8 @@ from coordinator.core.job.events import JobCreated, ModelInitialised
 from coordinator.core.job.state import Model
 from coordinator.shell.journal.records import TokenRecord
 from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import JobRuntime, replay_jobs
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer

@@ -26,16 +26,11 @@ from coordinator.shell.commands.recovery import take_up
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.journal.records import Entry, NodeRecord, RequestClaim
 from coordinator.shell.runtime.blob_collector import BlobCollector, collect
-from coordinator.shell.runtime.driver import (
-    Decision,
-    Driver,
-    JobRuntime,
-    SubmittedEvent,
-    decide,
-    replay_jobs,
-    upload_owner,
-)
+from coordinator.shell.runtime.decisions import Decision, SubmittedEvent, decide
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.periodic_work import store_node_counts
+from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import Services
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -23,7 +23,8 @@ from coordinator.shell.journal.records import Entry
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import JobRuntime, event_entry, replay_jobs
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.replay import event_entry, replay_jobs
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer, watch_job

@@ -43,7 +43,8 @@ from coordinator.shell.commands.perform import perform, perform_outstanding, ret
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, Initialise, Initialised
 from coordinator.shell.failpoints import NAMES, arm
 from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import Capabilities
 from hypergpu.crypto import digest_of

@@ -34,9 +34,10 @@ from coordinator.shell.probe_tokens import ProbeTokens
 from coordinator.shell.runtime.allocator import NodeAllocator
 from coordinator.shell.runtime.connected_nodes import ConnectedNodes
 from coordinator.shell.runtime.control_stream import ControlStream
-from coordinator.shell.runtime.driver import Driver, JobRuntime
+from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.fleet_health import FleetHealth
 from coordinator.shell.runtime.fleet_speeds import FleetSpeeds
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.job_terms import NewJobTerms
 from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import Services
