@@ -19,7 +19,8 @@ from coordinator.shell.identity.rate import GuessLimiter
 from coordinator.shell.identity.tokens import IssuedTokens
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import NodeGate, OpenGate, generic_handler
+from coordinator.shell.servicers.calls import generic_handler
+from coordinator.shell.servicers.gates import NodeGate, OpenGate
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer
 from coordinator.shell.servicers.node_session import Enrolment

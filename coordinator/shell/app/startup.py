@@ -66,7 +66,7 @@ from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import DATASETS, Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
-from coordinator.shell.servicers.calls import NodeGate
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.node import NodeServicer

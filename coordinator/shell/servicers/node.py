@@ -26,7 +26,8 @@ from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.readings import FinishedUpdate
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import OfferedUpdate
-from coordinator.shell.servicers.calls import Caller, NodeGate, Requests
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,

@@ -28,14 +28,9 @@ from coordinator.shell.runtime.control_stream import ControlStream
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
-from coordinator.shell.servicers.calls import (
-    Caller,
-    NodeGate,
-    Requests,
-    peer_host,
-    reject_other_version,
-    version_message,
-)
+from coordinator.shell.servicers.calls import Caller, Requests
+from coordinator.shell.servicers.gates import NodeGate, peer_host
+from coordinator.shell.servicers.versions import reject_other_version, version_message
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason

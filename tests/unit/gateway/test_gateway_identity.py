@@ -12,7 +12,8 @@ from coordinator.shell.identity.gateways import NODE_KEY, gateway_name, gateway_
 from coordinator.shell.identity.tokens import IssuedTokens, TokenGrant
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.known_nodes import KnownNodes
-from coordinator.shell.servicers.calls import Caller, NodeGate
+from coordinator.shell.servicers.calls import Caller
+from coordinator.shell.servicers.gates import NodeGate
 from coordinator.shell.servicers.gateways import GatewayCertifier
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
