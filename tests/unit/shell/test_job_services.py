@@ -27,8 +27,9 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.replay import event_entry, replay_jobs
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
-from coordinator.shell.servicers.job import JobServicer, watch_job
+from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.job_view import own_entries, participants
+from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.translate import Capabilities, event_message
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
