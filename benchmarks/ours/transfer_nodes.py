@@ -11,9 +11,10 @@ import numpy as np
 
 from benchmarks.ours.sessions import CAPABLE
 from gpu_node.core.events import TrainedUpdate
-from gpu_node.shell.access import NODE_KEY, Access, open_channel
+from gpu_node.shell.access import NODE_KEY, Access
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, capabilities_message, hello_message
+from gpu_node.shell.channel import open_channel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.transfers import Uploader

@@ -21,7 +21,7 @@ import structlog
 
 from gpu_node.core.events import Connected, LinkLost, LinkRejected, NodeEvent, ShardAssigned
 from gpu_node.core.link import ToldPace, is_paced
-from gpu_node.shell.access import DIAL_MS_MAX, Access, describe_error, rejection_in
+from gpu_node.shell.access import Access
 from gpu_node.shell.calls import (
     Calls,
     ControlCall,
@@ -30,6 +30,7 @@ from gpu_node.shell.calls import (
     hello_message,
     reject_other_version,
 )
+from gpu_node.shell.channel import DIAL_MS_MAX, describe_error, rejection_in
 from gpu_node.shell.probing import Prober
 from gpu_node.shell.receipts import ReceiptKeeper
 from hypergpu.clock import monotonic_ms

@@ -18,7 +18,6 @@ from gpu_node.core import events
 from gpu_node.core.commands import SendUpdate
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.phases import PhaseClock
-from gpu_node.shell.access import describe_error, rejection_in
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import (
     Calls,
@@ -27,6 +26,7 @@ from gpu_node.shell.calls import (
     contribution,
     update_offer,
 )
+from gpu_node.shell.channel import describe_error, rejection_in
 from gpu_node.shell.control import CoordinatorStream, EventQueue
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, InitialModels, Models

@@ -18,9 +18,9 @@ from coordinator.shell.servicers.calls import abort
 from gpu_node.config import NodeSettings
 from gpu_node.core.commands import Leave
 from gpu_node.core.limits import OwnerLimits
-from gpu_node.shell.access import open_channel
 from gpu_node.shell.app import Daemon
 from gpu_node.shell.calls import Calls
+from gpu_node.shell.channel import open_channel
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.clock import unix_ms
