@@ -26,7 +26,8 @@ from gpu_node.shell.calls import (
     phase_message,
     progress_message,
 )
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.gate import OwnerGate, bulk_rates
 from gpu_node.shell.inputs import InitialModels
 from gpu_node.shell.interpreter import worker_python

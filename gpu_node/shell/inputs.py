@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.channel import describe_error, rejection_in
-from gpu_node.shell.control import gather_or_cancel
+from gpu_node.shell.coroutines import gather_or_cancel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.staging import Stage, take_file
 from gpu_node.shell.supervision import WorkerSupervisor

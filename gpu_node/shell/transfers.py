@@ -27,8 +27,9 @@ from gpu_node.shell.calls import (
     update_offer,
 )
 from gpu_node.shell.channel import describe_error, rejection_in
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream
 from gpu_node.shell.download import BlobSource, Download
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from gpu_node.shell.receipts import ReceiptKeeper

@@ -14,7 +14,8 @@ from coordinator.shell.probe_echo import RATE, ProbeEcho
 from coordinator.shell.probe_tokens import LIFE_MS, ProbeTokens
 from gpu_node.core.events import Connected, LinkLost
 from gpu_node.shell.access import Access
-from gpu_node.shell.control import CoordinatorStream, EventQueue
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import PACKETS, ProbeIntervals, Prober, ProbeTarget, send_train
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import identity_key

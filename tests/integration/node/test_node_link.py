@@ -13,7 +13,9 @@ from gpu_node.core import events
 from gpu_node.core.link import ToldPace
 from gpu_node.shell.access import Access
 from gpu_node.shell.calls import Calls
-from gpu_node.shell.control import CoordinatorStream, EventQueue, dial_first
+from gpu_node.shell.control import CoordinatorStream
+from gpu_node.shell.dialling import dial_first
+from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify

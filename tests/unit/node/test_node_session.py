@@ -22,7 +22,7 @@ from gpu_node.shell.calls import (
     Measurements,
     TransferTimer,
 )
-from gpu_node.shell.control import run_alongside
+from gpu_node.shell.coroutines import run_alongside
 from gpu_node.shell.probing import BlockedJudgment, Prober, count_missing, judge_train
 from hypergpu.errors import Reason
 from hypergpu.goodput import SMALLEST_BYTES
