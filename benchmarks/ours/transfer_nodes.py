@@ -17,7 +17,7 @@ from gpu_node.shell.calls import Calls, capabilities_message, hello_message
 from gpu_node.shell.channel import open_channel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
-from gpu_node.shell.transfers import Uploader
+from gpu_node.shell.uploads import Uploader
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Digest
 from hypergpu.protocol import PROTOCOL_ENTRY

@@ -51,7 +51,8 @@ from gpu_node.shell.state import (
 )
 from gpu_node.shell.step_log import log_step
 from gpu_node.shell.supervision import WorkerSupervisor, worker_caps
-from gpu_node.shell.transfers import TransferTasks, Uploader
+from gpu_node.shell.transfers import TransferTasks
+from gpu_node.shell.uploads import Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.clock import monotonic_ms
