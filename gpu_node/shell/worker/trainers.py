@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
+from gpu_node.shell.worker.prefetch import PrefetchRun, PrefetchWork, next_prefetch, own_prefetch
 from gpu_node.shell.worker.protocol import Limits, TrainShard, WorkerCapabilities, WriteInitialModel
 from gpu_node.shell.worker.trainer import (
     DeviceMemory,
@@ -26,14 +27,7 @@ from gpu_node.shell.worker.trainer import (
     ShardError,
     Trainer,
 )
-from gpu_node.shell.worker.training import (
-    PrefetchRun,
-    PrefetchWork,
-    begin_prefetch,
-    next_prefetch,
-    own_prefetch,
-    train_shard,
-)
+from gpu_node.shell.worker.training import begin_prefetch, train_shard
 from hypergpu.crypto import digest_of
 from hypergpu.optimizer import pass_sizes
 from hypergpu.statements import Task
