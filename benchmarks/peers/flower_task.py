@@ -85,8 +85,8 @@ class Learner:
     """
 
     def __init__(self, training: FlowerTraining, rank: int) -> None:
+        from gpu_node.shell.worker.slowed_trainer import SlowedTrainer, StepFloor
         from gpu_node.shell.worker.torch_engine import TorchTrainer
-        from gpu_node.shell.worker.trainers import SlowedTrainer, StepFloor
         from hypergpu.units import Bytes
         from hypergpu.workloads.networks.task import Device
 

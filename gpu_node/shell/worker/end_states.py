@@ -1,4 +1,4 @@
-"""End states of rounds on disk, kept for two rounds: a round that is assigned again starts as before."""
+"""End states of rounds on disk, kept for two rounds: one assigned again starts as it did before."""
 
 from pathlib import Path
 from typing import NamedTuple

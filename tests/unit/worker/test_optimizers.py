@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from gpu_node.shell.worker.flat_optimizer import FlatOptimizer
+from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.torch_optimizer import TorchOptimizer
 from gpu_node.shell.worker.trainer import InitialState, ShardError
-from gpu_node.shell.worker.trainers import NumpyTrainer
 from hypergpu.optimizer import OptimizerRule, pass_sizes, schedule_share
 from hypergpu.tensors.layout import Flat
 from hypergpu.workloads.networks.task import Device, module_layout

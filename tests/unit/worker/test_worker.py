@@ -13,11 +13,13 @@ from torch import nn
 
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.loop import work_failure
+from gpu_node.shell.worker.numpy_trainer import NumpyTrainer
 from gpu_node.shell.worker.prefetch import next_prefetch, own_prefetch
 from gpu_node.shell.worker.protocol import Limits, ShardProgress, TrainShard
+from gpu_node.shell.worker.slowed_trainer import StepFloor
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
-from gpu_node.shell.worker.trainers import NumpyTrainer, StepFloor, Trainers
+from gpu_node.shell.worker.trainers import Trainers
 from gpu_node.shell.worker.training import train_shard
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
