@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from coordinator.shell.app import ports
-from gpu_node.shell import access
+from gpu_node.shell import channel
 from hypergpu.client import connection
 from hypergpu.dataset import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
@@ -210,7 +210,7 @@ def test_every_program_tells_its_version(module: str, name: str) -> None:
 Options = dict[str, str | int]
 SERVED: Options = dict(ports.OPTIONS)
 DIALLED: dict[str, Options] = {
-    "a node": dict(access.OPTIONS),
+    "a node": dict(channel.OPTIONS),
     "a user": dict(connection.OPTIONS),
 }
 
