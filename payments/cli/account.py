@@ -35,7 +35,6 @@ from payments.cli.show import LedgerAct
 from payments.core.transactions import TotalsEntry
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord
 from payments.shell.chains import ChainProfile, check_url, profile_of_id
-from payments.shell.connection import check_chain, recognise_ledger
 from payments.shell.ethereum import (
     ChainBlock,
     Contract,
@@ -44,6 +43,7 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
+from payments.shell.ledger_choice import check_chain, recognise_ledger
 from payments.shell.settlement import JobReader, job_on_ledger
 
 _GAS_PERCENT = 130

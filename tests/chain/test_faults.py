@@ -14,8 +14,8 @@ from payments.core.settlement import ReclaimOrder
 from payments.core.transactions import HaltKind
 from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
 from payments.shell.chains import ChainUnreachableError
-from payments.shell.connection import recognise_ledger
 from payments.shell.ethereum import Ethereum, ledger_contract
+from payments.shell.ledger_choice import recognise_ledger
 from payments.shell.transactions import (
     Payload,
     TransactionFee,

@@ -21,7 +21,6 @@ from payments.core.transactions import TotalsEntry
 from payments.core.verify import ReceiptFile, encode_file
 from payments.shell.anvil import Anvil
 from payments.shell.chains import ChainProfile, profile_of_id
-from payments.shell.connection import LedgerOptions
 from payments.shell.ethereum import (
     Contract,
     ContractView,
@@ -30,6 +29,7 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
+from payments.shell.ledger_choice import LedgerOptions
 from tests.properties.statements import COORDINATOR, JOB, Work, node_key, signed_receipt
 
 PRICE, SAMPLES, QUALITY = 1_000_000, 320, 9_000
