@@ -44,7 +44,7 @@ from payments.shell.ethereum import (
     token_contract,
 )
 from payments.shell.ledger_choice import check_chain, recognise_ledger
-from payments.shell.settlement import JobReader, job_on_ledger
+from payments.shell.ledger_reader import JobReader, job_on_ledger
 
 _GAS_PERCENT = 130
 """Share of the estimated gas: state may change between the estimate and the block."""

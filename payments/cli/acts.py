@@ -33,7 +33,7 @@ from payments.cli.show import say_act, time_text
 from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
 from payments.core.verify import VoidVerdict
-from payments.shell.settlement import JobReader
+from payments.shell.ledger_reader import JobReader
 from payments.shell.transactions import receipt_tuple
 
 _MIB = 1 << 20
