@@ -34,7 +34,7 @@ from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
 from payments.core.verify import VoidVerdict
 from payments.shell.ledger_reader import JobReader
-from payments.shell.transactions import receipt_tuple
+from payments.shell.signing import receipt_tuple
 
 _MIB = 1 << 20
 _EPOCHS_AT_ONCE = 50

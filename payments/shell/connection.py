@@ -29,8 +29,9 @@ from payments.shell.ledger_choice import (
 )
 from payments.shell.projection import Projection
 from payments.shell.settlement import Settler
+from payments.shell.signing import LedgerAddresses
 from payments.shell.store import PaymentStore
-from payments.shell.transactions import LedgerAddresses, TransactionQueue
+from payments.shell.transactions import TransactionQueue
 
 log = structlog.get_logger()
 

@@ -18,7 +18,8 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
-from payments.shell.transactions import DEPLOY_GAS, LedgerAddresses, Payload, UnsignedTransaction
+from payments.shell.signing import DEPLOY_GAS, LedgerAddresses, Payload
+from payments.shell.transactions import UnsignedTransaction
 
 NAME, VERSION = "HyperGPU", "2"
 TOKEN_PURPOSE, LEDGER_PURPOSE, MINT_PURPOSE = "deploy/token", "deploy/ledger", "deploy/mint"

@@ -20,7 +20,7 @@ from payments.shell.ethereum import (
     ledger_contract,
     token_contract,
 )
-from payments.shell.transactions import LedgerAddresses
+from payments.shell.signing import LedgerAddresses
 
 _RESCAN_BLOCKS = 20
 

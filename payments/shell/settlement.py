@@ -27,12 +27,8 @@ from payments.shell.chains import ChainUnreachableError
 from payments.shell.ethereum import ChainBlock, Ethereum
 from payments.shell.ledger_reader import LedgerReader
 from payments.shell.projection import Projection, receipt_line
-from payments.shell.transactions import (
-    LedgerAddresses,
-    TransactionQueue,
-    UnsignedTransaction,
-    payload,
-)
+from payments.shell.signing import LedgerAddresses, payload
+from payments.shell.transactions import TransactionQueue, UnsignedTransaction
 
 log = structlog.get_logger()
 

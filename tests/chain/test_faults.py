@@ -16,7 +16,7 @@ from payments.shell.anvil import Anvil, AnvilOptions, keep_state, running_anvil
 from payments.shell.chains import ChainUnreachableError
 from payments.shell.ethereum import Ethereum, ledger_contract
 from payments.shell.ledger_choice import recognise_ledger
-from payments.shell.transactions import (
+from payments.shell.signing import (
     Payload,
     TransactionFee,
     read_transaction,
