@@ -14,19 +14,9 @@ from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.statements import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
-from payments.cli.account import (
-    NODE_KEY,
-    HeldJob,
-    LedgerAccount,
-    OpenLedger,
-    folder_named,
-    held_jobs,
-    one_ledger,
-    open_account,
-    open_key,
-    open_keystore,
-    worker_facts,
-)
+from payments.cli.account import LedgerAccount, OpenLedger, open_account
+from payments.cli.held_jobs import HeldJob, held_jobs, one_ledger, worker_facts
+from payments.cli.keys import NODE_KEY, folder_named, open_key, open_keystore
 from payments.cli.options import JobAt, NodeOptions
 from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text

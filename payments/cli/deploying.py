@@ -11,7 +11,8 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
 from hypergpu.statements import ZERO_ADDRESS
 from hypergpu.terminal.output import confirm, note, say, say_json
-from payments.cli.account import COORDINATOR_KEY, ContractCall, Wallet, folder_named, open_key
+from payments.cli.account import ContractCall, Wallet
+from payments.cli.keys import COORDINATOR_KEY, folder_named, open_key
 from payments.cli.service import run
 from payments.shell.chains import NONE, ChainProfile, named_chain, profile_of_id
 from payments.shell.ethereum import Ethereum, created_address, ledger_contract

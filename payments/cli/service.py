@@ -126,7 +126,8 @@ async def _read_ledger(
 ) -> tuple[LedgerRecords, int]:
     """The ledger's records of a job, and the decimals of its token."""
     # Receipts alone are checked without the extra [chain].
-    from payments.cli.account import open_ledger, read_records
+    from payments.cli.account import open_ledger
+    from payments.cli.records import read_records
 
     if file is None and not chain_url:
         async with open_job(at) as (coordinator, job_id):
