@@ -11,18 +11,12 @@ import msgspec
 
 from hypergpu.client import values
 from hypergpu.client.connection import RESTARTING, ConnectionTarget, CoordinatorCalls, pause_s
+from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.client.ledger import JobLedger, job_ledger
 from hypergpu.client.named import job_named, node_named, token_named
-from hypergpu.client.transfer import (
-    ExportedModel,
-    ExportOrder,
-    Report,
-    fetch_model,
-    ignore,
-    send_file,
-    send_folder,
-)
+from hypergpu.client.resume import Report, ignore
+from hypergpu.client.upload import send_file, send_folder
 from hypergpu.client.values import (
     ENDED,
     JobDetail,
