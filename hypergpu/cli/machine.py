@@ -413,7 +413,8 @@ def doctor(
     """Check what training needs on this machine, with fixes."""
     import os
 
-    from hypergpu.cli.doctor import FAIL, diagnosis, mend, verdict_line
+    from hypergpu.cli.doctor import diagnosis, mend, verdict_line
+    from hypergpu.cli.verdicts import FAIL
     from hypergpu.errors import HyperGPUError, Reason
     from hypergpu.terminal.output import note, say, say_json
 

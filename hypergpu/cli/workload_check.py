@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypergpu.cli.doctor import FAIL, OK, WARN, Check
+from hypergpu.cli.verdicts import FAIL, OK, WARN, Check
 from hypergpu.cluster.workload_trial import TrialOrder, WorkloadTrial, open_trial
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.workloads.entry import (

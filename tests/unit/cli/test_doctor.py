@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.cli.doctor import (
+from hypergpu.cli.probe import DeviceFound, TorchFound, probe
+from hypergpu.cli.verdicts import (
     FAIL,
     OK,
     WARN,
@@ -25,7 +26,6 @@ from hypergpu.cli.doctor import (
     uplink_check,
     way_of,
 )
-from hypergpu.cli.probe import DeviceFound, TorchFound, probe
 from hypergpu.wire.network import Controls, RouteSettings, controls
 from tests.unit.cli.conftest import Hypergpu
 
