@@ -210,7 +210,7 @@ def join(  # noqa: PLR0913 - each is an option
     ] = False,
 ) -> None:
     """Train on this machine for a coordinator. The first Ctrl-C drains, the second stops."""
-    from hypergpu.cli.up import NodeWish, become_node
+    from hypergpu.cli.join import NodeWish, become_node
     from hypergpu.client.settings import resolve_settings
     from hypergpu.terminal.output import is_rich
 
