@@ -15,23 +15,21 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from hypergpu.ids import DATA_NAME_FORM, is_data_name
+from hypergpu.jobfile.keys import Scalar
+from hypergpu.jobfile.limits import CHOICES, LIMITS, NAME_LENGTH_MOST
 from hypergpu.jobfile.requirements import (
     REQUIREMENTS_MOST,
     RequirementError,
     parse_requirement,
 )
 from hypergpu.jobfile.spec import (
-    CHOICES,
-    LIMITS,
     MOMENTUM_MOST_OVERLAPPED,
-    NAME_LENGTH_MOST,
     PLANNED,
     SPARSE_CODECS,
     Aware,
     Inner,
     JobSpec,
     Outer,
-    Scalar,
 )
 from hypergpu.jobfile.toml import (
     PROBLEMS_MOST,

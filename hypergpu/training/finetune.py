@@ -10,7 +10,8 @@ import msgspec
 
 from hypergpu.client import Coordinator, ExportedModel
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.jobfile.spec import JobSpec, Scalar
+from hypergpu.jobfile.keys import Scalar
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.sinks.sink import named_sinks
 from hypergpu.terminal.output import progress_bars
 from hypergpu.training.run import Run
