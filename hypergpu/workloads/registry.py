@@ -5,13 +5,8 @@ import sys
 from functools import cache
 from typing import Any
 
-from hypergpu.workloads.entry import (
-    BUILT_IN,
-    Options,
-    WorkloadEntry,
-    complete_options,
-    missing_modules,
-)
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import Options, WorkloadEntry, complete_options, missing_modules
 from hypergpu.workloads.installed import workload_points
 from hypergpu.workloads.workload import JobWorkload
 

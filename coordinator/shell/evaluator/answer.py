@@ -38,9 +38,9 @@ from hypergpu.ids import Digest
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples
+from hypergpu.workloads.built_in import BUILT_IN
 from hypergpu.workloads.datasets import all_finite
 from hypergpu.workloads.entry import (
-    BUILT_IN,
     OLDER_JOB_FIX,
     OptionError,
     WorkloadEntry,

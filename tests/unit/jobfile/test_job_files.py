@@ -21,7 +21,8 @@ from hypergpu.jobfile.reading import (
 )
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.workloads.entry import BUILT_IN, Option
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import Option
 
 HEAD = 'workload = "digits-softmax"\n'
 

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from hypergpu.tensors.layout import Flat
-from hypergpu.workloads.entry import (
-    BUILT_IN,
-    Option,
-    OptionError,
-    Options,
-    WorkloadEntry,
-    complete_options,
-)
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import Option, OptionError, Options, WorkloadEntry, complete_options
 from hypergpu.workloads.networks.task import TorchWorkload, load_module, module_layout, store_module
 from hypergpu.workloads.registry import UnknownWorkloadError, build, find
 from hypergpu.workloads.workload import JobWorkload
