@@ -37,13 +37,13 @@ from hypergpu.workloads.finetuning.pixels import pixel_rules
 from hypergpu.workloads.finetuning.row_files import RowFiles
 from hypergpu.workloads.finetuning.rows import DataRow, all_rows, read_rows
 from hypergpu.workloads.finetuning.tokens import check_tokens
-from hypergpu.workloads.networks.images import (
+from hypergpu.workloads.networks.image_folder import (
     Pictures,
-    drawn_images,
     held_out_folder,
     node_pictures,
     read_folder,
 )
+from hypergpu.workloads.networks.images import drawn_images
 from hypergpu.workloads.splits import HELD_OUT
 
 _TOKENS_AT_ONCE = 1 << 14
