@@ -19,11 +19,11 @@ from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from hypergpu.assignment import SampleRange
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Indices, stream_indices
 from hypergpu.jobfile.spec import Outer
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples

@@ -47,12 +47,12 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
+from hypergpu.assignment import BlobRef, Delta
 from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Outer, TrainingSettings
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
-from hypergpu.statements import BlobRef, Delta
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples

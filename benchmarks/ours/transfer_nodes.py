@@ -18,10 +18,10 @@ from gpu_node.shell.channel import open_channel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.uploads import Uploader
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Digest
 from hypergpu.protocol import PROTOCOL_ENTRY
-from hypergpu.statements import Assignment, Lease
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Layout, layout_from_json
 from hypergpu.units import Bytes, Milliseconds

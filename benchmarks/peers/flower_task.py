@@ -121,8 +121,8 @@ class Learner:
         return after.parameters
 
     def _batches(self, number: int) -> Any:
+        from hypergpu.assignment import SampleRange
         from hypergpu.dataset import stream_indices
-        from hypergpu.statements import SampleRange
         from hypergpu.units import Samples
 
         shape = self._training.spec.training

@@ -14,9 +14,9 @@ from gpu_node.core.session_state import (
     Training,
     Uploading,
 )
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.node_report import SetbackReport, WorkReport, WorkTotals
 from hypergpu.phases import WorkPhase
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Bytes, Milliseconds
 
 SETBACKS_KEPT = 5

@@ -8,8 +8,8 @@ import msgspec
 
 from gpu_node.core.events import Timer, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.ids import JobId
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import msgspec
 
 from gpu_node.core.events import TrainedUpdate
+from hypergpu.assignment import Assignment, Lease, Task
 from hypergpu.ids import JobId, Slot
-from hypergpu.statements import Assignment, Lease, Task
 
 JOBS_MAX = 8
 """End states are as large as models: a node that misses releases must not fill its disk."""

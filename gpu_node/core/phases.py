@@ -2,8 +2,8 @@
 
 from gpu_node.core import events
 from gpu_node.core.commands import FetchInputs, NodeCommand, SendUpdate
+from hypergpu.assignment import Lease
 from hypergpu.phases import PhaseDurations, WorkPhase
-from hypergpu.statements import Lease
 from hypergpu.units import Milliseconds
 
 

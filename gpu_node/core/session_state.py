@@ -12,8 +12,8 @@ from gpu_node.core.backoff import CAP_MS
 from gpu_node.core.commands import HandBack, NodeCommand
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import Memory, TrainingStart
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 RESTARTS_MAX = 3

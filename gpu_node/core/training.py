@@ -17,7 +17,7 @@ from gpu_node.core.session_state import (
     WorkerState,
 )
 from gpu_node.core.work import begin_next, decline_queue, delete_released, give_up, resume_transfer
-from hypergpu.statements import OUT_OF_MEMORY, Lease
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
 from hypergpu.units import Milliseconds
 
 STEPS_WITHOUT_PROGRESS = 20

@@ -17,8 +17,8 @@ from gpu_node.core.session_state import (
     Uploading,
     WorkerState,
 )
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.ids import JobId
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Milliseconds
 
 

@@ -55,6 +55,7 @@ from gpu_node.shell.transfers import TransferTasks
 from gpu_node.shell.uploads import Uploader
 from gpu_node.shell.worker.protocol import TrainShard, WorkerCapabilities
 from gpu_node.shell.worker_process import WorkerLaunch
+from hypergpu.assignment import Assignment
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
@@ -62,7 +63,6 @@ from hypergpu.keys import Passphrase
 from hypergpu.privacy import public_environment
 from hypergpu.process import memory_of
 from hypergpu.sandbox.sandbox import Sandbox
-from hypergpu.statements import Assignment
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Token

@@ -25,10 +25,10 @@ from gpu_node.shell.dialling import AGAIN_MIN_S, AGAIN_TRIPS, dial_first
 from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.probing import Prober
 from gpu_node.shell.receipts import ReceiptKeeper
+from hypergpu.assignment import Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.statements import Lease
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2, receipt_pb2
 from hypergpu.wire.messages import assignment_value, receipt_value, terms_value

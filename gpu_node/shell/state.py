@@ -23,9 +23,9 @@ from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId
 from hypergpu.keys import Passphrase, passphrase_beside, stored_secret
+from hypergpu.ledger_terms import word_bytes
 from hypergpu.node_report import REPORT_FILE
 from hypergpu.privacy import require_private_folder
-from hypergpu.statements import word_bytes
 
 
 class StatePaths:

@@ -18,9 +18,9 @@ from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.inputs import Datasets, InitialModels, Models
 from gpu_node.shell.uploads import Uploader
+from hypergpu.assignment import Assignment, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements import Assignment, Lease
 from hypergpu.units import Bytes
 from hypergpu.wire.bulk import BulkBrokenError
 

@@ -17,12 +17,13 @@ from gpu_node.shell.calls import Calls, Measurements, TransferTimer, contributio
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import NonceCounter, StatePaths
+from hypergpu.assignment import LEASE_ROUNDS_MOST, Assignment, Lease
 from hypergpu.clock import monotonic_ms
 from hypergpu.crypto import IdentityKey, digest_of_file, sign
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
-from hypergpu.statements import LEASE_ROUNDS_MOST, Assignment, Lease, separator_of
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.bulk import FileRange
 

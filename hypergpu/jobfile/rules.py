@@ -40,7 +40,7 @@ from hypergpu.jobfile.toml import (
     short_text,
     suggestion,
 )
-from hypergpu.statements import AMOUNT_MOST
+from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.units import several
 from hypergpu.workloads.entry import OptionError, WorkloadEntry, check_value, complete_options
 

@@ -5,8 +5,8 @@ import math
 import msgspec
 
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
+from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import AMOUNT_MOST
 from hypergpu.units import Samples
 from hypergpu.workloads.metrics import BY_NAME
 

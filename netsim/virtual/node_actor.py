@@ -21,10 +21,10 @@ from gpu_node.core.events import NodeEvent, TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession
+from hypergpu.assignment import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.optimizer import pass_sizes
-from hypergpu.statements import OUT_OF_MEMORY, Assignment, Lease, Prefetch
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from netsim.virtual.node_link import NodeLink, TransferWay
 from netsim.virtual.sharing import Agenda

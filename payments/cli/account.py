@@ -17,7 +17,7 @@ from hypergpu.client.settings import resolve_settings
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.statements import Domain, address_bytes
+from hypergpu.ledger_terms import Domain, address_bytes
 from hypergpu.terminal.output import amount_text
 from payments.cli.show import LedgerAct
 from payments.shell.chains import ChainProfile, check_url, profile_of_id

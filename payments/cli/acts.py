@@ -11,7 +11,7 @@ import msgspec
 from hypergpu.crypto import chain_form, digest_of, keccak, sign, signer
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
-from hypergpu.statements import Terms, word_bytes
+from hypergpu.ledger_terms import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
 from payments.cli.account import LedgerAccount, OpenLedger, open_account

@@ -7,7 +7,8 @@ import msgspec
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
-from hypergpu.statements import Domain, JobTerms, SignedReceipt, Terms, receipt_fault
+from hypergpu.ledger_terms import Domain, JobTerms, Terms
+from hypergpu.statements import SignedReceipt, receipt_fault
 
 Content = TypeVar("Content")
 

@@ -7,7 +7,7 @@ from web3.exceptions import Web3RPCError
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.statements import Terms, word_bytes
+from hypergpu.ledger_terms import Terms, word_bytes
 from payments.cli.account import OpenLedger
 from payments.core.transactions import TotalsEntry
 from payments.core.verify import BatchRecord, LedgerRecords, SingleRecord

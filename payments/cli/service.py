@@ -16,8 +16,8 @@ from hypergpu.client.ledger import LedgerOnChain
 from hypergpu.engine.opening import open_engine
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId
+from hypergpu.ledger_terms import Terms
 from hypergpu.process import configure_logs
-from hypergpu.statements import Terms
 from hypergpu.terminal.output import Column, amount_text, confirm, numbers, say, say_json, say_table
 from hypergpu.units import Wei
 from payments.cli.options import JobAt, NamedJobAt

@@ -11,7 +11,7 @@ from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost
 from hypergpu.ids import Address
-from hypergpu.statements import ZERO_ADDRESS, Domain
+from hypergpu.ledger_terms import ZERO_ADDRESS, Domain
 from payments.shell.chains import (
     ChainUnreachableError,
     NamedChain,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address
-from hypergpu.statements import Domain, address_bytes
+from hypergpu.ledger_terms import Domain, address_bytes
 from payments.shell.chains import ChainProfile
 from payments.shell.ethereum import (
     ContractView,

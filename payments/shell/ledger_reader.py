@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypergpu.ids import Address, JobId, JobKey, NodeId
-from hypergpu.statements import word_bytes
+from hypergpu.ledger_terms import word_bytes
 from hypergpu.units import Wei
 from payments.core.ledger import LedgerState
 from payments.core.transactions import AccountView, EpochView, JobOnLedger, ShareState, ShareView

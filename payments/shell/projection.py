@@ -17,7 +17,8 @@ import structlog
 from hypergpu.crypto import digest_of, keccak, signed_digest, struct_hash
 from hypergpu.extension import CoordinatorHost, JournalRow
 from hypergpu.ids import JobId, NodeId
-from hypergpu.statements import Receipt, SignedReceipt, receipt_fault, separator_of
+from hypergpu.ledger_terms import separator_of
+from hypergpu.statements import Receipt, SignedReceipt, receipt_fault
 from payments.core.ledger import LedgerState, adopt, decode, fold
 from payments.core.settlement import ReceiptLine
 from payments.shell.store import JobRecord, PaymentStore

@@ -12,7 +12,8 @@ import rlp
 
 from hypergpu.crypto import IdentityKey, chain_form, keccak
 from hypergpu.ids import Address, NodeId
-from hypergpu.statements import Receipt, SignedReceipt, address_bytes, job_salt, word_bytes
+from hypergpu.ledger_terms import address_bytes, job_salt, word_bytes
+from hypergpu.statements import Receipt, SignedReceipt
 from payments.core.transactions import (
     Approve,
     Call,

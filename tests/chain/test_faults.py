@@ -8,7 +8,7 @@ import pytest
 from benchmarks.ours.metering.host import ENDED, JobPlan, node_key, worth_of
 from hypergpu.crypto import IdentityKey, keccak
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.statements import Domain, word_bytes
+from hypergpu.ledger_terms import Domain, word_bytes
 from payments.cli.account import ContractCall
 from payments.core.settlement import ReclaimOrder
 from payments.core.transactions import HaltKind

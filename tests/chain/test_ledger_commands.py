@@ -13,7 +13,8 @@ from hypergpu.cli.main import app
 from hypergpu.crypto import IdentityKey, digest_of, keccak
 from hypergpu.ids import Address
 from hypergpu.keys import encrypt_key, made_passphrase
-from hypergpu.statements import Domain, SignedReceipt, Terms, job_salt, terms_of, word_bytes
+from hypergpu.ledger_terms import Domain, Terms, job_salt, terms_of, word_bytes
+from hypergpu.statements import SignedReceipt
 from hypergpu.units import Wei
 from payments.cli.account import ContractCall, Wallet
 from payments.core.settlement import leaf, merkle_root

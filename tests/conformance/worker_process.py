@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
+from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.sandbox.sandbox import Sandbox
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat, Layout, pack
 from hypergpu.units import Bytes, Samples

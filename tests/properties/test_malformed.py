@@ -28,6 +28,7 @@ from coordinator.shell.runtime.replay import event_entry, state_json, stored_sta
 from coordinator.shell.servicers.calls import parser
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
+from hypergpu.assignment import Lease
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import FrameError, frame, read_frame
@@ -35,7 +36,6 @@ from hypergpu.ids import TokenId
 from hypergpu.jobfile.reading import parse_job, parse_spec_json, spec_json
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.jobfile.toml import JobFileError
-from hypergpu.statements import Lease
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, decode_update, update_bytes
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, payments_pb2, receipt_pb2, tensor_pb2

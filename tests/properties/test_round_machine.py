@@ -14,7 +14,7 @@ from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (

@@ -42,8 +42,8 @@ from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
 from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import Idle, NodeSession, Training, Uploading
+from hypergpu.assignment import Lease
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements import Lease
 from tests.unit.node.node_states import (
     ASSIGN,
     CANCEL,

@@ -13,7 +13,7 @@ from coordinator.core.round.transition import rejection, transition
 from coordinator.core.trust import BAN_AFTER, NEWCOMER
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from tests.unit.job_states import (
     ALICE,
     AWARE,

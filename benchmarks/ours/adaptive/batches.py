@@ -30,11 +30,11 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from hypergpu.assignment import SampleRange
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
-from hypergpu.statements import SampleRange
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples

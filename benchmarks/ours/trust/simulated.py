@@ -55,11 +55,11 @@ from coordinator.shell.aggregation.sketch import (
     sketch_vector,
 )
 from coordinator.shell.commands.aggregation import weighted_updates
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.codec import IncrementalCheck, decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.workloads.planned import PlannedTraining
+from hypergpu.assignment import SampleRange
 from hypergpu.dataset import stream_indices
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
-from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.finetuning.causal import CausalLmWorkload

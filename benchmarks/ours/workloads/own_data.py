@@ -33,6 +33,7 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
+from hypergpu.assignment import Assignment, BlobRef
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.ids import Digest, JobId, NodeId
@@ -46,7 +47,6 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
     Trust,
 )
-from hypergpu.statements import Assignment, BlobRef
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples

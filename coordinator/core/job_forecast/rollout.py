@@ -24,10 +24,10 @@ from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.assignment import Assignment, BlobRef, Delta
 from hypergpu.crypto import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import Assignment, BlobRef, Delta
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _NOW = Milliseconds(0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from coordinator.core.plan.batches import BatchBounds
 from coordinator.core.plan.node_work import StepBounds
-from hypergpu.statements import LEASE_ROUNDS_MOST
+from hypergpu.assignment import LEASE_ROUNDS_MOST
 
 ROUNDS_MOST = LEASE_ROUNDS_MOST
 """Rounds that a lease lasts at most: its update then still counts a quarter, and the deltas that

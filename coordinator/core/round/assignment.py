@@ -43,8 +43,8 @@ from coordinator.core.round.waiting import (
     standing_reason,
     waits_for_all,
 )
+from hypergpu.assignment import Assignment, InitialModel, Lease, Prefetch, Task
 from hypergpu.ids import NodeId
-from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, Task
 from hypergpu.units import Milliseconds, Samples
 
 

@@ -7,7 +7,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import PaymentsPlugin
 from hypergpu.ids import Address, JobId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements import Domain, Terms, terms_of
+from hypergpu.ledger_terms import Domain, Terms, terms_of
 
 UNFUNDED = Funding(0, "the escrow is not on the ledger yet")
 """A paid job starts with this: its first round waits for `FundingChanged`."""

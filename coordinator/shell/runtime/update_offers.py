@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from coordinator.core.job.events import UpdateReceived
 from coordinator.shell.journal.registry import NONCE_MAX
+from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import Lease
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 

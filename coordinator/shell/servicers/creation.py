@@ -18,13 +18,13 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job_view import require_owner
 from coordinator.shell.servicers.own_files import OwnFiles
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json, spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, are, several
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_value, digest_value

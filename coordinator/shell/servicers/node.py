@@ -32,11 +32,13 @@ from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,
 )
+from hypergpu.assignment import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import CODECS
-from hypergpu.statements import BlobRef, is_signed_by, separator_of
+from hypergpu.ledger_terms import separator_of
+from hypergpu.statements import is_signed_by
 from hypergpu.tensors.codec import IncrementalCheck, update_bytes
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds, Samples

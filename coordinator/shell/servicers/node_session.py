@@ -31,12 +31,12 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller, Requests
 from coordinator.shell.servicers.gates import NodeGate, peer_host
 from coordinator.shell.servicers.versions import reject_other_version, version_message
+from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms, unix_s
 from hypergpu.crypto import JoinClaim, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE
-from hypergpu.statements import OUT_OF_MEMORY
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Credential

@@ -9,10 +9,10 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import BlobRef
 from hypergpu.tensors.layout import Layout
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.messages import digest_value

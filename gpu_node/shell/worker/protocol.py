@@ -16,7 +16,7 @@ import msgspec
 
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
-from hypergpu.statements import Assignment, Lease, Task
+from hypergpu.assignment import Assignment, Lease, Task
 from hypergpu.units import Bytes, Milliseconds
 
 KINDS = ("torch", "numpy", "null")

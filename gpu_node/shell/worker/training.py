@@ -15,10 +15,10 @@ from gpu_node.shell.worker.end_states import EndState, EndStateError, load_end_s
 from gpu_node.shell.worker.prefetch import PrefetchRun, next_prefetch, own_prefetch
 from gpu_node.shell.worker.protocol import ShardProgress, TrainShard
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
+from hypergpu.assignment import Task
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Indices
 from hypergpu.durable import fill_durably
-from hypergpu.statements import Task
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples, several

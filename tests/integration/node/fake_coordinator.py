@@ -23,21 +23,15 @@ from gpu_node.shell.calls import Calls
 from gpu_node.shell.channel import open_channel
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
+from hypergpu.assignment import Assignment
 from hypergpu.clock import unix_ms
 from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
+from hypergpu.ledger_terms import Domain, Terms, terms_of
 from hypergpu.part_file import Span
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY
-from hypergpu.statements import (
-    Assignment,
-    Contribution,
-    Domain,
-    Terms,
-    is_signed_by,
-    shard_digest,
-    terms_of,
-)
+from hypergpu.statements import Contribution, is_signed_by, shard_digest
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2

@@ -21,8 +21,8 @@ from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, sav
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
+from hypergpu.ledger_terms import Domain, Terms
 from hypergpu.protocol import PROTOCOL
-from hypergpu.statements import Domain, Terms
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, reject_distant_plaintext

@@ -16,11 +16,11 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.translate import Capabilities
+from hypergpu.assignment import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import Data, JobSpec, TrainingSettings
-from hypergpu.statements import BlobRef
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import Role

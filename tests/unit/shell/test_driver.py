@@ -32,11 +32,11 @@ from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.periodic_work import store_node_counts
 from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import Services
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
 from hypergpu.wire.messages import blob_message

@@ -18,8 +18,8 @@ from coordinator.shell.evaluator.examples import (
 )
 from coordinator.shell.evaluator.model_evaluator import NumpyEvaluator
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
+from hypergpu.assignment import BlobRef
 from hypergpu.ids import Digest
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.digits import DigitsSoftmax, digits
 from hypergpu.workloads.examples import Example

@@ -31,12 +31,12 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.job_view import own_entries, participants
 from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.translate import Capabilities, event_message
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import NodeSelection, Pay
-from hypergpu.statements import BlobRef
 from hypergpu.units import BasisPoints, Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2, tensor_pb2
 from hypergpu.wire.messages import blob_message

@@ -19,11 +19,11 @@ from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.servicers.node_session import Enrolment, pending_assignment
 from coordinator.shell.servicers.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
+from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.protocol import PROTOCOL, SOFTWARE
-from hypergpu.statements import Assignment, InitialModel, Prefetch, SampleRange
 from hypergpu.units import Milliseconds, Samples
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.credentials import Role, Token

@@ -13,7 +13,7 @@ from coordinator.shell.runtime.services import Services
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Pay
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from payments.core.ledger import FACT_KINDS
 from tests.properties.statements import Work, node_key, signed_receipt
 from tests.unit.shell.whole_shell import (

@@ -43,11 +43,11 @@ from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.translate import Capabilities
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import IdentityKey, digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.sandbox.sandbox import SandboxKind
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes, Milliseconds, Samples
 from tests.journals import FolderJournal
 from tests.payments_double import RecordingPayments

@@ -13,6 +13,7 @@ from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
+from hypergpu.assignment import BlobRef
 from hypergpu.crypto import (
     RunningDigest,
     digest_from_wire,
@@ -24,7 +25,6 @@ from hypergpu.crypto import (
 from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
-from hypergpu.statements import BlobRef
 from hypergpu.units import Bytes
 from tests.architecture.tree import ROOT, handwritten_files
 

@@ -21,10 +21,10 @@ from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError
 from gpu_node.shell.worker.trainers import Trainers
 from gpu_node.shell.worker.training import train_shard
+from hypergpu.assignment import Prefetch, SampleRange
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.statements import Prefetch, SampleRange
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples, several

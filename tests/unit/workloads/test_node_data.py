@@ -18,11 +18,11 @@ from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
+from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.programs.samples import SamplesError
-from hypergpu.statements import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.training.train import JobSamples, write_job
 from hypergpu.units import Bytes, Samples
 from hypergpu.workloads.datasets import DatasetError, NodeDataError
