@@ -37,7 +37,8 @@ from hypergpu.client.connection import CoordinatorCalls
 from hypergpu.client.values import blob_ref
 from hypergpu.clock import unix_s
 from hypergpu.cluster.processes import kill_group
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.units import Bytes
 from hypergpu.v1 import job_pb2, tensor_pb2
 from hypergpu.wire.credentials import parse_token

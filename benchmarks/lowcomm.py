@@ -20,8 +20,8 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import SampleRange
-from hypergpu.crypto import digest_of
 from hypergpu.dataset import Indices, stream_indices
+from hypergpu.digests import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.tensors.codec import encode_update

@@ -49,7 +49,8 @@ from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from hypergpu.assignment import BlobRef, Delta
 from hypergpu.cluster.cluster import ReadyLine, operator
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, Outer, TrainingSettings
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY

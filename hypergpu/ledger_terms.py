@@ -4,7 +4,8 @@ from functools import lru_cache
 
 import msgspec
 
-from hypergpu.crypto import WIRE_BYTES, keccak
+from hypergpu.crypto import keccak
+from hypergpu.digests import WIRE_BYTES
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
 
 ZERO_ADDRESS = Address("0x" + "00" * 20)

@@ -10,7 +10,8 @@ from struct import Struct
 
 import msgspec
 
-from hypergpu.crypto import digest_of, keccak, signed_digest, signer, signer_of, struct_hash
+from hypergpu.crypto import keccak, signed_digest, signer, signer_of, struct_hash
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, Digest, JobKey, Keccak, NodeId
 from hypergpu.ledger_terms import Domain, address_bytes, separator_of, word_bytes
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples

@@ -10,7 +10,8 @@ import grpc
 from msgspec.structs import replace
 from yarl import URL
 
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, digest_to_wire, sign
+from hypergpu.crypto import IdentityKey, JoinClaim, sign
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import Digest, JobKey, TokenId
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY

@@ -19,7 +19,8 @@ from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.state import StatePaths
 from gpu_node.shell.uploads import Uploader
 from hypergpu.assignment import Assignment, Lease
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
 from hypergpu.protocol import PROTOCOL_ENTRY
 from hypergpu.tensors.codec import encode_update

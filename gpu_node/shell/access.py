@@ -20,7 +20,8 @@ from gpu_node.shell.state import (
     tls_key_pem,
 )
 from hypergpu.clock import unix_ms
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
+from hypergpu.crypto import IdentityKey, JoinClaim
+from hypergpu.digests import digest_of
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.protocol import PROTOCOL_ENTRY

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpu_node.shell.state import StatePaths
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.units import Bytes

@@ -17,7 +17,7 @@ from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, Measurements, ReceivedTicket, TransferTimer
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout, transfer_timeout_s

@@ -18,7 +18,8 @@ from cryptography.x509.oid import NameOID
 from gpu_node.core.memory import Memory
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.clock import unix_ms
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, JobKey, NodeId

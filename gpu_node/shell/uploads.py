@@ -19,7 +19,8 @@ from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import NonceCounter, StatePaths
 from hypergpu.assignment import LEASE_ROUNDS_MOST, Assignment, Lease
 from hypergpu.clock import monotonic_ms
-from hypergpu.crypto import IdentityKey, digest_of_file, sign
+from hypergpu.crypto import IdentityKey, sign
+from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ledger_terms import separator_of
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout

@@ -21,7 +21,7 @@ from hypergpu.client.settings import (
     timeout_s,
     token_setting,
 )
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.protocol import PROTOCOL_ENTRY

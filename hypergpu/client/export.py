@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from hypergpu.client.connection import CoordinatorCalls, pause_s
 from hypergpu.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
 from hypergpu.client.values import ModelHeader, model_header
-from hypergpu.crypto import digest_from_wire, digest_of, digest_of_file
+from hypergpu.digests import digest_from_wire, digest_of, digest_of_file
 from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

@@ -11,8 +11,8 @@ import msgspec
 from hypergpu.client.connection import TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
 from hypergpu.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
 from hypergpu.client.values import blob_ref
-from hypergpu.crypto import digest_of_file
 from hypergpu.dataset import checked_paths
+from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
 from hypergpu.cluster.processes import program
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot

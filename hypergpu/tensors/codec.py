@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from hypergpu.crypto import RunningDigest
+from hypergpu.digests import RunningDigest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, Float32s, Layout, Octets

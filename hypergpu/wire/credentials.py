@@ -25,7 +25,7 @@ import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
-from hypergpu.crypto import digest_of, is_digest
+from hypergpu.digests import digest_of, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, TokenId
 from hypergpu.units import several

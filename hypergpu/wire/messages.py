@@ -14,7 +14,7 @@ from hypergpu.assignment import (
     SampleRange,
     Task,
 )
-from hypergpu.crypto import digest_from_wire, digest_to_wire
+from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot
 from hypergpu.ledger_terms import Domain, Terms, address_bytes, word_bytes

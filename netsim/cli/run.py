@@ -4,7 +4,7 @@ import msgspec
 
 from hypergpu.cluster.folder import require_own
 from hypergpu.cluster.processes import program
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.terminal.output import note, say, say_json
 from hypergpu.units import several
 from hypergpu.workloads.registry import find

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.engine.engine import Engine, run_all
 from hypergpu.engine.tasks import EngineTask
 from hypergpu.errors import HyperGPUError

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hypergpu.crypto import chain_form, digest_of, keccak, sign, signer
+from hypergpu.crypto import chain_form, keccak, sign, signer
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
 from hypergpu.ledger_terms import Terms, word_bytes

@@ -7,7 +7,7 @@ transactions of the coordinator's queue, so that their addresses are known befor
 import msgspec
 import structlog
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.extension import CoordinatorHost
 from hypergpu.ids import Address

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from hypergpu.crypto import digest_of, keccak, signed_digest, struct_hash
+from hypergpu.crypto import keccak, signed_digest, struct_hash
+from hypergpu.digests import digest_of
 from hypergpu.extension import CoordinatorHost, JournalRow
 from hypergpu.ids import JobId, NodeId
 from hypergpu.ledger_terms import separator_of

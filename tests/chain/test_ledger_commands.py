@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hypergpu.cli.main import app
-from hypergpu.crypto import IdentityKey, digest_of, keccak
+from hypergpu.crypto import IdentityKey, keccak
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address
 from hypergpu.keys import encrypt_key, made_passphrase
 from hypergpu.ledger_terms import Domain, Terms, job_salt, terms_of, word_bytes

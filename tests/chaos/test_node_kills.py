@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.crypto import digest_of, digest_to_wire
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.tensors.codec import update_bytes
 from hypergpu.v1 import node_pb2, tensor_pb2
 from hypergpu.wire.credentials import token_text

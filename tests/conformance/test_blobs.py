@@ -17,7 +17,7 @@ from coordinator.shell.blobs.upload_store import (
 )
 from coordinator.shell.blobs.writing import Space
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile
 from hypergpu.units import Bytes

@@ -16,7 +16,7 @@ from coordinator.shell.bulk.object_store import ObjectStore
 from coordinator.shell.bulk.store import BulkStore
 from hypergpu.assignment import BlobRef
 from hypergpu.cluster.s3_server import S3Server
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout

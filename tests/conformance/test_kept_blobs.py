@@ -10,7 +10,7 @@ from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
 from hypergpu.assignment import BlobRef
 from hypergpu.cluster.s3_server import S3Server
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes

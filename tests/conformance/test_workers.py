@@ -13,7 +13,7 @@ from coordinator.shell.evaluator.answer import Evaluator
 from coordinator.shell.evaluator.process import Initialise, Initialised
 from gpu_node.shell.worker import protocol
 from hypergpu.assignment import SampleRange
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest
 from hypergpu.tensors.codec import IncrementalCheck, codec_named
 from hypergpu.tensors.layout import Layout

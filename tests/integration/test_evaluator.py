@@ -24,7 +24,7 @@ from coordinator.shell.evaluator.process import (
     MeasureGradient,
 )
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Flat, layout_from_json

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign, struct_hash
+from hypergpu.crypto import IdentityKey, keccak, sign, struct_hash
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId
 from hypergpu.ledger_terms import Domain, Terms, keccak_of, terms_of
 from hypergpu.statements import Contribution, Receipt, SignedReceipt

@@ -29,7 +29,7 @@ from coordinator.shell.servicers.calls import parser
 from dashboard_api.shell.feed_socket import resume_wanted
 from gpu_node.shell.worker import protocol
 from hypergpu.assignment import Lease
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import FrameError, frame, read_frame
 from hypergpu.ids import TokenId

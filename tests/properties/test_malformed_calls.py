@@ -40,7 +40,8 @@ from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, sign
+from hypergpu.crypto import IdentityKey, JoinClaim, sign
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, TokenId
 from hypergpu.jobfile.reading import spec_json
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings

@@ -31,8 +31,8 @@ from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import SampleRange
-from hypergpu.crypto import digest_of
 from hypergpu.dataset import stream_indices
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
 from hypergpu.tensors.codec import decode_parameters, encode_update

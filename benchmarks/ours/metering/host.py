@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from sqlalchemy.engine import Connection
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
+from hypergpu.crypto import IdentityKey, keccak, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId

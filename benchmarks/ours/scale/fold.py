@@ -21,7 +21,7 @@ from coordinator.shell.aggregation.fold_request import (
     StoredUpdate,
 )
 from coordinator.shell.engine.sharded_fold import BLOCK, fold_in_shards
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest

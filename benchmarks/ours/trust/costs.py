@@ -31,7 +31,7 @@ from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_update, sketch_vector
 from coordinator.shell.commands.aggregation import weighted_updates
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Outer
 from hypergpu.tensors.codec import encode_update

@@ -56,7 +56,7 @@ from coordinator.shell.aggregation.sketch import (
 )
 from coordinator.shell.commands.aggregation import weighted_updates
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import SPARSE_CODECS, Outer

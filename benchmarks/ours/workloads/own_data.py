@@ -34,8 +34,8 @@ from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import Assignment, BlobRef
-from hypergpu.crypto import digest_of
 from hypergpu.dataset import Sharding, partition_indices
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import (
     CodecChoice,

@@ -24,7 +24,7 @@ from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import ShardCallbacks
 from gpu_node.shell.worker.training import train_shard
 from hypergpu.assignment import Assignment
-from hypergpu.crypto import digest_of_file
+from hypergpu.digests import digest_of_file
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.tensors.layout import Flat, Layout

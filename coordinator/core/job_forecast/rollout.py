@@ -25,7 +25,7 @@ from coordinator.core.plan.planning import plan_round
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.assignment import Assignment, BlobRef, Delta
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples

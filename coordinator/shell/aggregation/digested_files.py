@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from coordinator.shell.aggregation.fold_request import FoldedFile
-from hypergpu.crypto import RunningDigest
+from hypergpu.digests import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Float32s, Octets
 

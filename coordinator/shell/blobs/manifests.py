@@ -4,8 +4,8 @@ from google.protobuf.message import DecodeError
 
 from coordinator.shell.blobs.store import BlobStore
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_from_wire
 from hypergpu.dataset import checked_paths
+from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.v1 import tensor_pb2

@@ -28,7 +28,7 @@ from coordinator.shell.blobs.writing import (
     write_whole,
 )
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of, digest_of_file, is_digest
+from hypergpu.digests import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.durable import write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId

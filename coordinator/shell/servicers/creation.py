@@ -19,7 +19,7 @@ from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job_view import require_owner
 from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json, spec_json

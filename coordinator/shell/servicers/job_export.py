@@ -9,7 +9,7 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.card import model_card
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_from_wire
+from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2
 from hypergpu.wire.messages import blob_message

@@ -33,7 +33,8 @@ from coordinator.shell.servicers.gates import NodeGate, peer_host
 from coordinator.shell.servicers.versions import reject_other_version, version_message
 from hypergpu.assignment import OUT_OF_MEMORY
 from hypergpu.clock import monotonic_ms, unix_s
-from hypergpu.crypto import JoinClaim, digest_of, node_id_of, verify
+from hypergpu.crypto import JoinClaim, node_id_of, verify
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.protocol import SOFTWARE

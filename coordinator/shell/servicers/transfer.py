@@ -10,7 +10,7 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.tensors.layout import Layout

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from gpu_node.shell.worker.__main__ import serve
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.durable import fill_durably
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker.slowed_trainer import StepFloor
 from gpu_node.shell.worker.trainer import ShardCallbacks, ShardError
 from hypergpu.assignment import Task
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Float32s, Layout, Octets
 from hypergpu.tensors.quantisation import RECORD

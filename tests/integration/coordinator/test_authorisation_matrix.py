@@ -13,7 +13,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from hypergpu.client import ConnectionTarget, Coordinator
 from hypergpu.client.connection import open_channel
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
+from hypergpu.crypto import IdentityKey, JoinClaim
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
 from hypergpu.protocol import PROTOCOL, PROTOCOL_ENTRY

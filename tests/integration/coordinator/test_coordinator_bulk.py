@@ -27,7 +27,7 @@ from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
 from hypergpu.assignment import BlobRef
 from hypergpu.clock import unix_s
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId
 from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span

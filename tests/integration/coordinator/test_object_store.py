@@ -18,7 +18,7 @@ from coordinator.shell.bulk.object_store import ObjectStore
 from hypergpu.assignment import BlobRef
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes

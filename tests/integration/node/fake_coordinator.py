@@ -25,7 +25,8 @@ from gpu_node.shell.state import StatePaths
 from gpu_node.shell.worker.protocol import WorkerCapabilities
 from hypergpu.assignment import Assignment
 from hypergpu.clock import unix_ms
-from hypergpu.crypto import digest_from_wire, digest_of, digest_to_wire, node_id_of
+from hypergpu.crypto import node_id_of
+from hypergpu.digests import digest_from_wire, digest_of, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, NodeId, TokenId
 from hypergpu.ledger_terms import Domain, Terms, terms_of

@@ -24,7 +24,7 @@ from gpu_node.shell.supervision import WorkerSupervisor
 from gpu_node.shell.worker.protocol import WorkerCapabilities, encode
 from gpu_node.shell.worker_process import WorkerLaunch
 from hypergpu.assignment import Assignment, InitialModel
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.frames import frame
 from hypergpu.ids import Digest

@@ -13,7 +13,7 @@ from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
 from gpu_node.shell.state import StatePaths
 from hypergpu.assignment import Assignment, BlobRef, Delta
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.line_limits import RANGE_BYTES_MIN

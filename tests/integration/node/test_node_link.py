@@ -18,7 +18,8 @@ from gpu_node.shell.dialling import dial_first
 from gpu_node.shell.event_queue import EventQueue
 from gpu_node.shell.receipts import ReceiptKeeper
 from gpu_node.shell.state import StatePaths, identity_key, load_coordinator, save_coordinator
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of, node_id_of, verify
+from hypergpu.crypto import IdentityKey, JoinClaim, node_id_of, verify
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest
 from hypergpu.ledger_terms import Domain, Terms

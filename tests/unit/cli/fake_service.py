@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from hypergpu.crypto import digest_of, digest_to_wire
+from hypergpu.digests import digest_of, digest_to_wire
 from hypergpu.ids import Digest, TokenId
 from hypergpu.protocol import PROTOCOL, PROTOCOL_KEY
 from hypergpu.tensors.layout import TensorKind, TensorSpec, layout_of

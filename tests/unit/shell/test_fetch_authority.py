@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.wire.credentials import fetch_authority

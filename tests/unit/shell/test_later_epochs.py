@@ -14,7 +14,8 @@ from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import commit_update, offer_update
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import IdentityKey, digest_of, sign
+from hypergpu.crypto import IdentityKey, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings

@@ -20,7 +20,8 @@ from coordinator.shell.servicers.node_session import Enrolment, pending_assignme
 from coordinator.shell.servicers.transfer import resolve_blob
 from coordinator.shell.translate import participant_summary
 from hypergpu.assignment import Assignment, InitialModel, Prefetch, SampleRange
-from hypergpu.crypto import IdentityKey, JoinClaim, digest_of
+from hypergpu.crypto import IdentityKey, JoinClaim
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId, TokenId
 from hypergpu.protocol import PROTOCOL, SOFTWARE

@@ -44,7 +44,8 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.translate import Capabilities
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.sandbox.sandbox import SandboxKind

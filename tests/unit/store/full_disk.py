@@ -14,7 +14,7 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import digest_of
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId
 from hypergpu.part_file import PartFile

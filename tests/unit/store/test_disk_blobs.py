@@ -14,7 +14,7 @@ from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
 from hypergpu.assignment import BlobRef
-from hypergpu.crypto import (
+from hypergpu.digests import (
     RunningDigest,
     digest_from_wire,
     digest_of,
