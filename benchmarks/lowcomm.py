@@ -20,10 +20,10 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import SampleRange
-from hypergpu.dataset import Indices, stream_indices
 from hypergpu.digests import digest_of
 from hypergpu.jobfile.spec import Outer
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.partitions import Indices, stream_indices
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Samples

@@ -122,7 +122,7 @@ class Learner:
 
     def _batches(self, number: int) -> Any:
         from hypergpu.assignment import SampleRange
-        from hypergpu.dataset import stream_indices
+        from hypergpu.partitions import stream_indices
         from hypergpu.units import Samples
 
         shape = self._training.spec.training

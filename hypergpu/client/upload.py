@@ -11,7 +11,7 @@ import msgspec
 from hypergpu.client.connection import TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
 from hypergpu.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
 from hypergpu.client.values import blob_ref
-from hypergpu.dataset import checked_paths
+from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

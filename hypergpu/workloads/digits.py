@@ -12,7 +12,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from hypergpu.dataset import permutation
+from hypergpu.partitions import permutation
 from hypergpu.workloads.datasets import Array, ArraySamples, Dataset
 from hypergpu.workloads.entry import Options
 from hypergpu.workloads.evaluation import Sums

@@ -24,10 +24,10 @@ from coordinator.core.plan.node_work import StepBounds, own_steps
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import NodeSpeed, node_speeds
 from hypergpu.assignment import SampleRange
-from hypergpu.dataset import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, Aware, JobSpec
+from hypergpu.partitions import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.units import Milliseconds, Samples
 from tests.unit.plan.fleet import SIZES, Truth, names, reading_of, spec, total_samples
 

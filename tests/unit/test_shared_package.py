@@ -16,7 +16,7 @@ import pytest
 from coordinator.shell.app import ports
 from gpu_node.shell import channel
 from hypergpu.client import connection
-from hypergpu.dataset import ENTRIES_MAX, checked_paths
+from hypergpu.data_paths import ENTRIES_MAX, checked_paths
 from hypergpu.errors import HyperGPUError, Reason, missing_extra
 from hypergpu.frames import FRAME_BYTES_MAX, FrameError, frame, next_frame, read_frame
 from hypergpu.sites import SITES_VARIABLE, Site, Sites, told_sites

@@ -31,10 +31,10 @@ from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import SampleRange
-from hypergpu.dataset import stream_indices
 from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
+from hypergpu.partitions import stream_indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples

@@ -18,7 +18,7 @@ from torch.optim.adamw import adamw
 
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from hypergpu.assignment import SampleRange
-from hypergpu.dataset import Indices, Sharding, partition_indices, permutation, stream_indices
+from hypergpu.partitions import Indices, Sharding, partition_indices, permutation, stream_indices
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Samples
 from hypergpu.workloads.datasets import Array, ArraySamples, Dataset

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.ours.workloads.planned import PlannedTraining
 from hypergpu.assignment import SampleRange
-from hypergpu.dataset import stream_indices
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
+from hypergpu.partitions import stream_indices
 from hypergpu.units import Samples
 from hypergpu.workloads.evaluation import Sums
 from hypergpu.workloads.finetuning.causal import CausalLmWorkload

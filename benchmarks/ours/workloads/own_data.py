@@ -34,7 +34,6 @@ from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
 from hypergpu.assignment import Assignment, BlobRef
-from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import (
@@ -47,6 +46,7 @@ from hypergpu.jobfile.spec import (
     TrainingSettings,
     Trust,
 )
+from hypergpu.partitions import Sharding, partition_indices
 from hypergpu.tensors.codec import encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples

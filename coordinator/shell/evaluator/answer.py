@@ -32,9 +32,9 @@ from coordinator.shell.evaluator.process import (
     work_name,
 )
 from coordinator.shell.evaluator.weights import read_model, read_named_tensors
-from hypergpu.dataset import Sharding, partition_indices
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.partitions import Sharding, partition_indices
 from hypergpu.process import is_out_of_memory
 from hypergpu.tensors.layout import Flat, Layout
 from hypergpu.units import Bytes, Samples

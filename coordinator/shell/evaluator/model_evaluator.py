@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-from hypergpu.dataset import permutation
+from hypergpu.partitions import permutation
 from hypergpu.tensors.layout import Flat, Float32s, Layout, pack, unpack
 from hypergpu.workloads.datasets import Array, Dataset, Samples
 from hypergpu.workloads.evaluation import Sums

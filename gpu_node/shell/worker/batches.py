@@ -10,8 +10,8 @@ import numpy as np
 
 from gpu_node.shell.worker.trainer import ShardError, Trainer
 from hypergpu.assignment import Task
-from hypergpu.dataset import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.optimizer import schedule_share
+from hypergpu.partitions import Indices, Sharding, partition_indices, stream_indices
 from hypergpu.units import Samples
 
 

@@ -16,9 +16,9 @@ from gpu_node.shell.worker.prefetch import PrefetchRun, next_prefetch, own_prefe
 from gpu_node.shell.worker.protocol import ShardProgress, TrainShard
 from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardError, Trainer
 from hypergpu.assignment import Task
-from hypergpu.dataset import Indices
 from hypergpu.digests import digest_of
 from hypergpu.durable import fill_durably
+from hypergpu.partitions import Indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s, Layout
 from hypergpu.units import Bytes, Milliseconds, Samples, several

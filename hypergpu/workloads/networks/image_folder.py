@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchvision import datasets
 
-from hypergpu.dataset import permutation
+from hypergpu.partitions import permutation
 from hypergpu.units import are, several
 from hypergpu.workloads.datasets import NO_SAMPLES, Array, Dataset, DatasetError, NodeDataError
 from hypergpu.workloads.networks.image_decoding import ImageForm, decode_image

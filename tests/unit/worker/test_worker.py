@@ -22,9 +22,9 @@ from gpu_node.shell.worker.trainer import InitialState, ShardCallbacks, ShardErr
 from gpu_node.shell.worker.trainers import Trainers
 from gpu_node.shell.worker.training import train_shard
 from hypergpu.assignment import Prefetch, SampleRange
-from hypergpu.dataset import stream_indices
 from hypergpu.digests import digest_of
 from hypergpu.optimizer import OptimizerRule
+from hypergpu.partitions import stream_indices
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples, several

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hypergpu.dataset import CLASSES_MAX, Sharding, partition_indices
+from hypergpu.partitions import CLASSES_MAX, Sharding, partition_indices
 from hypergpu.workloads.datasets import ArraySamples, DatasetError, all_finite
 from hypergpu.workloads.digits import DigitsSoftmax, digits
 from hypergpu.workloads.evaluation import Sums
