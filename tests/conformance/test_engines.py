@@ -17,7 +17,7 @@ from hypergpu.engine.engine import Engine, LocalEngine
 from hypergpu.engine.ray_engine import RayEngine
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from tests.unit.aggregation.fold_files import FoldSetting, first_request, next_request
 
 SAMPLES = [3, 1, 2]

@@ -34,7 +34,7 @@ from hypergpu.tensors.layout import (
     TensorSpec,
     layout_of,
 )
-from hypergpu.tensors.quantisation import GROUP, RECORD, Flaw
+from hypergpu.tensors.records import GROUP, RECORD, Flaw
 from hypergpu.tensors.topk import TopK, pack_places, unpack_places
 from tests.unit.aggregation.fold_files import (
     LAYOUT,

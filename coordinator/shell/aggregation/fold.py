@@ -48,7 +48,7 @@ from coordinator.shell.aggregation.fold_request import (
 )
 from hypergpu.tensors.codec import Section, sections_of
 from hypergpu.tensors.layout import Float32s
-from hypergpu.tensors.quantisation import GROUP, RECORD, groups
+from hypergpu.tensors.records import GROUP, RECORD, groups
 
 
 class CoordinateRange(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from hypergpu.assignment import Task
 from hypergpu.digests import digest_of
 from hypergpu.tensors.codec import sections_of
 from hypergpu.tensors.layout import Float32s, Layout, Octets
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from hypergpu.units import Bytes, Milliseconds
 
 _TILE = 1 << 18

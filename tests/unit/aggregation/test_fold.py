@@ -30,7 +30,7 @@ from hypergpu.tensors.codec import (
     update_bytes,
 )
 from hypergpu.tensors.layout import Flat, Float32s, TensorSpec, layout_of
-from hypergpu.tensors.quantisation import RECORD
+from hypergpu.tensors.records import RECORD
 from hypergpu.tensors.topk import TopK
 from tests.unit.aggregation.fold_files import (
     LAYOUT,
