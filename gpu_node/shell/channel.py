@@ -5,7 +5,7 @@ from typing import NamedTuple
 import grpc
 
 from hypergpu.errors import HyperGPUError, Reason, RemoteFailureError
-from hypergpu.wire.credentials import TLS_NAME, reject_distant_plaintext
+from hypergpu.wire.authority import TLS_NAME, reject_distant_plaintext
 from hypergpu.wire.errors import error_in
 from hypergpu.wire.keepalive import KEEPALIVE
 

@@ -9,8 +9,8 @@ from hypergpu.client.connection import RESTARTING, CoordinatorCalls
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import Span
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkBrokenError
-from hypergpu.wire.credentials import TLS_NAME
 
 PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
 IDLE_TRIES = 5

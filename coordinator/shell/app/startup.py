@@ -81,7 +81,8 @@ from hypergpu.ids import Address, Digest
 from hypergpu.privacy import require_private_folder
 from hypergpu.sandbox.sandbox import SandboxKind
 from hypergpu.units import Bytes, Milliseconds
-from hypergpu.wire.credentials import Role, Token, is_loopback, parse_token, token_text
+from hypergpu.wire.authority import is_loopback
+from hypergpu.wire.credentials import Role, Token, parse_token, token_text
 
 log = structlog.get_logger()
 

@@ -37,7 +37,7 @@ from hypergpu.part_file import Span
 from hypergpu.privacy import public_environment
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import tensor_pb2
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.authority import TLS_NAME
 
 log = structlog.get_logger()
 

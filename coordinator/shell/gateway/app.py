@@ -36,7 +36,8 @@ from coordinator.shell.probe_tokens import ProbeTokens
 from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import NodeId
-from hypergpu.wire.credentials import Role, Token, is_loopback
+from hypergpu.wire.authority import is_loopback
+from hypergpu.wire.credentials import Role, Token
 
 log = structlog.get_logger()
 

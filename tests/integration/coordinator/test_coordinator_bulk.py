@@ -33,8 +33,8 @@ from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import Span
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkBrokenError, BulkClient, client_context
-from hypergpu.wire.credentials import TLS_NAME
 from tests.node_client import get_range, put_range
 
 NODE = NodeId("0x" + "a1" * 20)

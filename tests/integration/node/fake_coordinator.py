@@ -36,8 +36,9 @@ from hypergpu.statements import Contribution, is_signed_by, shard_digest
 from hypergpu.tensors.layout import Flat
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2, node_pb2_grpc, tensor_pb2
+from hypergpu.wire.authority import TLS_NAME
 from hypergpu.wire.bulk import BulkClient
-from hypergpu.wire.credentials import TLS_NAME, Role, Token, split_address
+from hypergpu.wire.credentials import Role, Token, split_address
 from hypergpu.wire.messages import blob_value, terms_message
 from hypergpu.workloads.layouts import numpy_layout
 from hypergpu.workloads.registry import build, find

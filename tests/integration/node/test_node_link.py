@@ -26,7 +26,8 @@ from hypergpu.ledger_terms import Domain, Terms
 from hypergpu.protocol import PROTOCOL
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.credentials import Role, reject_distant_plaintext
+from hypergpu.wire.authority import reject_distant_plaintext
+from hypergpu.wire.credentials import Role
 from hypergpu.wire.messages import assignment_value, lease_message, receipt_message, terms_message
 from netsim.emulation.requests import Condition, SetCondition
 from netsim.proxy.proxies import Proxies
