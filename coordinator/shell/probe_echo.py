@@ -17,7 +17,7 @@ from coordinator.shell.probe_tokens import ProbeTokens
 from hypergpu.clock import monotonic_ms
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES
+from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES
 
 log = structlog.get_logger()
 

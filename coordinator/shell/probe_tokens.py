@@ -8,7 +8,7 @@ from blake3 import blake3
 
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
-from hypergpu.wire.network import TOKEN_BYTES
+from hypergpu.wire.datagrams import TOKEN_BYTES
 
 LIFE_MS = 600_000
 RENEWAL_MS = LIFE_MS // 2

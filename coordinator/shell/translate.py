@@ -36,8 +36,8 @@ from hypergpu.programs.operators import OPERATORS
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
+from hypergpu.wire.datagrams import PACKETS_MAX
 from hypergpu.wire.messages import digest_message, lease_message, phase_value
-from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
 _SANDBOX_LENGTH_MAX = 500

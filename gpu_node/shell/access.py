@@ -29,8 +29,8 @@ from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.wire.authority import fetch_authority
 from hypergpu.wire.bulk import BulkClient, BulkRates, client_context
+from hypergpu.wire.congestion import BBR
 from hypergpu.wire.credentials import Role, Token, split_address
-from hypergpu.wire.network import BBR
 
 log = structlog.get_logger()
 

@@ -44,7 +44,7 @@ from hypergpu.cluster.via import read_state
 from hypergpu.errors import HyperGPUError
 from hypergpu.terminal.output import is_rich
 from hypergpu.units import several
-from hypergpu.wire.network import controls
+from hypergpu.wire.congestion import controls
 
 _COLOURS = {OK: "32", WARN: "33", FAIL: "31"}
 _NAME_WIDTH = 12

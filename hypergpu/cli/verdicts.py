@@ -18,8 +18,8 @@ from hypergpu.errors import HyperGPUError
 from hypergpu.sandbox import sandbox
 from hypergpu.terminal.output import size
 from hypergpu.torch_wheels import LEGACY, OLDEST, is_legacy, version_of
+from hypergpu.wire.congestion import BBR, FOR_ALL, WITHOUT, Controls, RouteSettings, way_to
 from hypergpu.wire.credentials import split_address
-from hypergpu.wire.network import BBR, FOR_ALL, WITHOUT, Controls, RouteSettings, way_to
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 

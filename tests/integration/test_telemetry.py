@@ -25,14 +25,8 @@ from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
 from hypergpu.v1.node_pb2 import ProbeTrain
-from hypergpu.wire.network import (
-    DATAGRAM_BYTES,
-    TOKEN_BYTES,
-    Numbers,
-    connections_on,
-    datagram,
-    numbers_of,
-)
+from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
+from hypergpu.wire.tcp_counters import connections_on
 from tests.integration.node.fake_coordinator import (
     TIMEOUT_MS,
     WELCOME,

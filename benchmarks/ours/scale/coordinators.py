@@ -18,7 +18,7 @@ from coordinator.shell.journal.engines import journal_url
 from hypergpu.cluster.cluster import Listen, coordinator_command
 from hypergpu.cluster.processes import kill_group, start
 from hypergpu.cluster.s3_server import BUCKET
-from hypergpu.wire.network import free_ports
+from hypergpu.wire.free_ports import free_ports
 
 _POSTGRES = "HYPERGPU_TEST_POSTGRES_URL"
 HEARTBEAT_MS = "2000"

@@ -33,7 +33,7 @@ from hypergpu.clock import monotonic_ms
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.network import congestion_control_on
+from hypergpu.wire.tcp_counters import congestion_control_on
 
 REPORTS = Rate(burst=10, interval_ms=Milliseconds(500))
 """Limit per node."""

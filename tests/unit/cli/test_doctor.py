@@ -26,7 +26,7 @@ from hypergpu.cli.verdicts import (
     uplink_check,
     way_of,
 )
-from hypergpu.wire.network import Controls, RouteSettings, controls
+from hypergpu.wire.congestion import Controls, RouteSettings, controls
 from tests.unit.cli.conftest import Hypergpu
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "compute_90")

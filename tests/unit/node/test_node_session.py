@@ -29,7 +29,7 @@ from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.line_limits import PIECE_BYTES, SLOWEST_BYTES_PER_S, StallTimeout, transfer_timeout_s
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-from hypergpu.wire.network import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
+from hypergpu.wire.datagrams import DATAGRAM_BYTES, TOKEN_BYTES, Numbers, datagram, numbers_of
 from tests.unit.node.node_states import all_events, states
 
 TABLE = Path(__file__).parents[1] / "session_pairs.txt"

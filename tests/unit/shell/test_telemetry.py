@@ -43,7 +43,7 @@ from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import JobId, NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples
 from hypergpu.v1 import job_pb2, node_pb2
-from hypergpu.wire.network import PACKETS_MAX, TOKEN_BYTES
+from hypergpu.wire.datagrams import PACKETS_MAX, TOKEN_BYTES
 from tests.unit.job_states import AWARE
 from tests.unit.shell.whole_shell import begin_job, driving, services_in
 
