@@ -26,7 +26,7 @@ from hypergpu.workloads.networks.image_data import (
 )
 from hypergpu.workloads.networks.image_decoding import ImageForm
 from hypergpu.workloads.networks.image_folder import read_folder
-from hypergpu.workloads.networks.models import text_blocks
+from hypergpu.workloads.networks.text_blocks import text_blocks
 from tests.image_files import write_cifar_files, write_mnist_files
 
 
