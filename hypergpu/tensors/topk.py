@@ -2,8 +2,6 @@
 
 The rest is not said and waits in the residual.
 
-The largest magnitudes of each 4,096 values; the rest is not said and waits in the residual.
-
 Record of n values, of which k = ceil(n * kept / 4096) are said: ``2 bfloat16 numbers of the grid |
 12-bit places | codes``, each part padded with zeros to a whole byte. Places count within the record
 and ascend. A code is a sign above the grid's bits.
