@@ -17,7 +17,6 @@ from coordinator.core.round.assignment import (
     assignment,
     cancellations,
     deadline,
-    deal_shards,
     plan_request,
     replace_participants,
     round_base,
@@ -30,6 +29,7 @@ from coordinator.core.round.available import (
     left_out,
     nodes_needed,
 )
+from coordinator.core.round.deal import deal_shards
 from coordinator.core.round.duplicate_shards import (
     drawn_duplicates,
     repeated_lease,
