@@ -12,7 +12,8 @@ from torch.nn.modules.loss import _Loss
 from hypergpu.programs.container import ProgramError
 from hypergpu.programs.samples import JobFiles, read_samples
 from hypergpu.workloads.datasets import DatasetError
-from hypergpu.workloads.networks.agreement import ModuleUnderTest, check_agreement
+from hypergpu.workloads.networks.agreement import check_agreement
+from hypergpu.workloads.networks.module_under_test import ModuleUnderTest
 from hypergpu.workloads.networks.program import ProgramWorkload
 from hypergpu.workloads.networks.traceable import check_model
 from hypergpu.workloads.networks.tracing import BatchShape, TracedProgram, trace
