@@ -14,7 +14,7 @@ from hypergpu.client.connection import RESTARTING, ConnectionTarget, Coordinator
 from hypergpu.client.export import ExportedModel, ExportOrder, fetch_model
 from hypergpu.client.forecasts import JobForecastView, forecast_view
 from hypergpu.client.ledger import JobLedger, job_ledger
-from hypergpu.client.named import job_named, node_named, token_named
+from hypergpu.client.names import job_named, node_named, token_named
 from hypergpu.client.resume import Report, ignore
 from hypergpu.client.upload import send_file, send_folder
 from hypergpu.client.values import (
