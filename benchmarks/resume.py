@@ -47,7 +47,8 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import NodeRecord
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
-from hypergpu.assignment import BlobRef, Delta
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.cluster import ReadyLine, operator
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of

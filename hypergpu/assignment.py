@@ -1,11 +1,12 @@
-"""Assignments of work, and the blobs that they name."""
+"""Assignments of work under leases."""
 
 import msgspec
 
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.ledger_terms import Terms
 from hypergpu.optimizer import OptimizerRule
-from hypergpu.units import Bytes, Milliseconds, Samples
+from hypergpu.units import Milliseconds, Samples
 
 OUT_OF_MEMORY = "out of memory"
 """How the reason begins with which a node hands work back that its memory is too small for."""
@@ -19,13 +20,6 @@ class Lease(msgspec.Struct, frozen=True):
     job_id: JobId
     round: int
     number: int
-
-
-class BlobRef(msgspec.Struct, frozen=True):
-    """A blob by name; it can be fetched by digest."""
-
-    digest: Digest
-    size_bytes: Bytes
 
 
 class Delta(msgspec.Struct, frozen=True):

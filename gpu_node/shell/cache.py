@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_node.shell.state import StatePaths
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId

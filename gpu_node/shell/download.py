@@ -16,7 +16,7 @@ import structlog
 from gpu_node.shell.cache import BlobCache
 from gpu_node.shell.calls import Calls, Measurements, ReceivedTicket, TransferTimer
 from gpu_node.shell.ranges import RangeQueue, RangeUnderWay
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

@@ -21,7 +21,8 @@ from gpu_node.shell.coroutines import gather_or_cancel
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.staging import Stage, take_file
 from gpu_node.shell.supervision import WorkerSupervisor
-from hypergpu.assignment import Assignment, BlobRef, Delta
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_of_file
 from hypergpu.errors import HyperGPUError, Reason

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.processes import program
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -4,16 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hypergpu.assignment import (
-    Assignment,
-    BlobRef,
-    Delta,
-    InitialModel,
-    Lease,
-    Prefetch,
-    SampleRange,
-    Task,
-)
+from hypergpu.assignment import Assignment, Delta, InitialModel, Lease, Prefetch, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, Digest, JobId, JobKey, Keccak, NodeId, Slot

@@ -21,7 +21,8 @@ from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
-from hypergpu.assignment import OUT_OF_MEMORY, BlobRef, Lease
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor

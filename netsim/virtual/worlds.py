@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from coordinator.core.job.chain import extend_chain
 from coordinator.core.job.state import Model
 from coordinator.core.plan import decision
-from hypergpu.assignment import BlobRef, Delta
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import (
     CODECS,

@@ -16,7 +16,7 @@ from coordinator.shell.blobs.upload_store import (
     upload_name,
 )
 from coordinator.shell.blobs.writing import Space
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.part_file import PartFile

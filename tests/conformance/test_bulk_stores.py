@@ -14,7 +14,7 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.embedded import EmbeddedStore
 from coordinator.shell.bulk.object_store import ObjectStore
 from coordinator.shell.bulk.store import BulkStore
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

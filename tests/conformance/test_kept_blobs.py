@@ -8,7 +8,7 @@ from coordinator.shell.blobs.store import ABSENT_KEEP_S, BlobCopy, BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.kept_blobs import KeptBlobs, copy_key
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.s3_server import S3Server
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.optimizer import OptimizerRule

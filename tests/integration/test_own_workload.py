@@ -11,7 +11,8 @@ import pytest
 from coordinator.shell.evaluator.process import Evaluate, Evaluated, EvaluatorProcess, Initialise
 from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker.protocol import TrainShard
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, Slot
 from hypergpu.tensors.codec import decode_parameters
 from hypergpu.tensors.layout import Float32s, layout_from_json

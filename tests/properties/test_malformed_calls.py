@@ -39,7 +39,7 @@ from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.blob_collector import collect
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, JoinClaim, sign
 from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId, TokenId

@@ -13,7 +13,8 @@ from gpu_node.core.events import NodeEvent, Timer, TrainedUpdate
 from gpu_node.core.memory import Memory
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import RESTARTS_MAX, Idle, LinkPhase, NodeSession
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -8,7 +8,7 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.round.transition import transition
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
 from hypergpu.ledger_terms import Terms

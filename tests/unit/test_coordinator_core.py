@@ -25,7 +25,8 @@ from coordinator.core.job.state import (
     Phase,
 )
 from coordinator.core.round.transition import rejection, transition
-from hypergpu.assignment import BlobRef, Delta
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.requirements import parse_requirement
 from hypergpu.units import Bytes

@@ -55,7 +55,7 @@ from coordinator.shell.aggregation.sketch import (
     sketch_vector,
 )
 from coordinator.shell.commands.aggregation import weighted_updates
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import NodeId, Slot

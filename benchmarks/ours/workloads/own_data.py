@@ -33,7 +33,8 @@ from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.assignment import Assignment, BlobRef
+from hypergpu.assignment import Assignment
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from coordinator.core.job.state import Job, Model, Participant
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest
 
 

@@ -5,7 +5,7 @@ import msgspec
 from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model
 from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.plan.decision import RoundPlan
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Terms

@@ -11,7 +11,8 @@ import msgspec
 from coordinator.core.job.standing import Standing
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
-from hypergpu.assignment import BlobRef, Delta, Prefetch, SampleRange
+from hypergpu.assignment import Delta, Prefetch, SampleRange
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.ledger_terms import Terms

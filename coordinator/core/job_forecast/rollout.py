@@ -24,7 +24,8 @@ from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
-from hypergpu.assignment import Assignment, BlobRef, Delta
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec

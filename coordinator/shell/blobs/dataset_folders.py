@@ -9,7 +9,7 @@ from pathlib import Path
 from coordinator.shell.blobs.manifests import stored_manifest
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import reject_when_full
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_from_wire
 from hypergpu.ids import Digest

@@ -3,7 +3,7 @@
 from google.protobuf.message import DecodeError
 
 from coordinator.shell.blobs.store import BlobStore
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.data_paths import checked_paths
 from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason

@@ -27,7 +27,7 @@ from coordinator.shell.blobs.writing import (
     sync_folder,
     write_whole,
 )
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of, digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

@@ -28,7 +28,7 @@ from coordinator.shell.bulk.messages import (
     UploadClosed,
 )
 from coordinator.shell.bulk.tickets import LIFE_MS, SECRET_BYTES, Claims, authorization
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.frames import FrameError, frame, next_frame

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from coordinator.shell.blobs.store import BlobCopy
 from coordinator.shell.bulk.bucket import BucketError, S3Bucket
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of_file, is_digest
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from coordinator.shell.blobs.upload_store import OpenUpload
 from coordinator.shell.bulk.messages import Certificates
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, NodeId
 from hypergpu.v1 import tensor_pb2
 

@@ -33,7 +33,8 @@ from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.assignment import BlobRef, Delta
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
 from hypergpu.tensors.layout import Layout

@@ -4,7 +4,7 @@ import asyncio
 
 from coordinator.shell.blobs.dataset_folders import lay_out_dataset
 from coordinator.shell.runtime.services import Services
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 
 
 async def data_dir(services: Services, manifest: BlobRef | None) -> str:

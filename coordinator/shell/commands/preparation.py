@@ -14,7 +14,7 @@ from coordinator.shell.evaluator.process import Initialise, Initialised
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId
 from hypergpu.jobfile.spec import JobSpec

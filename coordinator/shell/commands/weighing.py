@@ -30,7 +30,7 @@ from coordinator.shell.commands.data_folder import data_dir
 from coordinator.shell.evaluator.process import MeasureGradient
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services, evaluated_job
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec

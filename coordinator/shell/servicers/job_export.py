@@ -8,7 +8,7 @@ from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.card import model_card
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_from_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.v1 import job_pb2

@@ -32,7 +32,7 @@ from coordinator.shell.servicers.node_session import Enrolment, control
 from coordinator.shell.servicers.transfer import (
     resolve_blob,
 )
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId

@@ -9,7 +9,7 @@ from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.own_files import OwnFiles
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId

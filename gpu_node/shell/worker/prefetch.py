@@ -16,7 +16,8 @@ from gpu_node.shell.worker.batches import batches_of
 from gpu_node.shell.worker.end_states import EndState
 from gpu_node.shell.worker.protocol import TrainShard
 from gpu_node.shell.worker.trainer import InitialState, Trainer
-from hypergpu.assignment import BlobRef, Prefetch, Task
+from hypergpu.assignment import Prefetch, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId
 from hypergpu.partitions import Indices
 from hypergpu.tensors.layout import Flat

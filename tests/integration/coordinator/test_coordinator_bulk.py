@@ -25,7 +25,7 @@ from coordinator.shell.bulk.server import STRANGERS_MAX
 from coordinator.shell.bulk.tickets import Claims, authorization, claims_in
 from coordinator.shell.identity.authority import Authority
 from gpu_node.shell.state import StatePaths, certificate_request_pem, tls_key_pem
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.clock import unix_s
 from hypergpu.digests import digest_of
 from hypergpu.ids import JobId, NodeId

@@ -15,7 +15,7 @@ from coordinator.shell.blobs.writing import Space
 from coordinator.shell.bulk.bucket import S3Bucket
 from coordinator.shell.bulk.messages import BytesServed
 from coordinator.shell.bulk.object_store import ObjectStore
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.cluster.processes import program
 from hypergpu.cluster.s3_server import BUCKET, S3Server
 from hypergpu.digests import digest_of

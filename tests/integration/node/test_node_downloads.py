@@ -12,7 +12,8 @@ from gpu_node.shell.calls import Calls, ReceivedTicket
 from gpu_node.shell.download import BlobSource, Download
 from gpu_node.shell.inputs import Datasets, Models, manifest_entries
 from gpu_node.shell.state import StatePaths
-from hypergpu.assignment import Assignment, BlobRef, Delta
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest

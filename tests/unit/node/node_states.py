@@ -6,7 +6,8 @@ from gpu_node.core import events
 from gpu_node.core.events import TrainedUpdate
 from gpu_node.core.session import transition
 from gpu_node.core.session_state import NodeSession, SessionStep
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot
 from hypergpu.units import Bytes, Milliseconds, Samples
 

@@ -16,7 +16,7 @@ from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.calls import Caller
 from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.translate import Capabilities
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import JobId, TokenId
 from hypergpu.jobfile.reading import spec_json

@@ -32,7 +32,7 @@ from coordinator.shell.runtime.job_runtime import JobRuntime, upload_owner
 from coordinator.shell.runtime.periodic_work import store_node_counts
 from coordinator.shell.runtime.replay import replay_jobs
 from coordinator.shell.runtime.services import Services
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId

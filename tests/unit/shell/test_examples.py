@@ -18,7 +18,7 @@ from coordinator.shell.evaluator.examples import (
 )
 from coordinator.shell.evaluator.model_evaluator import NumpyEvaluator
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.digits import DigitsSoftmax, digits

@@ -31,7 +31,7 @@ from coordinator.shell.servicers.job import JobServicer
 from coordinator.shell.servicers.job_view import own_entries, participants
 from coordinator.shell.servicers.job_watch import watch_job
 from coordinator.shell.translate import Capabilities, event_message
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, JobId, NodeId, TokenId

@@ -13,7 +13,7 @@ from coordinator.core.quality import offered_contribution
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import commit_update, offer_update
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey, sign
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason

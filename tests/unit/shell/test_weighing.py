@@ -22,7 +22,7 @@ from coordinator.shell.commands.weighing import WeighedRound, prepare_sketch, we
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import Outer, Trust
 from hypergpu.tensors.codec import encode_update

@@ -43,7 +43,7 @@ from coordinator.shell.runtime.readings import Readings
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.runtime.update_offers import UpdateOffers
 from coordinator.shell.translate import Capabilities
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.crypto import IdentityKey
 from hypergpu.digests import digest_of
 from hypergpu.ids import Address, JobId, NodeId

@@ -13,7 +13,7 @@ from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.journal.records import Entry
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.ids import JobId

@@ -13,7 +13,7 @@ from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space
-from hypergpu.assignment import BlobRef
+from hypergpu.blobs import BlobRef
 from hypergpu.digests import (
     RunningDigest,
     digest_from_wire,

@@ -18,7 +18,8 @@ from gpu_node.core.memory import TrainingStart
 from gpu_node.shell.worker import protocol
 from gpu_node.shell.worker.loop import WorkerLoop
 from gpu_node.shell.worker.trainers import Trainers
-from hypergpu.assignment import Assignment, BlobRef, Lease, SampleRange, Task
+from hypergpu.assignment import Assignment, Lease, SampleRange, Task
+from hypergpu.blobs import BlobRef
 from hypergpu.frames import frame, read_frame
 from hypergpu.ids import Digest, JobId, Slot
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings
