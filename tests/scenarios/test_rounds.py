@@ -14,11 +14,11 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.assignment import Assignment, Prefetch, SampleRange
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
-from hypergpu.statements import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
