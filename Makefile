@@ -78,9 +78,13 @@ api: setup .venv-pdoc/.installed ## Build the reference of the Python client fro
 # Before an issue is closed, on a clean clone. All mutants take ten minutes of a core, as does a million calls.
 full: check wheel ## Run all there is: long tests, all mutants, 200 kills, both demos [ARGS=...] [WORKERS=2].
 	@CHAOS_KILLS=$(CHAOS_KILLS) CHAOS_NODE_KILLS=50 $(TESTS) -m "" $(ARGS)
+	@$(MAKE) faults
 	@$(MAKE) contracts-test PART=1 CALLS=1000000
 	@$(MAKE) demo
 	@$(MAKE) demo SHORT=1 NET=tunnel
+
+faults: setup node_modules/.installed ## Plant the faults of tests/faults, each in a clone: tests must find them [ARGS=NAME].
+	@$(BIN)/python -m tests.faults --workers $(WORKERS) $(ARGS)
 
 check: static tree ## Everything but the tests (with -k: all that is wrong; with -j2: two at a time).
 

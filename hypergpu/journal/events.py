@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
-from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import Contribution, Terms
+from hypergpu.blobs import BlobRef
+from hypergpu.ids import JobId, NodeId
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import Contribution
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
 
@@ -31,17 +33,10 @@ class PublicEvent(
     """An event of one kind; the class is called after it. Its time stands beside it."""
 
 
-class BlobName(msgspec.Struct, frozen=True):
-    """A blob of the job."""
-
-    digest: Digest
-    size_bytes: Bytes = Bytes(0)
-
-
 class JournalledModel(msgspec.Struct, frozen=True):
     """Parameters after some rounds."""
 
-    blob: BlobName
+    blob: BlobRef
     round: int = 0
     """How many rounds made it."""
 
@@ -53,7 +48,7 @@ class JobCreatedEvent(PublicEvent, frozen=True):
     spec: dict[str, Any]
     """The job's description as JSON: a reader need not know all of its keys."""
     terms: Terms = Terms()
-    manifest: BlobName | None = None
+    manifest: BlobRef | None = None
     """Description of the job's data."""
 
 
@@ -176,7 +171,7 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 class JournalledUpdate(msgspec.Struct, frozen=True):
     """An accepted update."""
 
-    blob: BlobName | None = None
+    blob: BlobRef | None = None
     inner_steps: int = 0
     compute_ms: Milliseconds = Milliseconds(0)
     loss_last: float | None = None

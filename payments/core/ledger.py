@@ -35,13 +35,8 @@ from hypergpu.journal.events import (
     event_kind,
 )
 from hypergpu.journal.worth import samples_for, worth
-from hypergpu.statements import (
-    Contribution,
-    Receipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
-)
+from hypergpu.ledger_terms import Terms, keccak_of
+from hypergpu.statements import Contribution, Receipt, contribution_hash
 from hypergpu.units import Samples, Wei
 
 Fact = (

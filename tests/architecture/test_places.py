@@ -3,10 +3,10 @@
 import ast
 from typing import get_args
 
-from benchmarks.house.tree import modules, one_per_line
 from coordinator.core.job.events import Event
 from hypergpu.journal.events import event_types
 from hypergpu.journal.sentences import SENTENCES
+from tests.architecture.tree import modules, one_per_line
 
 EVENT_PLACES = {
     "coordinator/core/job/events.py",

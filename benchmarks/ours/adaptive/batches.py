@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.ours.table import PartFigures
-from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.agreement import update_agreement
 from coordinator.core.plan.batches import BatchBounds, batch_rate, growth_for_round
 from coordinator.core.plan.decision import (
     BatchGrowth,
@@ -25,21 +25,21 @@ from coordinator.core.plan.decision import (
 )
 from coordinator.core.round.outer_step import outer_step
 from coordinator.shell.aggregation.fold import fold
-from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
+from coordinator.shell.aggregation.fold_request import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator
 from gpu_node.shell.worker.batches import Schedule, learning_rate
 from gpu_node.shell.worker.torch_engine import TorchTrainer
 from gpu_node.shell.worker.trainer import InitialState, OptimizerState
-from hypergpu.crypto import digest_of
-from hypergpu.dataset import stream_indices
+from hypergpu.assignment import SampleRange
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware, Inner, JobSpec, TrainingSettings
-from hypergpu.statements import SampleRange
+from hypergpu.partitions import stream_indices
 from hypergpu.tensors.codec import decode_parameters, encode_update
 from hypergpu.tensors.layout import Flat, Float32s
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.workloads.networks.task import Device
-from hypergpu.workloads.workload import build, find
+from hypergpu.workloads.registry import build, find
 
 CODEC = "int4"
 
@@ -189,7 +189,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
                 _update(bench, spec, before, (node, size), _Place(seed, number, slot))
                 for slot, (node, size) in enumerate(zip(nodes, sizes, strict=True))
             ]
-            share = noise_share(_request(bench, spec, memory, payloads, sizes))
+            share = update_agreement(_request(bench, spec, memory, payloads, sizes)).noise_share
             memory = replace(memory, noise_share=share)
             files = _take_outer_step(bench, spec, files, payloads, number)
         model = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))

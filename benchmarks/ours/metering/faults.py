@@ -31,7 +31,8 @@ from benchmarks.ours.metering.host import (
 from benchmarks.ours.metering.process import KEPT, STAKED
 from hypergpu.crypto import keccak
 from hypergpu.journal.events import RoundMeasuredEvent
-from hypergpu.statements import Terms, is_signed_by, job_key, separator_of
+from hypergpu.ledger_terms import Terms, job_key, separator_of
+from hypergpu.statements import is_signed_by
 from payments.shell.anvil import AnvilOptions, running_anvil
 from payments.shell.ethereum import created_address
 

@@ -13,13 +13,14 @@ from typing import Literal, NamedTuple
 import msgspec
 from sqlalchemy.engine import Connection
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey, keccak, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.journal.events import (
-    BlobName,
     JobCreatedEvent,
     JobEndedEvent,
     JournalledModel,
@@ -29,15 +30,8 @@ from hypergpu.journal.events import (
     RoundMeasuredEvent,
 )
 from hypergpu.journal.worth import worth
-from hypergpu.statements import (
-    Contribution,
-    Receipt,
-    SignedReceipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
-    separator_of,
-)
+from hypergpu.ledger_terms import Terms, keccak_of, separator_of
+from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from payments.shell.chains import PaymentSettings
 from payments.shell.plugin import CoordinatorPayments
@@ -149,7 +143,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         created = JobCreatedEvent(
             job_id=self.job_id, spec=msgspec.to_builtins(self.spec), terms=terms
         )
-        model = ModelInitialisedEvent(model=JournalledModel(BlobName(_MODEL)))
+        model = ModelInitialisedEvent(model=JournalledModel(BlobRef(_MODEL, Bytes(0))))
         return [("JobCreated", created), ("ModelInitialised", model)]
 
     def round_row(

@@ -82,7 +82,11 @@ class JobScript:
                 }
                 self._add("UpdateReceived", node=node, round=self.round, update=update)
                 self.done.add(node)
-            self._add("AggregateReady", round=self.round, model={"blob": {"digest": "x"}})
+            self._add(
+                "AggregateReady",
+                round=self.round,
+                model={"blob": {"digest": "x", "size_bytes": 1300}},
+            )
             took_ms = int(self._round_s * 1000)
             self._add("RoundRecorded", round=self.round, duration_ms=took_ms, loss=1.0)
 

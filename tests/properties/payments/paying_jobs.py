@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.journal.events import (
-    BlobName,
     JobCreatedEvent,
     JobEndedEvent,
     JournalledModel,
@@ -20,7 +21,7 @@ from hypergpu.journal.events import (
     RoundMeasuredEvent,
 )
 from hypergpu.statements import Receipt
-from hypergpu.units import BasisPoints, Wei
+from hypergpu.units import BasisPoints, Bytes, Wei
 from payments.core.ledger import Fact, LedgerState, UnsignedReceipt, fold
 from payments.core.transactions import (
     AccountView,
@@ -68,7 +69,7 @@ def parameters_changed(**figures: int) -> ParametersChangedEvent:
     return ParametersChangedEvent(spec=as_json(spec(**figures)))
 
 
-INITIALISED = ModelInitialisedEvent(model=JournalledModel(BlobName(digest_of(b"a model"))))
+INITIALISED = ModelInitialisedEvent(model=JournalledModel(BlobRef(digest_of(b"a model"), Bytes(7))))
 
 
 def round_measured(

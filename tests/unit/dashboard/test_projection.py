@@ -243,7 +243,7 @@ def test_a_rejected_update_is_told_with_its_reason_at_lane_and_node() -> None:
 
 
 def test_an_update_that_is_missing_at_the_end_is_lost() -> None:
-    body = {"round": 0, "model": {"blob": {"digest": "x"}}}
+    body = {"round": 0, "model": {"blob": {"digest": "x", "size_bytes": 0}}}
     opened = job(fold(plan(0, 1, 2), update_received(), ("AggregateReady", body)))[
         "rounds_by_number"
     ]["0"]
@@ -344,7 +344,10 @@ def evaluation_ready(number: int, *outputs: str) -> tuple[str, dict[str, Any]]:
 
 def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_once() -> None:
     examples = [{"image": "aGk=", "label": "3"}, {"text": "def "}]
-    first = "ModelInitialised", {"model": {"blob": {"digest": ""}}, "examples": examples}
+    first = (
+        "ModelInitialised",
+        {"model": {"blob": {"digest": "", "size_bytes": 0}}, "examples": examples},
+    )
     evaluations = [evaluation_ready(each, "8", "main") for each in range(OUTPUTS_KEPT + 2)]
     shown = job(fold(first, *evaluations))
     assert shown["examples"] == [
@@ -358,7 +361,10 @@ def test_the_newest_outputs_of_the_model_are_told_beside_examples_that_stand_onc
 
 
 def test_journals_without_examples_tell_no_output() -> None:
-    first: tuple[str, dict[str, Any]] = ("ModelInitialised", {"model": {"blob": {"digest": ""}}})
+    first: tuple[str, dict[str, Any]] = (
+        "ModelInitialised",
+        {"model": {"blob": {"digest": "", "size_bytes": 0}}},
+    )
     old = "EvaluationReady", {"round": 1, "loss": 0.5, "metric": 0.9, "metric_name": "accuracy"}
     shown = job(fold(first, old, evaluation_ready(2, "8")))
     assert (shown["examples"], shown["samples_of_output"]) == ([], [])
@@ -369,7 +375,10 @@ def test_evaluations_have_the_held_out_loss_and_further_metrics_of_their_round()
     score = {"loss": 0.5, "metric": 2.5, "metric_name": "mae", "metrics": {"r2": 0.75}}
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("JobCreated", {"job_id": JOB, "spec": SPEC, "round": None}),
-        ("ModelInitialised", {"model": {"blob": {"digest": ""}}, "target_mode": ""}),
+        (
+            "ModelInitialised",
+            {"model": {"blob": {"digest": "", "size_bytes": 0}}, "target_mode": ""},
+        ),
         ("EvaluationReady", {"round": 0, **score, "samples": 10, "samples_all": 40}),
         ("RoundPlanned", {"plan": {"round": 0, "nodes": {}, "resting": {}}}),
         ("EvaluationReady", {"round": 1, **score, "metrics": {"r2": 0.9}}),

@@ -1,0 +1,152 @@
+"""Breaches of the naming and structure rules that a machine can see, each with its place."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from tests.architecture.tree import (
+    ROOT,
+    both_way_pairs,
+    circular_modules,
+    handwritten_files,
+    modules,
+)
+
+NO_PARTICIPLES = frozenset({
+    "bed", "bleed", "breed", "creed", "deed", "embed", "exceed", "feed", "greed", "heed",
+    "need", "proceed", "red", "reed", "seed", "shed", "sled", "speed", "steed", "succeed",
+    "weed",
+})  # fmt: skip
+"""Words that end like a regular participle and are none."""
+
+IRREGULAR = frozenset({
+    "arisen", "awoken", "begotten", "begun", "bent", "bitten", "blown", "borne", "bought",
+    "broken", "brought", "built", "burnt", "caught", "chosen", "clung", "crept", "dealt",
+    "done", "drawn", "driven", "dug", "eaten", "fallen", "fed", "felt", "fled", "flown",
+    "flung", "forbidden", "foregone", "foreseen", "forgiven", "forgotten", "forsaken",
+    "fought", "found", "frozen", "given", "gone", "got", "gotten", "granted", "grown", "had",
+    "heard", "held", "hidden", "hung", "kept", "knelt", "known", "laid", "lain", "learnt",
+    "led", "left", "lent", "lit", "lost", "made", "meant", "met", "mistaken", "mown",
+    "outgrown", "overseen", "overtaken", "overthrown", "paid", "proven", "ridden", "risen",
+    "rung", "said", "sat", "seen", "sent", "sewn", "shaken", "shone", "shorn", "shot", "shown",
+    "shrunk", "shrunken", "slain", "slept", "slid", "slung", "smitten", "sold", "sought",
+    "sown", "spent", "spoken", "sprung", "spun", "stolen", "stood", "strewn", "stricken",
+    "striven", "struck", "stuck", "stung", "stunk", "sung", "sunk", "swept", "swollen",
+    "sworn", "swum", "swung", "taken", "taught", "thought", "thrown", "told", "torn",
+    "trodden", "undergone", "understood", "undertaken", "undone", "unknown", "unmade",
+    "unpaid", "unseen", "unsent", "untold", "withdrawn", "withheld", "withstood", "woken",
+    "won", "worn", "wound", "woven", "written", "wrought", "wrung",
+})  # fmt: skip
+"""Irregular participles that differ from their verb; "bound" is left out, for it is a limit too."""
+
+
+def is_bare_participle(name: str) -> bool:
+    """Whether a function's whole name, leading underscores aside, is one past participle."""
+    word = name.strip("_")
+    is_one_word = word.islower() and "_" not in word
+    is_regular = word.endswith("ed") and is_one_word and word not in NO_PARTICIPLES
+    return is_regular or word in IRREGULAR
+
+
+SOURCE = {".css", ".html", ".proto", ".py", ".sh", ".sol", ".svelte", ".ts"}
+FUNCTION_LINES = 60
+FRAGMENT_STARTS = ("Of ", "Whose ", "What is ")
+
+
+class Offender(msgspec.Struct, frozen=True, order=True):
+    """One breach of a rule."""
+
+    path: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.name}"
+
+
+def _functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path, nodes in modules():
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node
+
+
+def bare_participles() -> Iterator[Offender]:
+    """Yield functions whose whole name is a past participle."""
+    for path, node in _functions():
+        if is_bare_participle(node.name):
+            yield Offender(str(path), node.lineno, node.name)
+
+
+def duplicate_classes() -> Iterator[Offender]:
+    """Yield every definition of a class name that the project defines more than once."""
+    places = defaultdict(list)
+    for path, nodes in modules():
+        for node in nodes:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(Offender(str(path), node.lineno, node.name))
+    for found in places.values():
+        if len(found) > 1:
+            yield from found
+
+
+def fragments() -> Iterator[Offender]:
+    """Yield docstrings, those of fields included, that begin without a subject."""
+    for path, nodes in modules():
+        for node in nodes:
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                text = node.value.value
+                if isinstance(text, str) and text.startswith(FRAGMENT_STARTS):
+                    yield Offender(str(path), node.lineno, text.splitlines()[0])
+
+
+def long_files() -> Iterator[Offender]:
+    """Yield source files longer than 500 lines, tests longer than 700."""
+    for path in handwritten_files():
+        if path.suffix in SOURCE:
+            count = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+            if count > (700 if path.parts[0] == "tests" else 500):
+                yield Offender(str(path), count, "lines")
+
+
+def long_functions() -> Iterator[Offender]:
+    """Yield functions longer than their limit."""
+    for path, node in _functions():
+        if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES:
+            yield Offender(str(path), node.lineno, node.name)
+
+
+def folder_pairs() -> Iterator[Offender]:
+    """Yield folders that import each other, with one import each way."""
+    for pair in both_way_pairs(ROOT):
+        yield Offender(pair.one, 0, f"<-> {pair.other} ({pair.forth}; {pair.back})")
+
+
+def import_circles() -> Iterator[Offender]:
+    """Yield modules that import themselves through others."""
+    for path in circular_modules(ROOT):
+        yield Offender(path, 0, "is part of an import circle")
+
+
+RULES: Mapping[str, Callable[[], Iterator[Offender]]] = {
+    "bare_participles": bare_participles,
+    "duplicate_classes": duplicate_classes,
+    "fragments": fragments,
+    "long_files": long_files,
+    "long_functions": long_functions,
+    "both_way_pairs": folder_pairs,
+    "import_circles": import_circles,
+}
+
+
+def offenders_below(path: str) -> dict[str, list[Offender]]:
+    """Return each rule's offenders below a folder; "." is the whole tree."""
+    below = "" if path in {"", "."} else path.rstrip("/")
+
+    def is_below(offender: Offender) -> bool:
+        return not below or offender.path == below or offender.path.startswith(below + "/")
+
+    return {rule: sorted(filter(is_below, find())) for rule, find in RULES.items()}

@@ -1,0 +1,1 @@
+"""Patches that plant a fault in the product, each with the tests that have to find it."""
