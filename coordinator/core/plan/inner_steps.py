@@ -188,7 +188,12 @@ def steps_in_job(
         node: max(steps, min(full_steps[node], works[node].prefetched_steps))
         for node, steps in fitted_steps.items()
     }
-    return {**{node: full_steps[node] for node in works}, **kept_steps}
+    long_steps = {
+        node: min(full_steps[node], max(1, ceil(samples_left / batches[node])))
+        for node, work in works.items()
+        if work.long
+    }
+    return kept_steps | long_steps
 
 
 def fit_steps(
