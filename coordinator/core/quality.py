@@ -30,7 +30,8 @@ from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Participant, 
 from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, known_votes
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import WHOLE_BPS, Contribution, shard_digest
 from hypergpu.units import BasisPoints, Milliseconds, Samples
 
 

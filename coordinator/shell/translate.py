@@ -26,18 +26,18 @@ from coordinator.core.measure.reading import (
 from coordinator.core.node_fit import NodeFeatures
 from coordinator.core.plan.decision import MemoryUse
 from coordinator.shell.journal.records import Entry, TokenRecord
+from hypergpu.assignment import Lease
 from hypergpu.errors import HyperGPUError, Reason
+from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
 from hypergpu.phases import WorkPhase
 from hypergpu.programs.operators import OPERATORS
-from hypergpu.statements import Lease
-from hypergpu.streams import SMALLEST_BYTES
 from hypergpu.units import Bytes, Microseconds, Milliseconds
 from hypergpu.v1 import job_pb2, node_pb2
 from hypergpu.wire.credentials import Role
+from hypergpu.wire.datagrams import PACKETS_MAX
 from hypergpu.wire.messages import digest_message, lease_message, phase_value
-from hypergpu.wire.network import PACKETS_MAX
 
 _LABEL_LENGTH_MAX = 200
 _SANDBOX_LENGTH_MAX = 500

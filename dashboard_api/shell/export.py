@@ -13,8 +13,8 @@ from dashboard_api.core.wall_clock import Anchor, WallClock, journal_distance_ms
 from dashboard_api.shell.accounts import payments_state
 from hypergpu.client import ENDED, AsyncCoordinator, ConnectionTarget, JobEvent
 from hypergpu.client.values import NodeView
+from hypergpu.clock import unix_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.streams import unix_ms
 
 RECORDING_BYTES_MOST = 700_000
 """With the page's own parts the file stays below a megabyte."""

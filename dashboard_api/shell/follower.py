@@ -23,8 +23,8 @@ from hypergpu.client import (
     NodeView,
     RemoteFailureError,
 )
+from hypergpu.clock import unix_ms
 from hypergpu.errors import Reason
-from hypergpu.streams import unix_ms
 
 JOBS_EVERY_S = 1.0
 NODES_EVERY_S = 10.0

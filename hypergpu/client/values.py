@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from hypergpu.client.forecasts import JobForecastView, forecast_view
-from hypergpu.crypto import digest_from_wire, digest_to_wire
+from hypergpu.digests import digest_from_wire, digest_to_wire
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
 from hypergpu.tensors.layout import Layout, LayoutError, layout_from_json

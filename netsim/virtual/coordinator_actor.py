@@ -17,12 +17,13 @@ from coordinator.core.measure.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.round.available import nodes_needed
 from coordinator.core.round.billing import billing_epoch
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
+from hypergpu.assignment import OUT_OF_MEMORY, Lease
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
-from hypergpu.statements import OUT_OF_MEMORY, BlobRef, Lease
 from hypergpu.units import Bytes, Milliseconds, Samples
 from netsim.virtual.node_actor import NodeActor
 from netsim.virtual.node_link import NodeMeasurements, simulated_evaluation

@@ -23,14 +23,8 @@ from msgspec.structs import replace
 
 from hypergpu.ids import Digest, JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import (
-    WHOLE_BPS,
-    Contribution,
-    Receipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
-)
+from hypergpu.ledger_terms import Terms, keccak_of
+from hypergpu.statements import WHOLE_BPS, Contribution, Receipt, contribution_hash
 from hypergpu.units import BasisPoints, Samples, Wei
 
 

@@ -10,11 +10,11 @@ from coordinator.core.job import events
 from coordinator.core.job.events import Event
 from coordinator.core.job.state import AcceptedUpdate, Job, WorkState
 from coordinator.core.job.trust_memory import Weighing
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.units import Samples
 from netsim.virtual.invariants import step_violations, violations
 from tests.unit.job_states import (

@@ -10,7 +10,7 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.assignment import JobStep
 from coordinator.core.round.evaluation_steps import needs_evaluator
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import transition
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation

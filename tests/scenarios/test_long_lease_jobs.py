@@ -5,12 +5,12 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.commands import AssignShard
 from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.assignment import Assignment
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Data, JobSpec
-from hypergpu.statements import Assignment
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

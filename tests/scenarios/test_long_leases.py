@@ -13,8 +13,8 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.long_leases import BASES_MOST, staleness_factor, within_quota
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import rejection, transition
 from hypergpu.ids import NodeId

@@ -3,6 +3,22 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from gpu_node.core.backoff import CAP_MS, backoff_ms
+from gpu_node.core.commands import (
+    AbortTraining,
+    AnnounceDraining,
+    DeleteJobState,
+    Departure,
+    EndWorker,
+    FetchInputs,
+    HandBack,
+    Leave,
+    OpenLink,
+    SendUpdate,
+    SetTimer,
+    StartTraining,
+    StartWorker,
+)
 from gpu_node.core.events import (
     Connected,
     InputsFetched,
@@ -23,33 +39,11 @@ from gpu_node.core.events import (
     WorkerReady,
 )
 from gpu_node.core.link import TOLD_WAIT_MS_MAX, ToldPace
+from gpu_node.core.memory import FRESH, JOBS_MAX, TrainingStart
 from gpu_node.core.session import transition
-from gpu_node.core.state import (
-    CAP_MS,
-    FRESH,
-    JOBS_MAX,
-    AbortTraining,
-    AnnounceDraining,
-    DeleteJobState,
-    Departure,
-    EndWorker,
-    FetchInputs,
-    HandBack,
-    Idle,
-    Leave,
-    NodeSession,
-    OpenLink,
-    SendUpdate,
-    SetTimer,
-    StartTraining,
-    StartWorker,
-    Training,
-    TrainingStart,
-    Uploading,
-    backoff_ms,
-)
+from gpu_node.core.session_state import Idle, NodeSession, SessionStep, Training, Uploading
+from hypergpu.assignment import Lease
 from hypergpu.ids import Digest, JobId
-from hypergpu.statements import Lease
 from tests.unit.node.node_states import (
     ASSIGN,
     CANCEL,
@@ -194,6 +188,19 @@ def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
     step = after(reach(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
     assert step.session.memory.rounds(SESSION_JOB) == ()
     assert step.session.worker.busy is None
+
+
+def test_inputs_of_an_earlier_lease_start_no_training_under_the_newer_one() -> None:
+    newer = ShardAssigned(at_ms=at(15), assignment=assignment(ROUND_4))
+    fetching = reach(*CONNECT, ASSIGN, newer)
+    step = transition(fetching, InputsFetched(at_ms=at(20), lease=ROUND_3))
+    assert step == SessionStep(fetching)
+
+
+def test_the_answer_to_an_earlier_lease_ends_no_upload_of_the_newer_one() -> None:
+    uploading = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
+    step = transition(uploading, UploadLate(at_ms=at(80), lease=ROUND_3, reason="closed"))
+    assert step.session.work == uploading.work
 
 
 def test_another_job_waits_its_turn() -> None:

@@ -9,9 +9,9 @@ from coordinator.core.job.commands import Aggregate, AssignShard
 from coordinator.core.job.state import Job
 from coordinator.core.round.streams import shard_samples
 from coordinator.core.round.transition import transition
+from hypergpu.assignment import Task
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
-from hypergpu.statements import Task
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,

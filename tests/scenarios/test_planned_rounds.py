@@ -15,11 +15,11 @@ from coordinator.core.job.commands import (
 from coordinator.core.job.events import RoundRecorded
 from coordinator.core.job.state import Job, Phase
 from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
 from coordinator.core.round.outer_step import PLAIN_STEP
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.assignment import SampleRange
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings
-from hypergpu.statements import SampleRange
 from hypergpu.units import Samples
 from tests.unit.job_states import (
     ALICE,

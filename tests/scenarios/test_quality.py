@@ -8,12 +8,12 @@ from coordinator.core.job.events import Event, JobEnded, RoundMeasured
 from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.quality import RULE
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
 from coordinator.core.trust import BAN_AFTER, NEWCOMER
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
-from hypergpu.statements import Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from tests.unit.job_states import (
     ALICE,
     AWARE,

@@ -14,11 +14,11 @@ from coordinator.core.job.commands import (
 )
 from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
+from hypergpu.assignment import Assignment, Prefetch, SampleRange
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
-from hypergpu.statements import Assignment, Prefetch, SampleRange
 from hypergpu.units import Samples
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (
@@ -67,6 +67,20 @@ def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
     one = after(replace(waiting(), spec=several), events.NodeJoined(at_ms=at(20), node=ALICE))
     step = transition(one, events.NodeJoined(at_ms=at(30), node=BOB))
     assert [given.connections for _, given in assignments(step.commands)] == [4, 4]
+
+
+def test_a_shard_without_its_node_counts_for_the_quorum() -> None:
+    three = replace(SPEC, training=replace(SPEC.training, nodes=3))
+    job = after(
+        training(three),
+        events.NodeJoined(at_ms=at(30), node=CAROL),
+        events.NodeLost(at_ms=at(40), node=ALICE, reason="gone"),
+        update_event(BOB, round_=0, lease=2),
+        events.DeadlineReached(at_ms=at(1030), round=0),
+    )
+    assert job.phase is Phase.TRAINING
+    job = after(job, update_event(CAROL, round_=0, lease=3, at_ms=1040))
+    assert job.phase is Phase.AGGREGATING
 
 
 def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:

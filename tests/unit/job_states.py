@@ -8,9 +8,10 @@ from coordinator.core.job.events import Event
 from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.round.transition import transition
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
-from hypergpu.statements import BlobRef, Terms
+from hypergpu.ledger_terms import Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 CommandKind = TypeVar("CommandKind", bound=Command)

@@ -16,7 +16,7 @@ from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShar
 from coordinator.core.job.state import Job, Phase
 from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.trust import WHOLE
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient

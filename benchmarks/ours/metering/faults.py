@@ -30,7 +30,8 @@ from benchmarks.ours.metering.host import (
 )
 from benchmarks.ours.metering.process import KEPT, STAKED
 from hypergpu.crypto import keccak
-from hypergpu.statements import Terms, is_signed_by, job_key, separator_of
+from hypergpu.ledger_terms import Terms, job_key, separator_of
+from hypergpu.statements import is_signed_by
 from payments.core.ledger import MeasuredFact
 from payments.shell.anvil import AnvilOptions, running_anvil
 from payments.shell.ethereum import created_address

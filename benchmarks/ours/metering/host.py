@@ -13,20 +13,14 @@ from typing import Literal, NamedTuple
 import msgspec
 from sqlalchemy.engine import Connection
 
-from hypergpu.crypto import IdentityKey, digest_of, keccak, sign
+from hypergpu.crypto import IdentityKey, keccak, sign
+from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError
 from hypergpu.extension import JournalRow
 from hypergpu.ids import JobId, Keccak, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
-from hypergpu.statements import (
-    Contribution,
-    Receipt,
-    SignedReceipt,
-    Terms,
-    contribution_hash,
-    keccak_of,
-    separator_of,
-)
+from hypergpu.ledger_terms import Terms, keccak_of, separator_of
+from hypergpu.statements import Contribution, Receipt, SignedReceipt, contribution_hash
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from payments.core.ledger import (
     BlobName,

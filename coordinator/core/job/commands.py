@@ -6,9 +6,10 @@ from coordinator.core.job.events import Record
 from coordinator.core.job.state import InitialWeights, Model
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import PlanRequest
+from hypergpu.assignment import Assignment
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
-from hypergpu.statements import Assignment, BlobRef
 from hypergpu.units import Milliseconds
 
 

@@ -5,9 +5,11 @@ import msgspec
 from coordinator.core.job.state import AcceptedUpdate, Funding, InitialWeights, Model
 from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.plan.decision import RoundPlan
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import BlobRef, Contribution, Terms
+from hypergpu.ledger_terms import Terms
+from hypergpu.statements import Contribution
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
 

@@ -11,10 +11,12 @@ import msgspec
 from coordinator.core.job.standing import Standing
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
+from hypergpu.assignment import Delta, Prefetch, SampleRange
+from hypergpu.blobs import BlobRef
 from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
 from hypergpu.jobfile.spec import JobSpec
+from hypergpu.ledger_terms import Terms
 from hypergpu.phases import PhaseDurations
-from hypergpu.statements import BlobRef, Delta, Prefetch, SampleRange, Terms
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

@@ -22,12 +22,13 @@ from coordinator.core.job_forecast.node_course import (
 from coordinator.core.measure.forecast import RoundWork
 from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.round.outstanding import outstanding
 from coordinator.core.round.transition import rejection, transition
-from hypergpu.crypto import digest_of
+from hypergpu.assignment import Assignment, Delta
+from hypergpu.blobs import BlobRef
+from hypergpu.digests import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.statements import Assignment, BlobRef, Delta
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 _NOW = Milliseconds(0)

@@ -25,8 +25,8 @@ from coordinator.core.plan.node_work import LongWork, NodeWork
 from coordinator.core.plan.round_shape import RoundShape
 from coordinator.core.plan.speeds import RoundSpeeds
 from coordinator.core.plan.step_limits import StepBounds
+from hypergpu.assignment import LEASE_ROUNDS_MOST
 from hypergpu.ids import NodeId
-from hypergpu.statements import LEASE_ROUNDS_MOST
 from hypergpu.units import Bytes
 
 ROUNDS_MOST = LEASE_ROUNDS_MOST

@@ -8,7 +8,7 @@ from coordinator.core.duplicates import RoundWorker, draw_duplicates
 from coordinator.core.job.state import Job
 from coordinator.core.plan.common_work import lesser_work
 from coordinator.core.plan.decision import RoundPlan
-from coordinator.core.round.assignment import due_prefetch
+from coordinator.core.round.deal import due_prefetch
 from hypergpu.ids import NodeId
 
 

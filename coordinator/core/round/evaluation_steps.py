@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from coordinator.core.job import events
 from coordinator.core.job.state import ENDED, Job, Model, ModelScore, Phase
 from coordinator.core.round.assignment import JobStep, is_done
-from coordinator.core.round.lifecycle import end_job, evaluation_command, pause_job
+from coordinator.core.round.lifecycle import end_job, pause_job
+from coordinator.core.round.outstanding import evaluation_command
 from hypergpu.workloads.metrics import FALLS, has_reached, target_mode
 
 _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}

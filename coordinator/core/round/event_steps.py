@@ -26,31 +26,21 @@ from coordinator.core.job.state import (
 from coordinator.core.job.trust_memory import TrustMemory
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import tighter_fit
-from coordinator.core.round.assignment import (
-    JobStep,
-    assignment,
-    is_done,
-    mark_late,
-    reassign_orphans,
-    relieve_silent,
-    replace_participants,
-    vacate_shard,
-)
+from coordinator.core.round.assignment import JobStep, assignment, is_done, replace_participants
 from coordinator.core.round.available import fit_of, with_memory_use
 from coordinator.core.round.evaluation_steps import evaluate_if_due
 from coordinator.core.round.figures import round_figures
 from coordinator.core.round.hand_back import refit_work, with_reason
-from coordinator.core.round.lifecycle import (
-    close_if_due,
-    close_if_outrun,
-    end_job,
-    evaluation_command,
-    open_round,
-    outstanding,
-    remake,
-)
+from coordinator.core.round.lifecycle import close_if_due, close_if_outrun, end_job, open_round
 from coordinator.core.round.long_leases import void_leases, with_long_lease
+from coordinator.core.round.outstanding import evaluation_command, outstanding, remake
 from coordinator.core.round.own_data import counted_streams, first_streams, with_own_streams
+from coordinator.core.round.reassignment import (
+    mark_late,
+    reassign_orphans,
+    relieve_silent,
+    vacate_shard,
+)
 from coordinator.core.round.streams import return_samples, shard_samples
 from coordinator.core.trust import ban_reason, without_trust
 from hypergpu.ids import NodeId, Slot

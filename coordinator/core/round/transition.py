@@ -38,7 +38,8 @@ from coordinator.core.quality import record_quality
 from coordinator.core.round import evaluation_steps, event_steps
 from coordinator.core.round.assignment import JobStep, is_done
 from coordinator.core.round.billing import epoch_rejection
-from coordinator.core.round.lifecycle import initialise_model, open_planned_round, pause_job
+from coordinator.core.round.lifecycle import open_planned_round, pause_job
+from coordinator.core.round.outstanding import initialise_model
 
 _LIVE = frozenset(Phase) - ENDED
 _WITH_WORK = frozenset({Phase.TRAINING, Phase.PAUSED})

@@ -14,7 +14,7 @@ from coordinator.core.job.events import AggregateReady, JobPaused
 from coordinator.core.job.state import Model
 from coordinator.core.job.trust_memory import Weighing
 from coordinator.core.trust import WHOLE, is_hopeless
-from coordinator.shell.aggregation.fold_files import (
+from coordinator.shell.aggregation.fold_request import (
     BaseDamagedError,
     DivergedError,
     FoldRequest,
@@ -31,11 +31,12 @@ from coordinator.shell.commands.weighing import (
 )
 from coordinator.shell.engine.sharded_fold import fold_by
 from coordinator.shell.failpoints import failpoint
-from coordinator.shell.runtime.driver import JobRuntime
+from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
+from hypergpu.assignment import Delta
+from hypergpu.blobs import BlobRef
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest, NodeId
-from hypergpu.statements import BlobRef, Delta
 from hypergpu.tensors.layout import Layout
 from hypergpu.units import Bytes, Milliseconds
 

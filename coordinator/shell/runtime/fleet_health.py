@@ -30,8 +30,8 @@ from coordinator.core.job.state import Job
 from coordinator.core.measure.line import likely_loss
 from coordinator.core.measure.reading import NodeReading
 from coordinator.shell.translate import NodeProgress
+from hypergpu.clock import unix_s
 from hypergpu.ids import NodeId
-from hypergpu.streams import unix_s
 
 MINUTE_S = 60
 FORGOTTEN_DAYS = 30

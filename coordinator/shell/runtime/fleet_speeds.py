@@ -17,9 +17,9 @@ from coordinator.core.measure.known_speed import (
     record_speed,
 )
 from coordinator.core.measure.reading import Estimate
-from coordinator.shell.runtime.nodes import ControlStream
+from coordinator.shell.runtime.control_stream import ControlStream
+from hypergpu.clock import monotonic_ms, unix_ms
 from hypergpu.ids import NodeId
-from hypergpu.streams import monotonic_ms, unix_ms
 from hypergpu.units import Milliseconds
 
 NODES_MOST = 10_000

@@ -10,8 +10,9 @@ from coordinator.core.job.state import ENDED, Phase
 from coordinator.core.measure.line import loss_share
 from coordinator.core.measure.reading import Estimate
 from coordinator.core.round.assignment import plan_reason
-from coordinator.shell.runtime.driver import JobRuntime
-from coordinator.shell.runtime.nodes import KnownNodes, lacks_data
+from coordinator.shell.runtime.connected_nodes import lacks_data
+from coordinator.shell.runtime.job_runtime import JobRuntime
+from coordinator.shell.runtime.known_nodes import KnownNodes
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.translate import health_message, participant_summary
 from hypergpu.ids import NodeId

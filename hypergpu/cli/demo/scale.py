@@ -32,6 +32,7 @@ from hypergpu.cli.demo.logs import logged_ms
 from hypergpu.cli.demo.settlement import DemoPay, missing_package, settle_demo
 from hypergpu.client import Coordinator, JobEvent
 from hypergpu.client.history import History
+from hypergpu.clock import unix_ms
 from hypergpu.cluster.children import ChildStart, OwnedProcesses
 from hypergpu.cluster.cluster import LocalCluster, SettlingBy, StartRefusedError, read_line
 from hypergpu.cluster.folder import run_folder
@@ -41,7 +42,6 @@ from hypergpu.cluster.s3_server import BUCKET, S3Server, server_program
 from hypergpu.cluster.takeover import GATEWAYS, SharedServices, TakeoverCluster
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.streams import unix_ms
 from hypergpu.terminal.output import amount_text, say, span
 from hypergpu.units import Milliseconds, several
 

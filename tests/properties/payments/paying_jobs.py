@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from hypergpu.crypto import IdentityKey, digest_of
+from hypergpu.crypto import IdentityKey
+from hypergpu.digests import digest_of
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay, TrainingSettings
 from hypergpu.statements import Receipt

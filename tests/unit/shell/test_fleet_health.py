@@ -9,9 +9,9 @@ from coordinator.core.job.events import AggregateReady
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.measure.reading import Estimate, NodeReading
 from coordinator.shell.runtime.allocator import NodeAllocator
-from coordinator.shell.runtime.driver import SubmittedEvent, decide
+from coordinator.shell.runtime.decisions import SubmittedEvent, decide
 from coordinator.shell.runtime.fleet_health import FORGOTTEN_DAYS, FleetHealth
-from coordinator.shell.runtime.services import store_health
+from coordinator.shell.runtime.periodic_work import store_health
 from hypergpu.ids import NodeId
 from tests.unit.shell.whole_shell import (
     JOB,

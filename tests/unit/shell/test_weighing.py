@@ -11,7 +11,7 @@ from coordinator.core.job.events import AggregateReady, JobPaused
 from coordinator.core.job.state import Model
 from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
-from coordinator.shell.aggregation.fold_files import BaseDamagedError
+from coordinator.shell.aggregation.fold_request import BaseDamagedError
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
 from coordinator.shell.commands.weighing import prepare_sketch
 from hypergpu.jobfile.spec import Trust

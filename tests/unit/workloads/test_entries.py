@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hypergpu.workloads.entry import BUILT_IN, WorkloadEntry
+from hypergpu.workloads.built_in import BUILT_IN
+from hypergpu.workloads.entry import WorkloadEntry
 from tests.tiny_package import NAME, PACKAGE, install
 
 

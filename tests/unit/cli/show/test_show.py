@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from hypergpu.cli.job import jobs_table, participants_table
+from hypergpu.cli.job_tables import jobs_table, participants_table
 from hypergpu.cli.lacking_nodes import lacking_nodes
 from hypergpu.cli.node import nodes_table
 from hypergpu.client.history import (

@@ -1,141 +1,16 @@
-"""Nodes as this process sees them: known or revoked, and connected."""
+"""Nodes that are connected or may come back: contacts, drains, pauses, counts."""
 
-import asyncio
-import threading
 from collections.abc import Iterable, Mapping
 
-from coordinator.core.heartbeats import StreamPace, UsualPace
 from coordinator.core.job.state import Job
-from coordinator.shell.journal.records import NodeRecord, UpdateCount
-from coordinator.shell.journal.registry import Registry
-from coordinator.shell.translate import Capabilities, NodeProgress
+from coordinator.shell.journal.records import UpdateCount
+from coordinator.shell.runtime.control_stream import ControlStream
+from coordinator.shell.translate import NodeProgress
+from hypergpu.clock import monotonic_ms
 from hypergpu.errors import HyperGPUError, Reason
-from hypergpu.ids import JobId, NodeId
-from hypergpu.streams import monotonic_ms
+from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from hypergpu.v1 import node_pb2
-
-
-class KnownNodes:
-    """Admits nodes and turns revoked ones away. `check` is memory only, the rest blocks."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._lock = threading.Lock()
-        self._revoked = {one.node: one.is_revoked for one in registry.nodes()}
-
-    def check(self, node: NodeId) -> None:
-        """Reject a node that never joined or was revoked, whatever certificate it shows.
-
-        Raises:
-            HyperGPUError: NODE_UNKNOWN or NODE_REVOKED.
-        """
-        # One look-up in a dictionary needs no lock, and must not wait for a join's transaction.
-        is_revoked = self._revoked.get(node)
-        if is_revoked is None:
-            raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
-        if is_revoked:
-            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
-
-    def revocations(self) -> dict[NodeId, bool]:
-        """Every node that ever joined, and whether it is revoked."""
-        return dict(self._revoked)
-
-    def check_not_revoked(self, node: NodeId) -> None:
-        """Reject a node that was revoked; one that joins for the first time passes.
-
-        Raises:
-            HyperGPUError: NODE_REVOKED.
-        """
-        if self._revoked.get(node, False):
-            raise HyperGPUError(Reason.NODE_REVOKED, f"node {node} was revoked")
-
-    def admit(self, record: NodeRecord) -> None:
-        """Remember a node that joined."""
-        with self._lock:
-            self._registry.record_node(record)
-            self._revoked.setdefault(record.node, record.is_revoked)
-
-    def revoke(self, node: NodeId) -> None:
-        """Turn a node away from now on; certificates that it holds are void.
-
-        Raises:
-            HyperGPUError: NODE_UNKNOWN.
-        """
-        self._set(node, is_revoked=True)
-
-    def learn_revoked(self, nodes: Iterable[NodeId]) -> None:
-        """Turn nodes away from now on that the registry has as revoked."""
-        with self._lock:
-            self._revoked.update(dict.fromkeys(nodes, True))
-
-    def readmit(self, node: NodeId) -> None:
-        """Take a revocation back.
-
-        Raises:
-            HyperGPUError: NODE_UNKNOWN.
-        """
-        self._set(node, is_revoked=False)
-
-    def _set(self, node: NodeId, *, is_revoked: bool) -> None:
-        with self._lock:
-            if not self._registry.set_revoked(node, is_revoked=is_revoked):
-                raise HyperGPUError(Reason.NODE_UNKNOWN, f"node {node[:64]} never joined here")
-            self._revoked[node] = is_revoked
-
-
-_OUTBOX_MESSAGES = 256
-
-
-class ControlStream:
-    """A node's control stream."""
-
-    def __init__(self, node: NodeId, capabilities: Capabilities, software: str) -> None:
-        self.node = node
-        self.capabilities = capabilities
-        self.software = software
-        self.features = capabilities.features(software)
-        """What jobs may require of the node."""
-        self.recalled_from: set[JobId] = set()
-        """Jobs that gave it up for others; one that has no work for it is not lent it again."""
-        self.informed_of_terms: set[JobId] = set()
-        """Jobs whose terms it has been told with a receipt."""
-        self.known_address = ""
-        """Address by which the node unpacks others; empty: it is told whole ones."""
-        self.known_coordinators: tuple[str, ...] = ()
-        """Addresses of the other coordinators that it was told of."""
-        self.is_watched = False
-        """A gateway ends it when its node is silent: it may say nothing for any length of time."""
-        self.pace = StreamPace.begin(UsualPace())
-        """How often its heartbeats come; a greeting changes it."""
-        self.outbox: asyncio.Queue[node_pb2.ControlResponse | None] = asyncio.Queue()
-
-    def send(self, message: node_pb2.ControlResponse) -> None:
-        """Queue a message; a node that takes none in is cut off, and told again when it is back."""
-        if self.outbox.qsize() >= _OUTBOX_MESSAGES:
-            self.close()
-            return
-        self.outbox.put_nowait(message)
-        if message.HasField("assignment"):
-            self.note_work()
-
-    def note_work(self) -> None:
-        """Note a sign of work: its node is heard every few seconds for a while."""
-        self.pace = self.pace.after_work(monotonic_ms())
-
-    @property
-    def silence_limit_ms(self) -> Milliseconds | None:
-        """Silence after which the node counts as lost; None: a gateway judges it."""
-        return None if self.is_watched else self.pace.silence_limit_ms(monotonic_ms())
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether the node is slow to take messages in: bulk has to wait."""
-        return self.outbox.qsize() >= _OUTBOX_MESSAGES // 2
-
-    def close(self) -> None:
-        """End the stream after what is queued."""
-        self.outbox.put_nowait(None)
 
 
 class ConnectedNodes:

@@ -1,9 +1,7 @@
-"""Bulk between a user and the coordinator, with resume: a folder of data up, a job's model down."""
+"""Fetches a job's model from the coordinator, with resume, and writes it as files."""
 
 import asyncio
-import functools
-import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -13,199 +11,24 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from yarl import URL
 
-from hypergpu.client.connection import RESTARTING, TRANSFER_TIMEOUT_S, CoordinatorCalls, pause_s
-from hypergpu.client.values import ModelHeader, blob_ref, model_header
-from hypergpu.crypto import digest_from_wire, digest_of, digest_of_file
-from hypergpu.dataset import checked_paths
+from hypergpu.client.connection import CoordinatorCalls, pause_s
+from hypergpu.client.resume import IDLE_TRIES, PASSING, Report, explain_broken, span_bytes
+from hypergpu.client.values import ModelHeader, model_header
+from hypergpu.digests import digest_from_wire, digest_of, digest_of_file
+from hypergpu.durable import SHARED, fill_durably, write_durably
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Digest
+from hypergpu.line_limits import PIECE_BYTES, StallTimeout
 from hypergpu.part_file import DigestingPartFile, PartFile, Span
 from hypergpu.programs.checks import read_program
 from hypergpu.programs.container import CONSTANT, TENSORS_PATH, ProgramError
-from hypergpu.streams import PIECE_BYTES, SHARED, StallTimeout, fill_durably, write_durably
 from hypergpu.tensors.layout import Flat, unpack
 from hypergpu.units import Bytes, Milliseconds
 from hypergpu.v1 import job_pb2, tensor_pb2
-from hypergpu.wire.bulk import BulkAbsentError, BulkBrokenError, FileRange
-from hypergpu.wire.credentials import TLS_NAME
+from hypergpu.wire.bulk import BulkAbsentError
 from hypergpu.workloads.entry import NODE_DATA_FIELD, OPTIONS_FIELD, WORKLOAD_FIELD
-from hypergpu.workloads.workload import UnknownWorkloadError, find
-
-_PASSING = RESTARTING | {Reason.OFFSET_MISMATCH, Reason.DIGEST_MISMATCH}
-IDLE_TRIES = 5
-"""Tries in a row that move no byte before a transfer gives up."""
-
-Report = Callable[[str, int, int], None]
-"""Takes a step's name, the bytes that are done and the bytes there are; from another thread."""
-
-
-def ignore(_step: str, _done: int, _total: int) -> None:
-    """A report that nobody reads."""
-
-
-class LocalFile(msgspec.Struct, frozen=True):
-    """A file to send."""
-
-    path: Path
-    name: str
-    """Relative to the folder, with forward slashes."""
-    digest: Digest
-    size_bytes: int
-
-
-async def send_folder(calls: CoordinatorCalls, folder: Path, report: Report) -> tensor_pb2.Manifest:
-    """Send what the coordinator does not hold of a folder; returns the folder's manifest.
-
-    Raises:
-        HyperGPUError: A file cannot be read, or has a name that not every machine takes; or the
-            coordinator refuses it or stays away.
-    """
-    files = await asyncio.to_thread(_read_folder, folder, report)
-    checked_paths(file.name for file in files)
-    step, done = f"uploading {folder.name}", 0
-    total = sum(file.size_bytes for file in files)
-    sent: set[Digest] = set()
-    for file in files:
-        # A file that occurs twice travels once.
-        if file.digest not in sent:
-            sent.add(file.digest)
-            await _send_file(
-                calls, file, functools.partial(_report_from, report, step, done, total)
-            )
-        done += file.size_bytes
-        report(step, done, total)
-    entries = [
-        tensor_pb2.ManifestEntry(path=file.name, blob=blob_ref(file.digest, file.size_bytes))
-        for file in files
-    ]
-    return tensor_pb2.Manifest(entries=entries)
-
-
-async def send_file(calls: CoordinatorCalls, path: Path, report: Report) -> tensor_pb2.BlobRef:
-    """Send one file, unless the coordinator holds it.
-
-    Raises:
-        HyperGPUError: It cannot be read, or the coordinator refuses it or stays away.
-    """
-    file = await asyncio.to_thread(_read_file, path, path.name)
-    step, size = f"uploading {file.name}", file.size_bytes
-    await _send_file(calls, file, functools.partial(_report_from, report, step, 0, size))
-    return blob_ref(file.digest, size)
-
-
-def _report_from(report: Report, step: str, base: int, total: int, committed: int) -> None:
-    report(step, base + committed, total)
-
-
-def _read_folder(folder: Path, report: Report) -> list[LocalFile]:
-    """Every regular file with its digest, in an order that does not depend on the file system.
-
-    Hidden files and folders are left out.
-    """
-    if not folder.is_dir():
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} is not a folder")
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    paths = sorted(path for path in found if path.is_file())
-    if not paths:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"data.path: {folder} holds no file")
-    files, done, total = [], 0, sum(path.stat().st_size for path in paths)
-    for path in paths:
-        files.append(_read_file(path, path.relative_to(folder).as_posix()))
-        done += files[-1].size_bytes
-        report(f"reading {folder.name}", done, total)
-    return files
-
-
-def _read_file(path: Path, name: str) -> LocalFile:
-    try:
-        # Links are followed here; what sends the file opens no link.
-        return LocalFile(path.resolve(), name, digest_of_file(path), path.stat().st_size)
-    except OSError as broken:
-        raise HyperGPUError(Reason.FILE_UNUSABLE, f"{path}: {broken.strerror}") from broken
-
-
-async def _send_file(
-    calls: CoordinatorCalls, file: LocalFile, advance: Callable[[int], None]
-) -> None:
-    committed, idle_tries, wrong_digests = 0, 0, 0
-    while True:
-        missing = [Span(0, file.size_bytes)]
-        try:
-            offered = await _offer_file(calls, file)
-            missing = [Span(each.start, each.end) for each in offered.ticket.ranges]
-            if not offered.is_stored:
-                advance(file.size_bytes - _size(missing))
-                await _send_ranges(calls, file, offered.ticket, advance)
-                commit = job_pb2.CommitDataRequest(blob=blob_ref(file.digest, file.size_bytes))
-                await calls.call(calls.jobs.CommitData, commit, TRANSFER_TIMEOUT_S)
-            advance(file.size_bytes)
-            return
-        except HyperGPUError as refused:
-            held = file.size_bytes - _size(missing)
-            idle_tries = idle_tries + 1 if held <= committed else 0
-            committed = max(committed, held)
-            # Once an object store may have changed them; twice it was somebody here.
-            wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
-            is_passing = refused.reason in _PASSING and wrong_digests <= 1
-            if not is_passing or idle_tries >= IDLE_TRIES:
-                raise
-            await asyncio.sleep(pause_s(idle_tries))
-
-
-async def _offer_file(calls: CoordinatorCalls, file: LocalFile) -> job_pb2.OfferDataResponse:
-    request = job_pb2.OfferDataRequest(blob=blob_ref(file.digest, file.size_bytes))
-    answer: job_pb2.OfferDataResponse = await calls.call(calls.jobs.OfferData, request)
-    return answer
-
-
-async def _send_ranges(
-    calls: CoordinatorCalls,
-    file: LocalFile,
-    ticket: tensor_pb2.Ticket,
-    advance: Callable[[int], None],
-) -> None:
-    """Send what is missing of a file, one range after the other."""
-    left = file.size_bytes - sum(each.end - each.start for each in ticket.ranges)
-
-    def count(size_bytes: int) -> None:
-        nonlocal left
-        left += size_bytes
-        advance(left)
-
-    for each in ticket.ranges:
-        stall = StallTimeout(PIECE_BYTES, Milliseconds(round(1000 * calls.to.timeout_s)))
-        source = FileRange(file.path, Span(each.start, each.end))
-        try:
-            with _explain_broken(calls, each):
-                await calls.bulk.send(each, source, stall, count)
-        except OSError as broken:
-            detail = f"{file.path}: {broken.strerror}"
-            raise HyperGPUError(Reason.FILE_UNUSABLE, detail) from broken
-
-
-@contextmanager
-def _explain_broken(calls: CoordinatorCalls, ranged: tensor_pb2.TicketRange) -> Iterator[None]:
-    """Let bulk that breaks off be an error after which another try may help."""
-    try:
-        yield
-    except (BulkBrokenError, TimeoutError) as broken:
-        why = str(broken) or "nothing got through in time"
-        if (host := URL(ranged.url, encoded=True).host) != TLS_NAME:
-            detail, fix = f"the object store at {host}: {why}", "see that this machine reaches it"
-            raise HyperGPUError(Reason.STORE_UNREACHABLE, detail, fix=fix) from broken
-        detail = f"the bulk port of the coordinator at {calls.to.address}: {why}"
-        fix = "open its bulk port too, 7702 unless it was told another: hypergpu up --bulk-port"
-        raise HyperGPUError(Reason.COORDINATOR_UNREACHABLE, detail, fix=fix) from broken
-
-
-def _size(spans: list[Span]) -> int:
-    return sum(end - start for start, end in spans)
-
+from hypergpu.workloads.registry import UnknownWorkloadError, find
 
 MODEL_NAME = "model.safetensors"
 CARD_NAME = "README.md"
@@ -314,7 +137,7 @@ async def _fetch_with_resume(
         except HyperGPUError as refused:
             idle_tries = 0 if fetched.count > before else idle_tries + 1
             wrong_digests += refused.reason is Reason.DIGEST_MISMATCH
-            is_passing = refused.reason in _PASSING and wrong_digests <= 1
+            is_passing = refused.reason in PASSING and wrong_digests <= 1
             if not is_passing or idle_tries >= IDLE_TRIES:
                 raise
             await asyncio.sleep(pause_s(idle_tries))
@@ -394,10 +217,10 @@ async def _fetch_blob(
     part = DigestingPartFile(blob.part, Bytes(blob.size_bytes))
     try:
         missing = part.missing()
-        done = blob.size_bytes - _size(missing)
+        done = blob.size_bytes - span_bytes(missing)
         for start, end in missing:
             ranged = next(each for each in blob.ticket.ranges if each.start <= start < each.end)
-            with _explain_broken(calls, ranged), _doubting(fetched):
+            with explain_broken(calls, ranged), _doubting(fetched):
                 async for size_bytes in _fetch_range(calls, ranged, part, Span(start, end)):
                     fetched.count += size_bytes
                     done += size_bytes
