@@ -27,7 +27,7 @@ from coordinator.core.measure.reading import (
 )
 from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.transfer.forecast import (
     CarriedWindow,
     forecast_transfer,

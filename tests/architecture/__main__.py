@@ -1,14 +1,16 @@
 """Print breaches of the naming and structure rules below a folder, the code lines of each package,
-or the walk through a plan.
+or the walk through a plan or a round's fold.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.architecture.offenders import offenders_below
 from tests.architecture.tree import package_lines
-from tests.architecture.walk import plan_walk
+from tests.architecture.walk import aggregate_walk, plan_walk
 
 
 def main() -> None:
@@ -16,12 +18,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.architecture", description=__doc__)
     parser.add_argument("--offenders", metavar="PATH", default=".", help="a folder or file")
     parser.add_argument("--lines", action="store_true", help="code lines of each package")
-    parser.add_argument("--plan-walk", action="store_true", help="modules in the order of reading")
+    parser.add_argument("--walk", choices=("plan", "aggregate"), help="modules as they are read")
     options = parser.parse_args()
     if options.lines:
         lines = _package_lines()
-    elif options.plan_walk:
-        lines = _plan_walk()
+    elif options.walk:
+        lines = _walk(options.walk)
     else:
         lines = _breaches(options.offenders)
     sys.stdout.writelines(f"{line}\n" for line in lines)
@@ -33,8 +35,12 @@ def _package_lines() -> Iterator[str]:
         yield f"{package} {count}"
 
 
-def _plan_walk() -> Iterator[str]:
-    walk = plan_walk()
+def _walk(name: str) -> Iterator[str]:
+    if name == "plan":
+        walk = plan_walk()
+    else:
+        with TemporaryDirectory() as folder:
+            walk = aggregate_walk(Path(folder))
     yield from walk.stops
     yield f"{len(walk.stops)} stops, {walk.rooms} modules, {walk.returns} returns"
 

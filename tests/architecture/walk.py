@@ -2,8 +2,11 @@
 the order of calls, and how often that leads back to a module already left.
 """
 
+import asyncio
 import sys
+import threading
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -16,6 +19,8 @@ class Walk(NamedTuple):
 
     stops: tuple[str, ...]
     """Modules in the order of reading, as paths below the root; no two neighbours are equal."""
+    functions: tuple[tuple[str, str], ...] = ()
+    """Each function in the order of first calls, as its module and its qualified name."""
 
     @property
     def rooms(self) -> int:
@@ -28,14 +33,15 @@ class Walk(NamedTuple):
         return len(self.stops) - self.rooms
 
 
-def walk_of(call: Callable[[], Any], below: str) -> Walk:
-    """Walk through a call.
+def walk_of(call: Callable[[], Any], *below: str) -> Walk:
+    """Walk through a call, in all threads that begin meanwhile.
 
     Args:
         call: Called once; it may not change what is traced itself.
-        below: Folder whose functions are read, such as ``coordinator/core/plan``.
+        below: Folders whose functions are read, such as ``coordinator/core/plan``.
     """
-    folder, seen, stops = str(ROOT / below), set[tuple[str, int]](), list[str]()
+    folders = tuple(f"{ROOT / folder}/" for folder in below)
+    seen, functions = set[tuple[str, int]](), list[tuple[str, str]]()
 
     def enter(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
@@ -43,23 +49,26 @@ def walk_of(call: Callable[[], Any], below: str) -> Walk:
         is_function = code.co_flags & 0x2 and not code.co_name.startswith("<")
         if event != "call" or not is_function or place in seen:
             return
-        if not code.co_filename.startswith(folder):
+        if not code.co_filename.startswith(folders):
             return
         seen.add(place)
-        module = str(Path(code.co_filename).relative_to(ROOT))
-        if not stops or stops[-1] != module:
-            stops.append(module)
+        functions.append((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname))
 
+    threading.setprofile(enter)
     sys.setprofile(enter)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return Walk(tuple(stops))
+        threading.setprofile(None)
+    stops = tuple(module for module, _ in groupby(module for module, _ in functions))
+    return Walk(stops, tuple(functions))
 
 
 def plan_walk() -> Walk:
-    """The walk of a plan in which one node works under a lease over several rounds."""
+    """The walk of a plan in which a node whose speed is known works under a lease over several
+    rounds.
+    """
     # They import the coordinator, which the rules do not need.
     from benchmarks.ours.adaptive.fleets import AddedNode, job_spec, run_fleet
     from coordinator.core.plan.planning import plan_round as plan
@@ -67,13 +76,38 @@ def plan_walk() -> Walk:
 
     calls = list[tuple[Any, ...]]()
 
-    def keep(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return plan(*arguments)
+    def plan_and_keep(*arguments: Any) -> Any:
+        made = plan(*arguments)
+        if any(part.rounds > 1 and part.step_us for part in made.nodes.values()):
+            calls.append(arguments)
+        return made
 
-    vars(node_link)["plan_round"] = keep
+    vars(node_link)["plan_round"] = plan_and_keep
     try:
         run_fleet(job_spec(inner_steps=20, nodes=4, rounds=10), seed=1, added=(AddedNode(16),))
     finally:
         vars(node_link)["plan_round"] = plan
-    return walk_of(lambda: plan(*calls[len(calls) // 2]), "coordinator/core/plan")
+    return walk_of(lambda: plan(*calls[-1]), "coordinator/core/plan")
+
+
+AGGREGATION = ("coordinator/shell/commands", "coordinator/shell/aggregation")
+
+
+def aggregate_walk(folder: Path) -> Walk:
+    """The walk of the command `Aggregate` for a round with four updates, which are weighed.
+
+    Args:
+        folder: Empty; blobs lie in it.
+    """
+    from coordinator.shell.commands.aggregation import aggregate
+    from tests.unit.shell.weighed_job import WeighedJob, honest_update
+
+    job = WeighedJob(folder, *map(honest_update, range(4)), codec="int4")
+
+    async def measure_gradient() -> None:
+        job.with_gradient()
+
+    with asyncio.Runner() as runner:
+        runner.run(measure_gradient())
+        command = aggregate(job.services, job.runtime, job.command)
+        return walk_of(lambda: runner.run(command), *AGGREGATION)

@@ -21,7 +21,7 @@ from coordinator.core.plan.common_work import (
     lesser_work,
 )
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.median_node import node_reason
+from coordinator.core.plan.reasons import node_reason
 from coordinator.core.trust import WHOLE
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

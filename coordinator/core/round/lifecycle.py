@@ -11,7 +11,7 @@ from coordinator.core.job.state import Job, Participant, Phase, Round, WorkState
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.plan.memory_fit import fit_plan
-from coordinator.core.plan.node_work import prefetch_limit
+from coordinator.core.plan.prefetch import prefetch_limit
 from coordinator.core.round.assignment import (
     JobStep,
     assignment,

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from coordinator.core.job.standing import Standing
 from coordinator.core.job.state import OPEN_WORK, Job, Member, Participant, Round, WorkState
-from coordinator.core.plan.participation import LEAST_MS
+from coordinator.core.plan.deadline import LEAST_MS
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds, several

@@ -9,7 +9,7 @@ from coordinator.core.job.commands import PlanRound
 from coordinator.core.job.events import RoundPlanned
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.job_runtime import JobRuntime
 from coordinator.shell.runtime.services import Services
