@@ -25,13 +25,7 @@ from hypergpu.ids import JobId, NodeId, TokenId
 from hypergpu.jobfile.reading import parse_spec_json
 from hypergpu.jobfile.rules import covering
 from hypergpu.jobfile.spec import JobSpec
-from hypergpu.tensors.layout import (
-    Layout,
-    LayoutError,
-    TensorSpec,
-    layout_from_json,
-    layout_of,
-)
+from hypergpu.tensors.layout import Layout, LayoutError, TensorSpec, layout_from_json, layout_of
 from hypergpu.units import Milliseconds, several
 from hypergpu.v1 import forecast_pb2, job_pb2
 
