@@ -119,7 +119,7 @@ def update_walk(folder: Path) -> Walk:
         folder: Empty; the coordinator's data lie in it.
     """
     from coordinator.core.job.commands import Aggregate
-    from coordinator.core.round.lifecycle import outstanding
+    from coordinator.core.round.outstanding import outstanding
     from coordinator.shell.commands.aggregation import aggregate
     from coordinator.shell.servicers.node import commit_update, offer_update
     from tests.unit.shell.offered_update import UpdateOffer

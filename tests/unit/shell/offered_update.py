@@ -8,10 +8,12 @@ from coordinator.core.job.state import AcceptedUpdate, Model
 from coordinator.core.quality import offered_contribution
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
-from hypergpu.crypto import IdentityKey, digest_of, sign
+from hypergpu.blobs import BlobRef
+from hypergpu.crypto import IdentityKey, sign
+from hypergpu.digests import digest_of
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings, Trust
-from hypergpu.statements import BlobRef, Domain, terms_of
+from hypergpu.ledger_terms import Domain, terms_of
 from hypergpu.tensors.codec import encode_update
 from hypergpu.units import Bytes, Milliseconds, Samples
 from hypergpu.v1 import node_pb2
