@@ -10,7 +10,6 @@ import msgspec
 
 from coordinator.core.health import Exclusion, HealthHistory, HealthParts, health_reason
 from coordinator.core.job.commands import CancelShard
-from coordinator.core.job.events import AggregateReady
 from coordinator.core.job.state import Job, ModelScore, Participant, WorkState
 from coordinator.core.measure.line import is_loss_inferred, loss_share
 from coordinator.core.measure.reading import (
@@ -31,6 +30,7 @@ from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.goodput import SMALLEST_BYTES
 from hypergpu.ids import Digest, JobId, NodeId, is_data_name
 from hypergpu.jobfile.requirements import LABELS_MOST, RequirementError, parse_label
+from hypergpu.journal.events import public_body
 from hypergpu.phases import WorkPhase
 from hypergpu.programs.operators import OPERATORS
 from hypergpu.units import Bytes, Microseconds, Milliseconds
@@ -203,14 +203,10 @@ def progress_value(message: node_pb2.Progress) -> NodeProgress:
 
 
 def event_message(entry: Entry) -> job_pb2.JobEvent:
-    """A journal row as the public sees it: without the draw, by which an owner of nodes would
-    know when they are compared.
-    """
-    body = entry.body_json
-    if entry.kind == AggregateReady.__name__:
-        body = msgspec.json.encode(msgspec.json.decode(body) | {"draw": ""})
+    """A journal row as the public sees it."""
+    body = public_body(entry.kind, entry.body_json).decode()
     return job_pb2.JobEvent(
-        sequence=entry.sequence, at_ms=entry.at_ms, kind=entry.kind, body_json=body.decode()
+        sequence=entry.sequence, at_ms=entry.at_ms, kind=entry.kind, body_json=body
     )
 
 

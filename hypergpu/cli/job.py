@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from hypergpu.journal.text import round_from_one
 from hypergpu.terminal.commands import (
     Address,
     AsJson,
@@ -20,7 +21,6 @@ from hypergpu.terminal.output import (
     confirm,
     name_or_id,
     note,
-    round_from_one,
     say,
     say_json,
     say_json_line,

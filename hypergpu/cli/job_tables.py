@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hypergpu.journal.text import metrics_text, round_from_one, score
 from hypergpu.terminal.output import (
     Column,
-    metrics_text,
     name_or_id,
     optional_numbers,
-    round_from_one,
-    score,
     short_id,
     size,
 )

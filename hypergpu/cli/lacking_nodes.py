@@ -25,10 +25,11 @@ def lacking_lines(coordinator: "Coordinator", job_id: str, workload: str) -> lis
 
 def _wanted_version(coordinator: "Coordinator", job_id: str) -> int | None:
     """Version of the workload that a job trains, from the beginning of its journal."""
+    from hypergpu.journal.events import ModelInitialisedEvent
+
     for event in coordinator.read_events(job_id).until_newest():
-        if event.kind == "ModelInitialised":
-            found = event.body.get("workload_version", 1)
-            return found if isinstance(found, int) else None
+        if isinstance(event.content, ModelInitialisedEvent):
+            return event.content.workload_version
     return None  # its first model is not made yet
 
 

@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from hypergpu.jobfile.requirements import Requirement, parse_requirement
+from hypergpu.journal.worth import most_for
 from hypergpu.ledger_terms import AMOUNT_MOST
 from hypergpu.optimizer import OptimizerRule
 from hypergpu.units import Samples
@@ -241,7 +242,7 @@ class Pay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def most_for(self, samples: int) -> int:
         """Return the pay for samples whose updates are all of full quality."""
-        return -(-self.unit_price * samples // 100)
+        return most_for(self.unit_price, samples)
 
 
 class Trust(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from hypergpu.crypto import chain_form, keccak, sign, signer
 from hypergpu.digests import digest_of
 from hypergpu.errors import HyperGPUError, Reason
 from hypergpu.ids import Address, JobKey, NodeId
+from hypergpu.journal.worth import worth
 from hypergpu.ledger_terms import Terms, word_bytes
 from hypergpu.terminal.output import confirm, say_json_line
 from hypergpu.units import Wei
@@ -21,7 +22,6 @@ from payments.cli.keys import NODE_KEY, folder_named, open_key, open_keystore
 from payments.cli.options import JobAt, NodeOptions
 from payments.cli.service import read_receipts, run
 from payments.cli.show import say_act, time_text
-from payments.core.ledger import worth
 from payments.core.transactions import EpochView, ShareState
 from payments.core.verify import VoidVerdict
 from payments.shell.ledger_reader import JobReader

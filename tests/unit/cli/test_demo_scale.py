@@ -50,7 +50,8 @@ class LostCoordinators:
 
 
 def events(*kinds: str) -> list[JobEvent]:
-    return [JobEvent(number, Milliseconds(0), kind, {}) for number, kind in enumerate(kinds)]
+    body = {"node": "0x" + "ab" * 20, "round": 0, "update": {}}
+    return [JobEvent(number, Milliseconds(0), kind, body) for number, kind in enumerate(kinds)]
 
 
 def log(logs: Path, name: str, event: str, *, seconds: int) -> None:

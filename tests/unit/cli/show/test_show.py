@@ -78,7 +78,7 @@ def test_screen_shows_job_nodes_rounds_and_notes() -> None:
         "attic",
         "5/20",
         "0.9000",
-        "node attic lost: not heard of",
+        "attic was lost: not heard of",
     ):
         assert expected in shown
 
