@@ -78,7 +78,7 @@ PAY = (
     # Quality is measured for trust too, but its rule was counted as pay before. All of
     # the statements count, assignments too; the plugin's start and the wire's receipts do not.
     "contracts/*",
-    "coordinator/core/quality.py",
+    "coordinator/core/training/trust/quality.py",
     "gpu_node/shell/receipts.py",
     "hypergpu/statements.py",
     "payments/*",

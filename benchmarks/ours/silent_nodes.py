@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Phase
+from coordinator.core.training.job.state import Phase
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings, Trust

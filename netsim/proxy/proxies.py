@@ -16,7 +16,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from coordinator.core.transfer.tcp import NetworkPath
+from coordinator.core.network.tcp import NetworkPath
 from hypergpu.units import Bytes
 from netsim.emulation.requests import (
     Condition,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from coordinator.core.job.events import Event, RoundPlanned, RoundRecorded
+from coordinator.core.training.job.events import Event, RoundPlanned, RoundRecorded
 from hypergpu.client import Coordinator
 from hypergpu.client.history import RoundPoint, target_reached_at
 from hypergpu.cluster.cluster import LocalCluster

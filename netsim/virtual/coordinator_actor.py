@@ -6,19 +6,19 @@ from functools import partial
 import msgspec
 from blake3 import blake3
 
-from coordinator.core.allocation import Lend, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.job import commands, events
-from coordinator.core.job.commands import Command
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
-from coordinator.core.job_forecast.basis import CoordinatorTimes
-from coordinator.core.measure.reading import NodeReading, Observation, Presence
+from coordinator.core.network.reading import NodeReading, Observation, Presence
 from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.round.available import nodes_needed
-from coordinator.core.round.billing import billing_epoch
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.available import nodes_needed
+from coordinator.core.training.billing import billing_epoch
+from coordinator.core.training.job import commands, events
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
+from coordinator.core.training.job_forecast.basis import CoordinatorTimes
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work.allocation import Lend, plan_allocation
+from coordinator.core.work.demand import JobDemand, NodeOffer
 from gpu_node.core import events as node_events
 from gpu_node.core.events import TrainedUpdate
 from hypergpu.ids import Digest, JobId, NodeId

@@ -13,11 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import EvaluateModel
-from coordinator.core.job.events import EvaluationReady
-from coordinator.core.job.state import Job
-from coordinator.core.measure.observations import add_observation
-from coordinator.core.measure.reading import (
+from coordinator.core.network.observations import add_observation
+from coordinator.core.network.reading import (
     Finish,
     NodeReading,
     Observation,
@@ -25,16 +22,7 @@ from coordinator.core.measure.reading import (
     RoundTrip,
     SocketReport,
 )
-from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
-from coordinator.core.transfer.forecast import (
-    CarriedWindow,
-    forecast_transfer,
-    round_path,
-    stall_us,
-)
-from coordinator.core.transfer.tcp import (
+from coordinator.core.network.tcp import (
     HANDSHAKE_RTTS,
     INITIAL_WINDOW_PACKETS,
     STREAM_WINDOW_PACKETS,
@@ -42,6 +30,18 @@ from coordinator.core.transfer.tcp import (
     NetworkPath,
     after_idling,
 )
+from coordinator.core.network.transfer_forecast import (
+    CarriedWindow,
+    forecast_transfer,
+    round_path,
+    stall_us,
+)
+from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.training.job.commands import EvaluateModel
+from coordinator.core.training.job.events import EvaluationReady
+from coordinator.core.training.job.state import Job
 from hypergpu import streams
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.health import (
+from coordinator.core.hub.health import (
     HISTORY_MINUTES,
     NEWCOMER,
     POINTS_MOST,
@@ -30,9 +30,9 @@ from coordinator.core.health import (
     level_of,
     relative_score,
 )
-from coordinator.core.job.events import NodeLost
-from coordinator.core.job.state import Job, Participant, Shard, WorkState
 from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job.events import NodeLost
+from coordinator.core.training.job.state import Job, Participant, Shard, WorkState
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds

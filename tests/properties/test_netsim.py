@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.transfer.tcp import CongestionControl
+from coordinator.core.network.tcp import CongestionControl
 from hypergpu.units import Microseconds, Milliseconds
 from netsim.link import (
     Episodes,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.plan.codecs import CodecFamily, byte_budget, node_codec
 from coordinator.core.plan.decision import (
     BatchGrowth,

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import AcceptedUpdate, Job, WorkState
-from coordinator.core.job.trust_memory import Weighing
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import AcceptedUpdate, Job, WorkState
+from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import Data, Evaluation, JobSpec, Pay, RoundRule, TrainingSettings
 from hypergpu.statements import Domain, terms_of

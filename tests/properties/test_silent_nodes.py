@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.job import events
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Samples

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Observation, StepTime
+from coordinator.core.network.reading import Observation, StepTime
 from coordinator.core.plan.speeds import UNPROVEN_TIMES
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds

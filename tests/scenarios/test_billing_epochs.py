@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import WriteRecord
-from coordinator.core.job.state import Job, Phase
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.billing import billing_epoch, later_epoch
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.billing import billing_epoch, later_epoch
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import WriteRecord
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Pay, TrainingSettings
 from hypergpu.units import Wei

@@ -4,14 +4,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import EvaluateModel
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.evaluation_steps import needs_evaluator
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.transition import transition
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.evaluation_steps import needs_evaluator
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import EvaluateModel
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.transition import transition
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Evaluation
 from hypergpu.units import Samples

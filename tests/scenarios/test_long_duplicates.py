@@ -3,15 +3,15 @@
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import RoundWorker, draw_duplicates
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import transition
+from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplicates
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.sketch import WIDTH, UpdateSketch
 from hypergpu.ids import Digest, NodeId, Slot

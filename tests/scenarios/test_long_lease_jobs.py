@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import AssignShard
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Data, JobSpec
 from hypergpu.statements import Assignment

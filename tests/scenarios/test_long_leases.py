@@ -2,21 +2,21 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import (
+from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
     PlanRound,
     WriteRecord,
 )
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.long_leases import BASES_MOST, staleness_factor, within_quota
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.long_leases import BASES_MOST, staleness_factor, within_quota
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 from netsim.virtual.invariants import violations

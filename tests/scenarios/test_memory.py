@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard, WriteRecord
-from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
 from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
-from coordinator.core.round.assignment import newest_plan_reason, plan_reason
-from coordinator.core.round.transition import transition
+from coordinator.core.training.assignment import newest_plan_reason, plan_reason
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard, WriteRecord
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.transition import transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Inner, JobSpec
 from hypergpu.optimizer import pass_sizes

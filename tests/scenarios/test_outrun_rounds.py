@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate
-from coordinator.core.job.state import Job, Phase, WorkState
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.transition import transition
 from hypergpu.ids import NodeId
 from netsim.virtual.invariants import violations
 from tests.unit.job_states import (

@@ -2,13 +2,13 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.allocation import Lend, plan_allocation
-from coordinator.core.demand import JobDemand, NodeOffer
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard
-from coordinator.core.job.state import Job
-from coordinator.core.round.streams import shard_samples
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.streams import shard_samples
+from coordinator.core.training.transition import transition
+from coordinator.core.work.allocation import Lend, plan_allocation
+from coordinator.core.work.demand import JobDemand, NodeOffer
 from hypergpu.ids import JobId, NodeId
 from hypergpu.jobfile.spec import Data
 from hypergpu.statements import Task

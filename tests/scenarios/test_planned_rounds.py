@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import (
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -12,12 +13,11 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import RoundRecorded
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.outer_step import PLAIN_STEP
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.events import RoundRecorded
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.outer_step import PLAIN_STEP
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.jobfile.spec import CodecChoice, Evaluation, OuterSettings
 from hypergpu.statements import SampleRange
 from hypergpu.units import Samples

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.measure.forecast import RoundWork, finish_forecast
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.network.reading import NodeReading
+from coordinator.core.network.work_forecast import RoundWork, finish_forecast
 from coordinator.core.plan.decision import NodeResult, PlanMemory, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot

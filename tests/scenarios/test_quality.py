@@ -2,15 +2,15 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, Command, WriteRecord
-from coordinator.core.job.events import Event, JobEnded, RoundMeasured
-from coordinator.core.job.state import AcceptedUpdate, Funding, Job, Phase
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.quality import RULE
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.transition import rejection, transition
-from coordinator.core.trust import BAN_AFTER, NEWCOMER
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, Command, WriteRecord
+from coordinator.core.training.job.events import Event, JobEnded, RoundMeasured
+from coordinator.core.training.job.state import AcceptedUpdate, Funding, Job, Phase
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.training.trust.quality import RULE
+from coordinator.core.training.trust.weights import BAN_AFTER, NEWCOMER
 from hypergpu.ids import Address, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec, Pay
 from hypergpu.statements import Domain, terms_of

@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import (
+from coordinator.core.training.assignment import JobStep
+from coordinator.core.training.job import events
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -12,10 +13,9 @@ from coordinator.core.job.commands import (
     ReleaseNode,
     SetDeadline,
 )
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.assignment import JobStep
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.transition import rejection, transition
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, OuterSettings
 from hypergpu.statements import Assignment, Prefetch, SampleRange

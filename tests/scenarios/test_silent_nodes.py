@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import AssignShard, CancelShard, SetDeadline
-from coordinator.core.job.standing import Standing
-from coordinator.core.job.state import Job, Phase, WorkState
-from coordinator.core.round.assignment import JobStep, plan_reason
-from coordinator.core.round.transition import rejection, transition
-from coordinator.core.round.waiting import late_at_ms
+from coordinator.core.training.assignment import JobStep, plan_reason
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import AssignShard, CancelShard, SetDeadline
+from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.training.waiting import late_at_ms
+from coordinator.core.work.standing import Standing
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, RoundRule
 from hypergpu.units import Samples

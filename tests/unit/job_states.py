@@ -2,12 +2,12 @@
 
 from typing import TypeVar
 
-from coordinator.core.job import events
-from coordinator.core.job.commands import Command
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import AcceptedUpdate, Job, Model, Phase
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Command
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model, Phase
+from coordinator.core.training.transition import transition
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import Evaluation, JobSpec, RoundRule, TrainingSettings
 from hypergpu.statements import BlobRef, Terms

@@ -6,13 +6,6 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import (
-    ComparedPair,
-    RoundWorker,
-    draw_duplicates,
-    judge_pairs,
-)
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.plan.common_work import (
     is_lesser,
     is_timed,
@@ -22,7 +15,14 @@ from coordinator.core.plan.common_work import (
 )
 from coordinator.core.plan.decision import NodePlan
 from coordinator.core.plan.median_node import node_reason
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.duplicates import (
+    ComparedPair,
+    RoundWorker,
+    draw_duplicates,
+    judge_pairs,
+)
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

@@ -8,23 +8,23 @@ from typing import get_args
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.allocation import (
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.chain import DELTAS_MOST, extend_chain, initial_of
+from coordinator.core.training.job.events import Event
+from coordinator.core.training.job.state import (
+    Job,
+    Model,
+    Phase,
+)
+from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work.allocation import (
     RECALL_LIMIT_MS,
     Lend,
     Recall,
     Withdraw,
     plan_allocation,
 )
-from coordinator.core.demand import JobDemand, NodeOffer, unfit_reason
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.chain import DELTAS_MOST, extend_chain, initial_of
-from coordinator.core.job.events import Event
-from coordinator.core.job.state import (
-    Job,
-    Model,
-    Phase,
-)
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.requirements import parse_requirement
 from hypergpu.statements import BlobRef, Delta

@@ -3,7 +3,13 @@
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.core.duplicates import (
+from coordinator.core.plan.decision import NodePlan
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import Aggregate, AssignShard, DuplicatedShards
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.trust.duplicates import (
     ComparedPair,
     RoundWorker,
     draw_duplicates,
@@ -11,13 +17,7 @@ from coordinator.core.duplicates import (
     judge_pairs,
     slow_nodes,
 )
-from coordinator.core.job import events
-from coordinator.core.job.commands import Aggregate, AssignShard, DuplicatedShards
-from coordinator.core.job.state import Job, Phase
-from coordinator.core.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.round.lifecycle import outstanding
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.weights import WHOLE
 from coordinator.shell.aggregation.evidence import SketchedUpdate, weigh_sketched
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import WIDTH, Sketch, UpdateSketch

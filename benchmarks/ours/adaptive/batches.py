@@ -23,7 +23,7 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     PlanRequest,
 )
-from coordinator.core.round.outer_step import outer_step
+from coordinator.core.training.outer_step import outer_step
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator

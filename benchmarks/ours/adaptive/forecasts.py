@@ -6,9 +6,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from benchmarks.ours.adaptive.fleets import CODECS, job_spec
-from coordinator.core.job.state import Phase
-from coordinator.core.job_forecast.basis import JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
+from coordinator.core.training.job.state import Phase
+from coordinator.core.training.job_forecast.basis import JobForecast
+from coordinator.core.training.job_forecast.forecast import forecast_job
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, Trust
 from hypergpu.units import Milliseconds

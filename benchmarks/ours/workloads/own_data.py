@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from benchmarks.ours.table import PartFigures
-from coordinator.core.job import events
-from coordinator.core.job.commands import (
+from coordinator.core.training.job import events
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     Command,
     EvaluateModel,
     InitialiseModel,
 )
-from coordinator.core.job.state import AcceptedUpdate, Job, Model
-from coordinator.core.round.transition import transition
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model
+from coordinator.core.training.transition import transition
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import FoldRequest, StoredBlob, StoredUpdate
 from coordinator.shell.evaluator.torch_evaluator import TorchEvaluator

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import FinishForecast
+from coordinator.core.network.work_forecast import FinishForecast
 from coordinator.core.plan.agreement import noise_share
 from coordinator.core.plan.batches import (
     Batch,

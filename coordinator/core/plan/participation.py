@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import FinishForecast
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.network.reading import NodeReading
+from coordinator.core.network.work_forecast import FinishForecast
 from coordinator.core.plan.batches import growth_after
 from coordinator.core.plan.decision import NodeMemory, PlanRequest
 from hypergpu.ids import NodeId

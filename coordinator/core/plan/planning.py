@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import NodeReading
+from coordinator.core.network.reading import NodeReading
 from coordinator.core.plan.closing import close_plan
 from coordinator.core.plan.codecs import (
     FINEST,

@@ -2,7 +2,7 @@
 and in which order uploads begin where the coordinator's own line cannot take all
 at once.
 
-What was never measured of a node is taken from its fleet (`coordinator.core.measure`).
+What was never measured of a node is taken from its fleet (`coordinator.core.network`).
 
 A sender that takes each loss for congestion settles at what losses allow, whatever the line could
 carry; several of them reach further. A sender that knows its line's rate needs no second one.
@@ -15,21 +15,21 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.measure.forecast import (
-    FinishForecast,
-    RoundWork,
-    finish_forecast,
-    transfer_forecast,
-)
-from coordinator.core.measure.line import (
+from coordinator.core.network.line import (
     congestion_control_of,
     goodput_of,
     is_loss_inferred,
     likely_loss,
 )
-from coordinator.core.measure.reading import NodeReading, TransferDirection, median_reading
+from coordinator.core.network.reading import NodeReading, TransferDirection, median_reading
+from coordinator.core.network.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD, CongestionControl
+from coordinator.core.network.work_forecast import (
+    FinishForecast,
+    RoundWork,
+    finish_forecast,
+    transfer_forecast,
+)
 from coordinator.core.plan.decision import NodeMemory
-from coordinator.core.transfer.tcp import PACKET_HEADER_BYTES, STREAM_OVERHEAD, CongestionControl
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds

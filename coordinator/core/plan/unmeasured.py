@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import NodeReading, median_reading
+from coordinator.core.network.reading import NodeReading, median_reading
 from coordinator.core.plan.batches import batch_rate, held_batch
 from coordinator.core.plan.codecs import FINEST, allowed_codecs
 from coordinator.core.plan.decision import (

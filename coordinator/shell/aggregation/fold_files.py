@@ -20,7 +20,7 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from coordinator.core.trust import WHOLE
+from coordinator.core.training.trust.weights import WHOLE
 from hypergpu.crypto import RunningDigest
 from hypergpu.ids import Digest
 from hypergpu.jobfile.spec import Outer

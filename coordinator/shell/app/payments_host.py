@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy.engine import Connection
 
 from coordinator.config import Settings
-from coordinator.core.job.events import FundingChanged
+from coordinator.core.training.job.events import FundingChanged
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver
 from coordinator.shell.runtime.nodes import ConnectedNodes

@@ -13,14 +13,14 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from coordinator.core.job.commands import EvaluateModel, InitialiseModel
-from coordinator.core.job.events import (
+from coordinator.core.training.job.commands import EvaluateModel, InitialiseModel
+from coordinator.core.training.job.events import (
     EvaluationFailed,
     EvaluationReady,
     ModelInitialised,
     PreparationFailed,
 )
-from coordinator.core.job.state import InitialWeights, Model
+from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import reject_when_full
 from coordinator.shell.evaluator import process

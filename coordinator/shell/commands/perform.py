@@ -10,8 +10,11 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.commands import (
+from coordinator.core.plan.decision import ModelSizes, PlanRequest
+from coordinator.core.plan.planning import plan_round
+from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.commands import (
     Aggregate,
     AssignShard,
     CancelShard,
@@ -23,12 +26,14 @@ from coordinator.core.job.commands import (
     SetDeadline,
     WriteRecord,
 )
-from coordinator.core.job.events import CoordinatorChanged, DeadlineReached, JobPaused, RoundPlanned
-from coordinator.core.job.state import ENDED, Job, Phase
-from coordinator.core.plan.decision import ModelSizes, PlanRequest
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
-from coordinator.core.round.lifecycle import outstanding
+from coordinator.core.training.job.events import (
+    CoordinatorChanged,
+    DeadlineReached,
+    JobPaused,
+    RoundPlanned,
+)
+from coordinator.core.training.job.state import ENDED, Job, Phase
+from coordinator.core.training.lifecycle import outstanding
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
 from coordinator.shell.commands.evaluation import (

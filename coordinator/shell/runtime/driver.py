@@ -13,9 +13,10 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from coordinator.core.health import HealthEvidence, health_evidence
-from coordinator.core.job.commands import Command, WriteRecord
-from coordinator.core.job.events import (
+from coordinator.core.hub.health import HealthEvidence, health_evidence
+from coordinator.core.persistent_map import PersistentMap
+from coordinator.core.training.job.commands import Command, WriteRecord
+from coordinator.core.training.job.events import (
     AggregateReady,
     Event,
     JobCreated,
@@ -24,9 +25,8 @@ from coordinator.core.job.events import (
     UpdateReceived,
     UpdateRejected,
 )
-from coordinator.core.job.state import Job
-from coordinator.core.persistent_map import PersistentMap
-from coordinator.core.round.transition import rejection, transition
+from coordinator.core.training.job.state import Job
+from coordinator.core.training.transition import rejection, transition
 from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from collections.abc import Iterable, Mapping
 
-from coordinator.core.heartbeats import StreamPace, UsualPace
-from coordinator.core.job.state import Job
+from coordinator.core.hub.heartbeats import StreamPace, UsualPace
+from coordinator.core.training.job.state import Job
 from coordinator.shell.journal.records import NodeRecord, UpdateCount
 from coordinator.shell.journal.registry import Registry
 from coordinator.shell.translate import Capabilities, NodeProgress

@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from coordinator.config import Settings
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.blobs import live_blobs
-from coordinator.core.job.events import UpdateReceived
-from coordinator.core.job.state import ENDED, Funding, Phase
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.blobs import live_blobs
+from coordinator.core.training.job.events import UpdateReceived
+from coordinator.core.training.job.state import ENDED, Funding, Phase
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore

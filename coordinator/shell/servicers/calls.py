@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from coordinator.core.gateway.appointments import Appointments
+from coordinator.core.hub.admission import Appointments
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.identity.gateways import GATEWAY_KEY, NODE_KEY, gateway_token
 from coordinator.shell.identity.rate import NODE_CALLS, GuessLimiter, OpenCounter, Rate, RateLimiter

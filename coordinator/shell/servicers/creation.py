@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import structlog
 
-from coordinator.core.job.events import JobCreated
-from coordinator.core.job.state import ENDED, InitialWeights
+from coordinator.core.training.job.events import JobCreated
+from coordinator.core.training.job.state import ENDED, InitialWeights
 from coordinator.shell.commands.evaluation import (
     manifest_digests,
     packed_manifest,

@@ -6,11 +6,11 @@ from collections import OrderedDict
 
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.state import ENDED, Job
-from coordinator.core.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
-from coordinator.core.job_forecast.forecast import forecast_job
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.training.job.state import ENDED, Job
+from coordinator.core.training.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
+from coordinator.core.training.job_forecast.forecast import forecast_job
 from coordinator.shell.commands.perform import sizes_of
 from coordinator.shell.evaluator.process import Initialise
 from coordinator.shell.identity.rate import Rate, RateLimiter

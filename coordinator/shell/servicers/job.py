@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     Event,
     JobPaused,
     JobResumed,
     JobStopped,
     ParametersChanged,
 )
-from coordinator.core.job.state import ENDED, Job, Model
+from coordinator.core.training.job.state import ENDED, Job, Model
 from coordinator.shell import translate
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.evaluation import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     Event,
     JobCreated,
     JobEnded,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.plan.decision import RoundPlan
 from coordinator.core.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot

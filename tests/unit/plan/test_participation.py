@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.measure.reading import Estimate, NodeReading
+from coordinator.core.network.reading import Estimate, NodeReading
 from coordinator.core.plan.agreement import cosine
 from coordinator.core.plan.decision import (
     NodeMemory,

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.job.state import AcceptedUpdate
-from coordinator.core.measure.reading import Conditions, Estimate, NodeReading
+from coordinator.core.network.reading import Conditions, Estimate, NodeReading
 from coordinator.core.plan.batches import (
     BatchBounds,
     balanced_span_us,
@@ -26,7 +25,8 @@ from coordinator.core.plan.decision import (
 from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
 from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
-from coordinator.core.round.weights import update_weights
+from coordinator.core.training.job.state import AcceptedUpdate
+from coordinator.core.training.sample_weights import update_weights
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import Aware
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

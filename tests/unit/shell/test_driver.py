@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.commands import Command, InitialiseModel
-from coordinator.core.job.events import (
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.commands import Command, InitialiseModel
+from coordinator.core.training.job.events import (
     Event,
     JobCreated,
     JobPaused,
@@ -17,7 +17,7 @@ from coordinator.core.job.events import (
     NodeLost,
     UpdateRejected,
 )
-from coordinator.core.job.state import Phase
+from coordinator.core.training.job.state import Phase
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.state import Job
-from coordinator.core.measure.known_speed import DAYS_KEPT, SpeedRecord, SpeedSource, record_speed
-from coordinator.core.measure.progress import LeaseProgress
-from coordinator.core.measure.reading import Estimate
+from coordinator.core.network.known_speed import DAYS_KEPT, SpeedRecord, SpeedSource, record_speed
+from coordinator.core.network.progress import LeaseProgress
+from coordinator.core.network.reading import Estimate
+from coordinator.core.training.job.state import Job
 from coordinator.shell.runtime.fleet_speeds import (
     NODES_MOST,
     FleetSpeeds,

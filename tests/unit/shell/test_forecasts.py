@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.core.job.events import NodeJoined
-from coordinator.core.job.state import Job
-from coordinator.core.measure.reading import RoundTrip
+from coordinator.core.network.reading import RoundTrip
+from coordinator.core.training.job.events import NodeJoined
+from coordinator.core.training.job.state import Job
 from coordinator.shell.runtime.command_times import CommandTimes
 from coordinator.shell.runtime.fleet_speeds import speed_sources
 from coordinator.shell.runtime.readings import FinishedUpdate

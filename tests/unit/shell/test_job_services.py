@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job.events import (
+from coordinator.core.plan.decision import NodeMemory, PlanMemory
+from coordinator.core.training.job.events import (
     AggregateReady,
     JobStopped,
     MeasuredUpdate,
@@ -16,7 +17,6 @@ from coordinator.core.job.events import (
     RoundMeasured,
     RoundPlanned,
 )
-from coordinator.core.plan.decision import NodeMemory, PlanMemory
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.journal.records import Entry

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.job import events
-from coordinator.core.job.state import AcceptedUpdate, Job, Model, WorkState
-from coordinator.core.quality import offered_contribution
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import AcceptedUpdate, Job, Model, WorkState
+from coordinator.core.training.trust.quality import offered_contribution
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from coordinator.shell.servicers.node import commit_update, offer_update

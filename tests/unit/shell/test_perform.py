@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.evaluator_turns import EvaluatorJob
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import (
+from coordinator.core.hub.evaluator_turns import EvaluatorJob
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.events import (
     Event,
     JobCreated,
     JobPaused,
@@ -26,9 +26,9 @@ from coordinator.core.job.events import (
     NodeJoined,
     NodeLost,
 )
-from coordinator.core.job.state import Job, Model, Phase
-from coordinator.core.job.trust_memory import TrustMemory
-from coordinator.core.trust import whole_weighing
+from coordinator.core.training.job.state import Job, Model, Phase
+from coordinator.core.training.job.trust_memory import TrustMemory
+from coordinator.core.training.trust.weights import whole_weighing
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space
 from coordinator.shell.commands.aggregation import aggregate, fold_updates

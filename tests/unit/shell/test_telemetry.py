@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from coordinator.__main__ import main
 from coordinator.config import Settings
-from coordinator.core.measure.progress import LeaseProgress
-from coordinator.core.measure.reading import (
+from coordinator.core.network.progress import LeaseProgress
+from coordinator.core.network.reading import (
     NodeReading,
     PacketTrain,
     SocketReport,

@@ -9,11 +9,11 @@ import pytest
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.job.events import AggregateReady, Event, JobPaused
-from coordinator.core.job.state import Job, Model
-from coordinator.core.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.trust import ROLLBACKS_MOST, WHOLE, known_votes
+from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
+from coordinator.core.training.job.events import AggregateReady, Event, JobPaused
+from coordinator.core.training.job.state import Job, Model
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.shell.aggregation.fold_files import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector

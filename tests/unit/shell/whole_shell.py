@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coordinator.config import Settings
-from coordinator.core.job.events import (
+from coordinator.core.training.job.events import (
     AggregateReady,
     JobCreated,
     JobStopped,
@@ -15,7 +15,7 @@ from coordinator.core.job.events import (
     NodeJoined,
     UpdateReceived,
 )
-from coordinator.core.job.state import AcceptedUpdate, Funding, Model
+from coordinator.core.training.job.state import AcceptedUpdate, Funding, Model
 from coordinator.shell.app.payments_host import PaymentsHost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
