@@ -29,10 +29,10 @@ from coordinator.core.training.job.events import (
     EvaluationReady,
     JobCreated,
     ModelInitialised,
-    NodeJoined,
     UpdateReceived,
 )
 from coordinator.core.training.job.state import AcceptedUpdate, Model
+from coordinator.core.work.work_events import NodeJoined
 from coordinator.shell.aggregation.fold import fold
 from coordinator.shell.aggregation.fold_files import (
     FoldRequest,

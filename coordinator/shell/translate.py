@@ -23,7 +23,8 @@ from coordinator.core.network.reading import (
 from coordinator.core.plan.decision import MemoryUse
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.events import AggregateReady
-from coordinator.core.training.job.state import Job, ModelScore, Participant, WorkState
+from coordinator.core.training.job.state import Job, ModelScore, Participant
+from coordinator.core.work.leases import WorkState
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord
 from hypergpu.errors import HyperGPUError, Reason

@@ -17,6 +17,7 @@ from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Mode
 from coordinator.core.training.job_forecast.basis import CoordinatorTimes
 from coordinator.core.training.lifecycle import outstanding
 from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_commands, work_events
 from coordinator.core.work.allocation import Lend, plan_allocation
 from coordinator.core.work.demand import JobDemand, NodeOffer
 from gpu_node.core import events as node_events
@@ -185,7 +186,7 @@ class CoordinatorActor:
         if node in self._lent:
             now_ms = self._agenda.now_ms
             self.apply(
-                self._lent[node], events.NodeDraining(at_ms=now_ms, node=node, reason=reason)
+                self._lent[node], work_events.NodeDraining(at_ms=now_ms, node=node, reason=reason)
             )
 
     # Actions of users and faults.
@@ -266,7 +267,7 @@ class CoordinatorActor:
                         at_ms=at_ms, lease=lease, reason=reason
                     ),
                 )
-            case commands.ReleaseNode(node=node, reason=reason):
+            case work_commands.ReleaseNode(node=node, reason=reason):
                 self._lent.pop(node, None)
                 self._tell(
                     node,
@@ -293,7 +294,7 @@ class CoordinatorActor:
             case commands.EvaluateModel():
                 answer = simulated_evaluation(command)
                 self._later(EVALUATE_MS, lambda: self._take_answer(job_id, answer))
-            case commands.WriteRecord(record=events.RoundRecorded() as record):
+            case work_commands.WriteRecord(record=events.RoundRecorded() as record):
                 self.rounds[job_id].append(record)
             case _:
                 pass
@@ -368,7 +369,7 @@ class CoordinatorActor:
         job_id = self._lent.pop(node, None)
         if job_id is not None:
             now_ms = self._agenda.now_ms
-            self.apply(job_id, events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
+            self.apply(job_id, work_events.NodeLost(at_ms=now_ms, node=node, reason="silent"))
             self._allocate_soon()
 
     def _allocate_soon(self) -> None:
@@ -398,15 +399,17 @@ class CoordinatorActor:
             else:
                 self.apply(
                     move.job_id,
-                    events.NodeDraining(at_ms=now_ms, node=move.node, reason=move.reason),
+                    work_events.NodeDraining(at_ms=now_ms, node=move.node, reason=move.reason),
                 )
 
     def _lend(self, move: Lend) -> None:
         now_ms = self._agenda.now_ms
         if (before := self._lent.pop(move.node, None)) is not None:
-            self.apply(before, events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason))
+            self.apply(
+                before, work_events.NodeLost(at_ms=now_ms, node=move.node, reason=move.reason)
+            )
         self._lent[move.node] = move.job_id
-        self.apply(move.job_id, events.NodeJoined(at_ms=now_ms, node=move.node))
+        self.apply(move.job_id, work_events.NodeJoined(at_ms=now_ms, node=move.node))
 
     def _wanting(self) -> list[Job]:
         idle = ENDED | {Phase.PAUSED, Phase.FINISHING}
@@ -438,7 +441,7 @@ class CoordinatorActor:
         """Play the user who resumes a job that paused itself."""
         for job_id, job in self.jobs.items():
             if job.phase is Phase.PAUSED:
-                self.apply(job_id, events.JobResumed(at_ms=self._agenda.now_ms))
+                self.apply(job_id, work_events.JobResumed(at_ms=self._agenda.now_ms))
 
 
 def _digest(*parts: str) -> Digest:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.training.job.commands import AssignShard
-from coordinator.core.training.job.events import JobPaused, RoundPlanned
+from coordinator.core.training.job.events import RoundPlanned
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.training.transition import transition
+from coordinator.core.work.work_events import JobPaused
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, RoundRule, TrainingSettings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.core.training.job.events import NodeJoined
 from coordinator.core.training.job.state import Phase
+from coordinator.core.work.work_events import NodeJoined
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec, NodeSelection, TrainingSettings
 from netsim.link import COORDINATOR_LINK, Shape

@@ -363,7 +363,7 @@ def test_no_more_deltas_are_kept_than_are_worth_applying() -> None:
 def test_no_delta_that_a_node_may_be_told_of_is_collected() -> None:
     job = training()
     model = after_rounds(3, 10)
-    live = live_blobs(type(job)(job.job_id, job.spec, model=model))
+    live = live_blobs(type(job)(job_id=job.job_id, spec=job.spec, model=model))
     assert {delta.blob.digest for delta in model.deltas} <= live
 
 

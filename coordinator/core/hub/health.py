@@ -19,9 +19,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.training.job.events import AggregateReady, Event, NodeLost
-from coordinator.core.training.job.state import Job, Participant, Round, WorkState
+from coordinator.core.training.job.events import AggregateReady, Event
+from coordinator.core.training.job.state import Job, Participant, Round
 from coordinator.core.training.trust.weights import WHOLE
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.work_events import NodeLost
 from hypergpu.ids import NodeId
 
 NEWCOMER = 0.75

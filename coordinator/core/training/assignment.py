@@ -32,7 +32,6 @@ from coordinator.core.training.job.state import (
     Round,
     Shard,
     Stream,
-    WorkState,
 )
 from coordinator.core.training.streams import return_samples, shard_samples, take_samples
 from coordinator.core.training.waiting import (
@@ -43,6 +42,8 @@ from coordinator.core.training.waiting import (
     standing_reason,
     waits_for_all,
 )
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.pairs import without_pair
 from hypergpu.ids import NodeId
 from hypergpu.statements import Assignment, InitialModel, Lease, Prefetch, Task
 from hypergpu.units import Milliseconds, Samples
@@ -317,9 +318,8 @@ def vacate_shard(job: Job, node: NodeId, work: WorkState) -> JobStep:
     round_ = job.round
     if round_ is None or (gone := round_.participants.get(node)) is None:
         return JobStep(job)
-    if gone.is_open and (partner := round_.partner(node)) is not None:
-        rest = {own: it for own, it in round_.duplicates.items() if own not in (node, partner)}
-        round_ = replace(round_, duplicates=rest)
+    if gone.is_open and round_.partner(node) is not None:
+        round_ = replace(round_, duplicates=without_pair(round_.duplicates, node))
     elif gone.is_open and gone.repeats is None:
         round_ = replace(round_, orphans=(*round_.orphans, gone.shard))
     elif not gone.is_open and gone.work is not WorkState.HANDED_BACK:
@@ -348,8 +348,14 @@ def reassign_orphans(job: Job) -> JobStep:
         if job.spec.data.stays_on_nodes and not own:
             job, shard = _swap_shard(job, node, shard, plan)
         plan = fit_plan(plan, fit_of(job, node), round_.spec)
-        taken = Participant(member.slot, lease, shard, plan, job.at_ms)
-        started[node] = replace(taken, work=_first_work(round_, member))
+        started[node] = Participant(
+            slot=member.slot,
+            lease=lease,
+            shard=shard,
+            plan=plan,
+            assigned_at_ms=job.at_ms,
+            work=_first_work(round_, member),
+        )
         lease += 1
     round_ = replace_participants(replace(round_, orphans=tuple(orphans)), started)
     job = replace(job, round=round_, next_lease=lease)

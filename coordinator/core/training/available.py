@@ -7,26 +7,13 @@ from coordinator.core.plan.batches import most_samples
 from coordinator.core.plan.decision import MemoryFit, NodePlan
 from coordinator.core.plan.memory_fit import estimated_fit, least_use
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Member
+from coordinator.core.work.members import free_nodes
 from hypergpu.ids import NodeId
 
 
 def available_nodes(job: Job) -> list[NodeId]:
     """Nodes that can take work, in slot order. Who has a lease over several rounds cannot."""
-    able = [
-        (member.slot, node)
-        for node, member in job.members.items()
-        if member.can_work and node not in job.long_leases
-    ]
-    return [node for _, node in sorted(able)]
-
-
-def available_count(job: Job) -> int:
-    """How many nodes can take work or are at it. Cheap to ask whenever one comes."""
-    return count_where(job.members, _can_work)
-
-
-def _can_work(member: Member) -> bool:
-    return member.can_work
+    return free_nodes(job, job.long_leases)
 
 
 def fit_of(job: Job, node: NodeId) -> MemoryFit:

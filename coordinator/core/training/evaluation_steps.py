@@ -6,6 +6,7 @@ from coordinator.core.training.assignment import JobStep, is_done
 from coordinator.core.training.job import events
 from coordinator.core.training.job.state import ENDED, Job, Model, ModelScore, Phase
 from coordinator.core.training.lifecycle import end_job, evaluation_command, pause_job
+from coordinator.core.work import work_events
 from hypergpu.workloads.metrics import FALLS, has_reached, target_mode
 
 _UNDER_WAY = frozenset(Phase) - ENDED - {Phase.PREPARING, Phase.FINISHING}
@@ -67,7 +68,7 @@ def _pause_at_start(job: Job, event: events.EvaluationReady) -> JobStep:
         f" the target is {rule.target:g} {side}; set evaluation.target with hypergpu job set, then"
         " resume the job"
     )
-    return pause_job(job, events.JobPaused(at_ms=event.at_ms, reason=reason))
+    return pause_job(job, work_events.JobPaused(at_ms=event.at_ms, reason=reason))
 
 
 def skip_score(job: Job, event: events.EvaluationFailed) -> JobStep:

@@ -22,22 +22,8 @@ from coordinator.core.training.evaluation_steps import evaluate_if_due
 from coordinator.core.training.figures import round_figures
 from coordinator.core.training.hand_back import refit_work, with_reason
 from coordinator.core.training.job import events
-from coordinator.core.training.job.commands import (
-    CancelShard,
-    Command,
-    ReleaseNode,
-    WriteRecord,
-)
-from coordinator.core.training.job.state import (
-    Funding,
-    Job,
-    Member,
-    Model,
-    Participant,
-    Phase,
-    Round,
-    WorkState,
-)
+from coordinator.core.training.job.commands import CancelShard, Command
+from coordinator.core.training.job.state import Job, Member, Model, Participant, Phase, Round
 from coordinator.core.training.job.trust_memory import TrustMemory
 from coordinator.core.training.lifecycle import (
     close_if_due,
@@ -53,17 +39,28 @@ from coordinator.core.training.own_data import counted_streams, first_streams, w
 from coordinator.core.training.streams import return_samples, shard_samples
 from coordinator.core.training.trust.duplicates import with_due, without_doubts
 from coordinator.core.training.trust.weights import ban_reason, without_trust
-from hypergpu.ids import NodeId, Slot
+from coordinator.core.work import work_events
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.leases import WorkState, elapsed_ms
+from coordinator.core.work.members import (
+    next_slot,
+    present_again,
+    release_if_leaving,
+    with_leaving,
+    with_member,
+    without_presence,
+)
+from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
+from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 
-def add_node(job: Job, event: events.NodeJoined) -> JobStep:
+def add_node(job: Job, event: work_events.NodeJoined) -> JobStep:
     """Give the node its slot, and work if there is some."""
-    before = job.members.get(event.node) or Member(Slot(len(job.members)))
+    before = job.members.get(event.node) or Member(slot=next_slot(job))
     fit = replace(before.fit, shortage="")  # its owner may have given it more memory
-    told = replace(before, token=event.token, memory_bytes=event.memory_bytes)
-    member = replace(told, is_present=True, is_leaving=False, fit=fit)
-    job = with_own_streams(replace(job, members=replace_items(job.members, {event.node: member})))
+    member = replace(present_again(before, event), memory_bytes=event.memory_bytes, fit=fit)
+    job = with_own_streams(with_member(job, event.node, member))
     if job.phase is Phase.WAITING:
         return open_round(job)
     step = reassign_orphans(job)
@@ -71,9 +68,9 @@ def add_node(job: Job, event: events.NodeJoined) -> JobStep:
     return close_if_due(JobStep(relief.job, (*step.commands, *relief.commands)))
 
 
-def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
+def lose_node(job: Job, event: work_events.NodeLost | work_events.NodePaused) -> JobStep:
     """Take the node's shard away; the round goes on without it."""
-    job, _void = void_leases(_remove_node(job, event.node), {event.node}, event.reason)
+    job, _void = void_leases(without_presence(job, event.node), {event.node}, event.reason)
     if job.phase is Phase.WAITING:
         return open_round(job)
     if job.active_phase is not Phase.TRAINING:
@@ -81,18 +78,17 @@ def lose_node(job: Job, event: events.NodeLost | events.NodePaused) -> JobStep:
     return close_if_due(vacate_shard(job, event.node, WorkState.LOST))
 
 
-def drain_node(job: Job, event: events.NodeDraining) -> JobStep:
+def drain_node(job: Job, event: work_events.NodeDraining) -> JobStep:
     """Let the node finish its current work, and no more."""
     participant = job.participant(event.node)
     if participant is not None and participant.is_open:
-        member = replace(job.members[event.node], is_leaving=True)
-        return JobStep(replace(job, members=replace_items(job.members, {event.node: member})))
-    job = _remove_node(job, event.node)
+        return JobStep(with_leaving(job, event.node))
+    job = without_presence(job, event.node)
     job = open_round(job).job if job.phase is Phase.WAITING else job
     return JobStep(job, (ReleaseNode(event.node, event.reason),))
 
 
-def pause_node(job: Job, event: events.NodePaused) -> JobStep:
+def pause_node(job: Job, event: work_events.NodePaused) -> JobStep:
     """Take the node out at once. Unlike one that drains it keeps its end states for its return."""
     participant = job.participant(event.node)
     cancelled: tuple[Command, ...] = ()
@@ -103,12 +99,12 @@ def pause_node(job: Job, event: events.NodePaused) -> JobStep:
     return JobStep(step.job, (*cancelled, *step.commands))
 
 
-def readmit_node(job: Job, event: events.NodeReadmitted) -> JobStep:
+def readmit_node(job: Job, event: work_events.NodeReadmitted) -> JobStep:
     """Give a banned node work again, from the next round on; its votes grow like a newcomer's."""
     member = replace(job.members[event.node], ban="", useless=0)
     trust = without_trust(job.trust, event.node)
     trust = replace(trust, duplicates=without_doubts(trust.duplicates, event.node))
-    job = replace(job, members=replace_items(job.members, {event.node: member}), trust=trust)
+    job = replace(with_member(job, event.node, member), trust=trust)
     return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
 
@@ -124,14 +120,14 @@ def receive_update(job: Job, event: events.UpdateReceived) -> JobStep:
         inner_steps=participant.inner_steps,
         codec=participant.codec,
     )
-    took_ms = Milliseconds(max(1, event.at_ms - participant.assigned_at_ms))
+    took_ms = elapsed_ms(participant, event.at_ms)
     participant = replace(participant, work=WorkState.RECEIVED, update=update, took_ms=took_ms)
     before = job.members[event.node]
     member = replace(
         before,
         last_accepted=update.blob.digest,
         accepted_lease=event.lease,
-        standing=before.standing.after_update(took_ms, participant.inner_steps),
+        standing=before.standing.after_work(took_ms, participant.inner_steps),
         fit=fit_of(job, event.node) if participant.plan.micro_batch else before.fit,
     )
     is_long = participant.base is not None
@@ -200,21 +196,13 @@ def _take_back_long(job: Job, event: events.ShardHandedBack) -> JobStep:
         spec = participant.base.spec
         fit = tighter_fit(participant.plan, spec, can_checkpoint=job.can_checkpoint)
         member = replace(member, fit=fit)
-        job = replace(job, members=replace_items(job.members, {event.node: member}))
+        job = with_member(job, event.node, member)
     job, _void = void_leases(job, {event.node}, event.reason)
     return _open_if_waiting(_release_if_leaving(job, event.node))
 
 
 def _release_if_leaving(job: Job, node: NodeId) -> JobStep:
-    if not job.members[node].is_leaving:
-        return JobStep(job)
-    return JobStep(_remove_node(job, node), (ReleaseNode(node, "it has finished its work"),))
-
-
-def _remove_node(job: Job, node: NodeId) -> Job:
-    """The job with ``node`` no longer present."""
-    member = replace(job.members[node], is_present=False, is_leaving=False)
-    return replace(job, members=replace_items(job.members, {node: member}))
+    return JobStep(*release_if_leaving(job, node))
 
 
 def note_deadline(job: Job, event: events.DeadlineReached) -> JobStep:
@@ -230,7 +218,7 @@ def note_deadline(job: Job, event: events.DeadlineReached) -> JobStep:
     return close_if_due(relieve_silent(mark_late(job)))
 
 
-def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
+def resume_job(job: Job, _event: work_events.JobResumed) -> JobStep:
     """Go on where the pause came in: the same shards, new leases, the deadline's remaining time."""
     phase = job.active_phase
     job = replace(job, phase=phase, resume_to=None, reason="resumed by its user")
@@ -244,14 +232,14 @@ def resume_job(job: Job, _event: events.JobResumed) -> JobStep:
     return close_if_due(JobStep(step.job, (*renewed, *step.commands)))
 
 
-def note_restart(job: Job, _event: events.CoordinatorChanged) -> JobStep:
+def note_restart(job: Job, _event: work_events.CoordinatorChanged) -> JobStep:
     """Hold no time of the open round against its nodes: they may have been without coordinator."""
     if job.round is None:
         return JobStep(job)
     return JobStep(replace(job, round=replace(job.round, is_interrupted=True)))
 
 
-def stop_job(job: Job, _event: events.JobStopped) -> JobStep:
+def stop_job(job: Job, _event: work_events.JobStopped) -> JobStep:
     """End the job with the model it has."""
     return end_job(job, Phase.STOPPED, "the job was stopped", final_reason="stopped by its user")
 
@@ -261,9 +249,9 @@ def change_parameters(job: Job, event: events.ParametersChanged) -> JobStep:
     return JobStep(replace(job, next_spec=event.spec))
 
 
-def change_funding(job: Job, event: events.FundingChanged) -> JobStep:
+def change_funding(job: Job, event: work_events.FundingChanged) -> JobStep:
     """Keep what is funded; a job that waits looks again whether a round may open."""
-    job = replace(job, funding=Funding(event.funded_samples, event.reason))
+    job = replace(job, funding=Funding(event.funded_units, event.reason))
     return open_round(job) if job.phase is Phase.WAITING else JobStep(job)
 
 

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from coordinator.core.training.job.events import AggregateReady, RoundRecorded
-from coordinator.core.training.job.state import Job, Participant, Round, WorkState
+from coordinator.core.training.job.state import Job, Participant, Round
+from coordinator.core.work.leases import WorkState
 from hypergpu.units import Bytes, Milliseconds, Samples
 
 

@@ -2,19 +2,17 @@
 in memory at once; a job in which everybody handed back pauses.
 """
 
-from collections import Counter
-
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
 from coordinator.core.plan.memory_fit import fit_plan, tighter_fit
 from coordinator.core.training.assignment import JobStep, assignment, replace_participants
 from coordinator.core.training.available import available_nodes, left_out
-from coordinator.core.training.job.commands import WriteRecord
 from coordinator.core.training.job.events import MemoryFitted
-from coordinator.core.training.job.state import Job, Phase, WorkState
+from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.work.hand_back import hand_back_reasons
+from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId
-from hypergpu.units import several
 
 
 def refit_work(job: Job, node: NodeId) -> JobStep:
@@ -63,31 +61,16 @@ def pause_stalled(job: Job) -> Job:
     none of them may try again, whoever joins next gets a shard.
     """
     if not available_nodes(job):
-        reason = f"waits for a node with more memory: {_reasons_told(job)}"
+        reason = f"waits for a node with more memory: {_reasons(job)}"
         return replace(job, reason=reason) if left_out(job) else job
     return replace(
         job,
         phase=Phase.PAUSED,
         resume_to=Phase.TRAINING,
         paused_at_ms=job.at_ms,
-        reason=f"every participant handed its shard back: {_reasons_told(job)}",
+        reason=f"every participant handed its shard back: {_reasons(job)}",
     )
 
 
-_REASONS_MOST, _REASON_LENGTH_MOST = 3, 300
-
-
-def _reasons_told(job: Job) -> str:
-    """The participants' reasons, the commonest first, each with how many nodes gave it."""
-    participants = job.round.participants.values() if job.round else ()
-    given = Counter(
-        each.reason or "no reason was given"
-        for each in participants
-        if each.work is WorkState.HANDED_BACK
-    )
-    told = [
-        f"{reason[:_REASON_LENGTH_MOST]} ({several(count, 'node')})"
-        for reason, count in given.most_common(_REASONS_MOST)
-    ]
-    left = len(given) - len(told)
-    return "; ".join([*told, *([f"and {several(left, 'other reason')}"] if left else [])])
+def _reasons(job: Job) -> str:
+    return hand_back_reasons(job.round.participants.values() if job.round else ())

@@ -24,7 +24,6 @@ from coordinator.core.training.assignment import (
     without_participants,
 )
 from coordinator.core.training.available import (
-    available_count,
     available_nodes,
     fit_of,
     left_out,
@@ -43,17 +42,8 @@ from coordinator.core.training.job.commands import (
     EvaluateModel,
     InitialiseModel,
     PlanRound,
-    ReleaseNode,
 )
-from coordinator.core.training.job.events import JobPaused
-from coordinator.core.training.job.state import (
-    Job,
-    Model,
-    Participant,
-    Phase,
-    Round,
-    WorkState,
-)
+from coordinator.core.training.job.state import Job, Model, Participant, Phase, Round
 from coordinator.core.training.long_leases import (
     folded_leases,
     is_base_free,
@@ -77,6 +67,10 @@ from coordinator.core.training.waiting import (
     resting_members,
     standings_after,
 )
+from coordinator.core.work.funding import unfunded_left
+from coordinator.core.work.leases import WorkState
+from coordinator.core.work.members import available_count, release_all
+from coordinator.core.work.work_events import JobPaused
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds, Samples, several
@@ -202,14 +196,11 @@ def _first_work(part: NodePlan, *, is_on_trial: bool) -> WorkState:
 
 def _funding_gap(job: Job, plan: RoundPlan) -> str:
     """Why the job's funding does not cover the round; empty if it does."""
-    funding = job.funding
-    if funding is None or funding.funded_samples is None:
-        return ""
-    batch = job.spec.training.batch_size
+    batch, funding = job.spec.training.batch_size, job.funding
     samples = sum(part.inner_steps * part.batch(batch) for part in plan.nodes.values())
     done = job.tally.samples + job.tally.samples_twice + reserved_samples(job)
-    left = max(0, funding.funded_samples - done)
-    if samples <= left:
+    left = unfunded_left(funding, samples, done)
+    if funding is None or left is None:
         return ""
     why = funding.reason or f"raise pay.escrow: hypergpu job set {job.job_id} pay.escrow=AMOUNT"
     return f"round {plan.round} has {samples} samples, {left} more are funded: {why}"
@@ -336,13 +327,9 @@ def end_job(job: Job, phase: Phase, reason: str, *, final_reason: str = "") -> J
     """
     cancelled = cancellations(job.round, reason) if job.round is not None else ()
     job, void = void_all(job, reason)
-    present = [node for node, member in job.members.items() if member.is_present]
-    members = {
-        node: replace(member, is_present=False, is_leaving=False)
-        for node, member in job.members.items()
-    }
-    job = replace(job, phase=phase, resume_to=None, reason=final_reason or reason, members=members)
-    return JobStep(job, (*cancelled, *void, *(ReleaseNode(node, reason) for node in present)))
+    job, released = release_all(job, reason)
+    job = replace(job, phase=phase, resume_to=None, reason=final_reason or reason)
+    return JobStep(job, (*cancelled, *void, *released))
 
 
 def _close_round(job: Job, round_: Round, why: str) -> JobStep:

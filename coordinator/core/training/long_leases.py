@@ -26,9 +26,9 @@ from coordinator.core.training.job.state import (
     Participant,
     Round,
     Stream,
-    WorkState,
 )
 from coordinator.core.training.streams import return_samples, shard_samples
+from coordinator.core.work.leases import WorkState
 from hypergpu.ids import NodeId
 from hypergpu.units import Samples
 

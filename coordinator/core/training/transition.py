@@ -39,6 +39,9 @@ from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import ENDED, Job, Participant, Phase
 from coordinator.core.training.lifecycle import initialise_model, open_planned_round, pause_job
 from coordinator.core.training.trust.quality import record_quality
+from coordinator.core.work import work_events
+from coordinator.core.work.leases import lease_rejection
+from coordinator.core.work.members import membership_rejection
 
 _LIVE = frozenset(Phase) - ENDED
 _WITH_WORK = frozenset({Phase.TRAINING, Phase.PAUSED})
@@ -48,11 +51,11 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.JobCreated: frozenset(),
     events.ModelInitialised: _LIVE,
     events.PreparationFailed: _LIVE,
-    events.NodeJoined: _LIVE - {Phase.FINISHING},
-    events.NodeLost: _LIVE,
-    events.NodeDraining: _LIVE,
-    events.NodePaused: _LIVE,
-    events.NodeReadmitted: _LIVE,
+    work_events.NodeJoined: _LIVE - {Phase.FINISHING},
+    work_events.NodeLost: _LIVE,
+    work_events.NodeDraining: _LIVE,
+    work_events.NodePaused: _LIVE,
+    work_events.NodeReadmitted: _LIVE,
     events.RoundPlanned: frozenset({Phase.PLANNING}),
     events.UpdateReceived: _RUNNING | {Phase.PAUSED},
     events.UpdateRejected: frozenset(Phase),
@@ -62,29 +65,29 @@ LEGAL: dict[type, frozenset[Phase]] = {
     events.ModelLost: _LIVE - {Phase.PREPARING},
     events.EvaluationReady: frozenset(Phase),
     events.EvaluationFailed: frozenset(Phase),
-    events.JobPaused: _RUNNING | {Phase.PREPARING},
-    events.JobResumed: frozenset({Phase.PAUSED}),
-    events.JobStopped: _LIVE,
+    work_events.JobPaused: _RUNNING | {Phase.PREPARING},
+    work_events.JobResumed: frozenset({Phase.PAUSED}),
+    work_events.JobStopped: _LIVE,
     events.ParametersChanged: _LIVE - {Phase.FINISHING},
-    events.FundingChanged: _LIVE,
-    events.CoordinatorChanged: _LIVE,
+    work_events.FundingChanged: _LIVE,
+    work_events.CoordinatorChanged: _LIVE,
     events.MemoryFitted: frozenset(Phase),
     events.RoundRecorded: frozenset(Phase),
     events.RoundMeasured: frozenset(Phase),
-    events.JobEnded: frozenset(Phase),
+    work_events.JobEnded: frozenset(Phase),
 }
 """The phases in which an event may be legal at all. `rejection` looks at the rest of the state."""
 
 
 _CANNOT: dict[type, str] = {
-    events.JobPaused: "cannot be paused",
-    events.JobResumed: "cannot be resumed",
-    events.JobStopped: "cannot be stopped",
+    work_events.JobPaused: "cannot be paused",
+    work_events.JobResumed: "cannot be resumed",
+    work_events.JobStopped: "cannot be stopped",
     events.ParametersChanged: "takes no new settings",
-    events.FundingChanged: "needs no more funds",
+    work_events.FundingChanged: "needs no more funds",
     events.RoundPlanned: "plans no round now",
     events.UpdateReceived: "takes no updates now",
-    events.NodeJoined: "takes no nodes now",
+    work_events.NodeJoined: "takes no nodes now",
 }
 
 
@@ -95,13 +98,13 @@ def rejection(job: Job, event: Event) -> str:
         return f"{job.job_id} is {job.phase.value} and {cannot}"
     match event:
         case (
-            events.NodeJoined()
-            | events.NodeLost()
-            | events.NodeDraining()
-            | events.NodePaused()
-            | events.NodeReadmitted()
+            work_events.NodeJoined()
+            | work_events.NodeLost()
+            | work_events.NodeDraining()
+            | work_events.NodePaused()
+            | work_events.NodeReadmitted()
         ):
-            return _membership_rejection(job, event)
+            return membership_rejection(job, event)
         case events.UpdateReceived() | events.ShardHandedBack():
             return _work_rejection(job, event)
         case (
@@ -119,28 +122,6 @@ def rejection(job: Job, event: Event) -> str:
             return _evaluation_rejection(job, event)
         case _:
             return ""
-
-
-def _membership_rejection(
-    job: Job,
-    event: events.NodeJoined
-    | events.NodeLost
-    | events.NodeDraining
-    | events.NodePaused
-    | events.NodeReadmitted,
-) -> str:
-    member = job.members.get(event.node)
-    if isinstance(event, events.NodeReadmitted):
-        is_banned = member is not None and bool(member.ban)
-        return "" if is_banned else f"{event.node} is not banned from {job.job_id}"
-    is_present = member is not None and member.is_present
-    if isinstance(event, events.NodeJoined):
-        return f"{event.node} is in {job.job_id} already" if is_present else ""
-    if not is_present:
-        return f"{event.node} is not in {job.job_id}"
-    if isinstance(event, events.NodeDraining) and member is not None and member.is_leaving:
-        return f"{event.node} is leaving {job.job_id} already"
-    return ""
 
 
 def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedBack) -> str:
@@ -165,11 +146,8 @@ def _work_rejection(job: Job, event: events.UpdateReceived | events.ShardHandedB
 def _lease_rejection(
     job: Job, participant: Participant, event: events.UpdateReceived | events.ShardHandedBack
 ) -> str:
-    lease = event.lease
-    if lease != participant.lease:
-        return f"lease {lease} is void; the current one is {participant.lease}"
-    if not participant.is_open:
-        return f"the work under lease {lease} is {participant.work.value} already"
+    if reason := lease_rejection(participant, event.lease):
+        return reason
     if isinstance(event, events.UpdateReceived):
         return epoch_rejection(job, participant, event.update)
     return ""
@@ -243,21 +221,21 @@ def _deadline_rejection(job: Job, event: events.DeadlineReached) -> str:
 
 
 _STEPS: dict[type, Callable[..., JobStep]] = {
-    events.NodeJoined: event_steps.add_node,
-    events.NodeLost: event_steps.lose_node,
-    events.NodeDraining: event_steps.drain_node,
-    events.NodePaused: event_steps.pause_node,
-    events.NodeReadmitted: event_steps.readmit_node,
+    work_events.NodeJoined: event_steps.add_node,
+    work_events.NodeLost: event_steps.lose_node,
+    work_events.NodeDraining: event_steps.drain_node,
+    work_events.NodePaused: event_steps.pause_node,
+    work_events.NodeReadmitted: event_steps.readmit_node,
     events.UpdateReceived: event_steps.receive_update,
     events.UpdateRejected: event_steps.count_rejection,
     events.ShardHandedBack: event_steps.take_back_shard,
     events.DeadlineReached: event_steps.note_deadline,
-    events.JobPaused: pause_job,
-    events.JobResumed: event_steps.resume_job,
-    events.JobStopped: event_steps.stop_job,
+    work_events.JobPaused: pause_job,
+    work_events.JobResumed: event_steps.resume_job,
+    work_events.JobStopped: event_steps.stop_job,
     events.ParametersChanged: event_steps.change_parameters,
-    events.FundingChanged: event_steps.change_funding,
-    events.CoordinatorChanged: event_steps.note_restart,
+    work_events.FundingChanged: event_steps.change_funding,
+    work_events.CoordinatorChanged: event_steps.note_restart,
     events.ModelInitialised: event_steps.take_first_model,
     events.PreparationFailed: event_steps.fail_preparation,
     events.AggregateReady: event_steps.take_next_model,

@@ -20,33 +20,27 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.participation import LEAST_MS
-from coordinator.core.training.job.state import (
-    OPEN_WORK,
-    Job,
-    Member,
-    Participant,
-    Round,
-    WorkState,
-)
+from coordinator.core.training.job.state import Job, Member, Participant, Round
+from coordinator.core.work.leases import OPEN_WORK, WorkState
 from coordinator.core.work.standing import Standing
+from coordinator.core.work.waiting import (
+    FORECAST_TIMES,
+    LEAST_MS,
+    UNHEARD_MS,
+    UNPLANNED_LEAST_MS,
+    forecast_limit_ms,
+    pace_limit_ms,
+)
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Milliseconds, several
 
-_FORECAST_TIMES = 2
-_PACE_TIMES = 3
-"""Where nothing is forecast, what its own updates took is all that is known of a node."""
 _QUORUM_TIMES = 2
 """A node of which nothing is known may be so many times slower than the quorum."""
 _FEW_TIMES, _FEW_LEAST_MS = 16, 60_000
 """So many times slower than the only ones that are in; and no node of known pace more than that."""
 _ARRIVALS_TIMES = 1.5
 """Where everybody is slower than usual, nobody is late before this many times the newest update."""
-_LEAST_MS = 15_000
-"""Where nothing is planned nobody is late sooner: a node that is gone for so long is lost, too."""
-_UNHEARD_MS = 600_000
-"""Without any update a shard stays so long with its node while another node is idle."""
 _PATIENCE_SHARE = 32
 _PATIENCE_TIMES = 1.0
 """The first rounds may wait for so many times what their updates took."""
@@ -90,10 +84,9 @@ def resting_members(job: Job, number: int) -> dict[NodeId, str]:
     if waits_for_all(job.spec) or not any(each.standing.is_proven for each in able.values()):
         return excluded
     return excluded | {
-        node: f"{_passed_over(member.standing)}; tries again in round"
-        f" {member.standing.rests_until_round}"
+        node: f"{_passed_over(member.standing)}; tries again in round {member.standing.rests_until}"
         for node, member in able.items()
-        if member.standing.rests_until_round > number
+        if member.standing.rests_until > number
     }
 
 
@@ -148,7 +141,7 @@ def late_at_ms(job: Job, node: NodeId) -> Milliseconds:
     round_ = job.open_round
     participant = round_.participants[node]
     if not round_.longest_ms:
-        return Milliseconds(participant.assigned_at_ms + _UNHEARD_MS)
+        return Milliseconds(participant.assigned_at_ms + UNHEARD_MS)
     if forgoes_slow_nodes(round_.spec):
         allowed_ms = _worthwhile_ms(job, node)
     else:
@@ -178,7 +171,7 @@ def _worthwhile_ms(job: Job, node: NodeId) -> float:
         return _own_ms(job, node)
     if pace_ms > even_ms:
         return max(LEAST_MS, best_ms)
-    usual_ms = max(_ARRIVALS_TIMES * round_.longest_ms, _FORECAST_TIMES * pace_ms)
+    usual_ms = max(_ARRIVALS_TIMES * round_.longest_ms, FORECAST_TIMES * pace_ms)
     return max(LEAST_MS, usual_ms if pace_ms else even_ms)
 
 
@@ -198,13 +191,12 @@ def _own_ms(job: Job, node: NodeId) -> float:
     """By the participant's forecast; else by its pace, within what is known of all others."""
     round_, standing = job.open_round, job.members[node].standing
     participant = round_.participants[node]
-    least_ms = LEAST_MS if round_.spec.strategy == "aware" else _LEAST_MS
+    least_ms = LEAST_MS if round_.spec.strategy == "aware" else UNPLANNED_LEAST_MS
     if participant.plan.forecast_ms:
-        return max(least_ms, _FORECAST_TIMES * participant.plan.forecast_ms)
+        return forecast_limit_ms(participant.plan.forecast_ms, least_ms)
     most_ms = max(_FEW_LEAST_MS, _FEW_TIMES * round_.longest_ms)
-    if standing.pace_ms:
-        pace_ms = standing.pace_for(participant.inner_steps)
-        return min(most_ms, max(_LEAST_MS, _PACE_TIMES * pace_ms))
+    if pace_limit := pace_limit_ms(standing, participant.inner_steps):
+        return min(most_ms, pace_limit)
     if job.patience_ms is not None or is_quorum_in(round_):
         return max(least_ms, _QUORUM_TIMES * round_.longest_ms)
     return most_ms

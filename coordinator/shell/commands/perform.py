@@ -22,18 +22,13 @@ from coordinator.core.training.job.commands import (
     EvaluateModel,
     InitialiseModel,
     PlanRound,
-    ReleaseNode,
     SetDeadline,
-    WriteRecord,
 )
-from coordinator.core.training.job.events import (
-    CoordinatorChanged,
-    DeadlineReached,
-    JobPaused,
-    RoundPlanned,
-)
+from coordinator.core.training.job.events import DeadlineReached, RoundPlanned
 from coordinator.core.training.job.state import ENDED, Job, Phase
 from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
+from coordinator.core.work.work_events import CoordinatorChanged, JobPaused
 from coordinator.shell import translate
 from coordinator.shell.commands.aggregation import aggregate
 from coordinator.shell.commands.evaluation import (

@@ -10,7 +10,6 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.core.training.available import nodes_needed
-from coordinator.core.training.job.events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.core.training.job.state import ENDED, Job, Phase
 from coordinator.core.work.allocation import (
     RECALL_LIMIT_MS,
@@ -23,6 +22,7 @@ from coordinator.core.work.demand import JobDemand, NodeOffer, unfit_reason
 from coordinator.core.work.job_turns import TURN_MS, turn_left_ms
 from coordinator.core.work.node_fit import operator_reason, unmet_reason
 from coordinator.core.work.outlook import job_outlooks
+from coordinator.core.work.work_events import NodeDraining, NodeJoined, NodeLost, NodePaused
 from coordinator.shell.journal.journal import Journal
 from coordinator.shell.runtime.driver import Driver, JobRuntime
 from coordinator.shell.runtime.fleet_health import FleetHealth

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from coordinator.core.hub.health import HealthEvidence, health_evidence
 from coordinator.core.persistent_map import PersistentMap
-from coordinator.core.training.job.commands import Command, WriteRecord
+from coordinator.core.training.job.commands import Command
 from coordinator.core.training.job.events import (
     AggregateReady,
     Event,
@@ -27,6 +27,8 @@ from coordinator.core.training.job.events import (
 )
 from coordinator.core.training.job.state import Job
 from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work.work_commands import WriteRecord
+from coordinator.core.work.work_events import StampedEvent
 from coordinator.shell.aggregation.measurements import RoundMeasurements
 from coordinator.shell.failpoints import failpoint
 from coordinator.shell.journal.journal import Journal
@@ -172,7 +174,7 @@ _events = msgspec.json.Decoder(Event)
 _jobs = msgspec.json.Decoder(Job)
 
 
-def event_entry(job_id: JobId, sequence: int, event: Event) -> Entry:
+def event_entry(job_id: JobId, sequence: int, event: StampedEvent) -> Entry:
     """An event as a row."""
     return Entry(job_id, sequence, event.at_ms, type(event).__name__, _encoder.encode(event))
 

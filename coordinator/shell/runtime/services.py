@@ -19,7 +19,8 @@ from coordinator.config import Settings
 from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.events import UpdateReceived
-from coordinator.core.training.job.state import ENDED, Funding, Phase
+from coordinator.core.training.job.state import ENDED, Phase
+from coordinator.core.work.funding import Funding
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import UploadStore
 from coordinator.shell.bulk.store import BulkStore

@@ -6,14 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import structlog
 
-from coordinator.core.training.job.events import (
-    Event,
-    JobPaused,
-    JobResumed,
-    JobStopped,
-    ParametersChanged,
-)
+from coordinator.core.training.job.events import Event, ParametersChanged
 from coordinator.core.training.job.state import ENDED, Job, Model
+from coordinator.core.work.work_events import JobPaused, JobResumed, JobStopped
 from coordinator.shell import translate
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.commands.evaluation import (

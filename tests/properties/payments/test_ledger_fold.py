@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from coordinator.core.training.job.events import (
     Event,
     JobCreated,
-    JobEnded,
     MeasuredUpdate,
-    NodeLost,
     ParametersChanged,
     RoundMeasured,
 )
+from coordinator.core.work.work_events import JobEnded, NodeLost
 from hypergpu.statements import WHOLE_BPS, contribution_hash
 from hypergpu.units import Milliseconds, Samples, Wei
 from payments.core.ledger import (

@@ -9,15 +9,9 @@ import pytest
 
 from coordinator.core.hub.evaluator_turns import EvaluatorJob
 from coordinator.core.training.job.commands import Command, InitialiseModel
-from coordinator.core.training.job.events import (
-    Event,
-    JobCreated,
-    JobPaused,
-    NodeJoined,
-    NodeLost,
-    UpdateRejected,
-)
+from coordinator.core.training.job.events import Event, JobCreated, UpdateRejected
 from coordinator.core.training.job.state import Phase
+from coordinator.core.work.work_events import JobPaused, NodeJoined, NodeLost
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
 from coordinator.shell.blobs.writing import Space

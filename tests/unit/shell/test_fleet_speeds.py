@@ -123,7 +123,7 @@ def test_so_many_nodes_are_remembered_and_the_one_measured_longest_ago_makes_roo
 
 def job(**changes: object) -> Job:
     spec = JobSpec(workload="digits-mlp", options={"width": 64, "depth": 2})
-    return Job(JobId("job-1"), replace(spec, **changes), layout=Digest("a"))
+    return Job(job_id=JobId("job-1"), spec=replace(spec, **changes), layout=Digest("a"))
 
 
 def test_a_speed_is_of_all_that_a_step_depends_on_and_of_nothing_else() -> None:

@@ -10,10 +10,11 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.training.job.events import AggregateReady, Event, JobPaused
+from coordinator.core.training.job.events import AggregateReady, Event
 from coordinator.core.training.job.state import Job, Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
+from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_files import BaseDamagedError
 from coordinator.shell.aggregation.measurements import HeldOutGradient
 from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
@@ -60,7 +61,7 @@ class WeighedJob:
         self.driver = CollectingDriver(folder / "driver")
         self.services: Services = services_in(folder)._replace(driver=self.driver)
         base = self.put(random_flat(0))
-        self.runtime = JobRuntime(Job(JOB, SPEC, model=Model(4, base)), 0)
+        self.runtime = JobRuntime(Job(job_id=JOB, spec=SPEC, model=Model(4, base)), 0)
         self.runtime.layout = LAYOUT
         self.command = Aggregate(
             round=4,

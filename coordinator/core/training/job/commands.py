@@ -3,9 +3,9 @@
 import msgspec
 
 from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.training.job.events import Record
 from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer
 from hypergpu.statements import Assignment, BlobRef
@@ -50,13 +50,6 @@ class CancelShard(msgspec.Struct, frozen=True):
     node: NodeId
     round: int
     lease: int
-    reason: str
-
-
-class ReleaseNode(msgspec.Struct, frozen=True):
-    """The job has no further use for the node: others may have it."""
-
-    node: NodeId
     reason: str
 
 
@@ -134,12 +127,6 @@ class EvaluateModel(msgspec.Struct, frozen=True):
     manifest: BlobRef | None
     samples_most: int = 0
     """Held-out samples to measure, always the same ones; 0: all."""
-
-
-class WriteRecord(msgspec.Struct, frozen=True):
-    """Journal a record together with the event that led to it."""
-
-    record: Record
 
 
 Command = (

@@ -3,19 +3,24 @@
 import msgspec
 
 from coordinator.core.plan.decision import RoundPlan
-from coordinator.core.training.job.state import AcceptedUpdate, Funding, InitialWeights, Model
+from coordinator.core.training.job.state import AcceptedUpdate, InitialWeights, Model
 from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.work.funding import Funding
+from coordinator.core.work.work_events import (
+    CoordinatorChanged,
+    FundingChanged,
+    JobEnded,
+    JobPaused,
+    JobResumed,
+    JobStopped,
+    MembershipEvent,
+    StampedEvent,
+)
 from hypergpu.ids import Digest, JobId, NodeId, TokenId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.statements import BlobRef, Contribution, Terms
 from hypergpu.units import BasisPoints, Bytes, Milliseconds, Samples
 from hypergpu.workloads.entry import HeldOutExample
-
-
-class StampedEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every event carries: job time in milliseconds."""
-
-    at_ms: Milliseconds
 
 
 class JobCreated(StampedEvent, frozen=True, tag=True):
@@ -61,43 +66,6 @@ class PreparationFailed(StampedEvent, frozen=True, tag=True):
     """The evaluator cannot make the initial model."""
 
     reason: str
-
-
-class NodeJoined(StampedEvent, frozen=True, tag=True):
-    """A node is there for this job: new, back again, or lent by another job."""
-
-    node: NodeId
-    token: str = ""
-    """Id of a join token that it used; empty where it is not known."""
-    memory_bytes: Bytes = Bytes(0)
-    """Its device's, as it says; 0: not known."""
-
-
-class NodeLost(StampedEvent, frozen=True, tag=True):
-    """A node was not heard of for too long, or left."""
-
-    node: NodeId
-    reason: str
-
-
-class NodeDraining(StampedEvent, frozen=True, tag=True):
-    """A node finishes what it holds and takes nothing more from this job."""
-
-    node: NodeId
-    reason: str
-
-
-class NodePaused(StampedEvent, frozen=True, tag=True):
-    """A node's owner or an operator paused it: it drops what it holds and may come back."""
-
-    node: NodeId
-    reason: str
-
-
-class NodeReadmitted(StampedEvent, frozen=True, tag=True):
-    """An operator takes a node back that the job had banned."""
-
-    node: NodeId
 
 
 class RoundPlanned(StampedEvent, frozen=True, tag=True):
@@ -174,7 +142,7 @@ class EvaluationReady(StampedEvent, frozen=True, tag=True):
     loss: float
     metric: float
     metric_name: str
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
     """Further metrics by name."""
     outputs: tuple[str, ...] = ()
     """The model's output for each of the job's examples, 400 bytes together. For people."""
@@ -191,21 +159,6 @@ class EvaluationFailed(StampedEvent, frozen=True, tag=True):
     reason: str
 
 
-class JobPaused(StampedEvent, frozen=True, tag=True):
-    """A user asked to pause, or the coordinator cannot go on without one."""
-
-    reason: str = ""
-    """Why, when it was the coordinator."""
-
-
-class JobResumed(StampedEvent, frozen=True, tag=True):
-    """A user asked to go on."""
-
-
-class JobStopped(StampedEvent, frozen=True, tag=True):
-    """A user asked to end the job with the model it has."""
-
-
 class ParametersChanged(StampedEvent, frozen=True, tag=True):
     """A user changed settings; ``spec`` is the whole validated result."""
 
@@ -220,13 +173,6 @@ class MemoryFitted(StampedEvent, frozen=True, tag=True):
     micro_batch: int
     checkpoints_activations: bool
     reason: str
-
-
-class CoordinatorChanged(StampedEvent, frozen=True, tag=True):
-    """Another coordinator goes on with the job, or the same one after a while or a restart."""
-
-    reason: str
-    """Which one, and why."""
 
 
 class RoundRecorded(StampedEvent, frozen=True, tag=True):
@@ -246,7 +192,7 @@ class RoundRecorded(StampedEvent, frozen=True, tag=True):
     """Why the round closed."""
     inner_steps: int = 0
     """Median number of the participants' inner steps."""
-    codecs: dict[str, int] = {}
+    codecs: dict[str, int] = msgspec.field(default_factory=dict)
     """How many participants were to send in which codec."""
     resting: int = 0
     """Nodes that were there and that the plan gave nothing."""
@@ -282,33 +228,7 @@ class RoundMeasured(StampedEvent, frozen=True, tag=True):
     """In slot order."""
 
 
-class JobEnded(StampedEvent, frozen=True, tag=True):
-    """The job has ended and no round is measured after this. The machine never reads it."""
-
-    phase: str
-    """The phase that it ended in."""
-    reason: str
-
-
-class FundingChanged(StampedEvent, frozen=True, tag=True):
-    """Payments stated how much of the job's work its escrow covers."""
-
-    funded_samples: int | None
-    """Accepted samples since the job's beginning at full quality; None: no limit is known."""
-    reason: str = ""
-    """Why it is no more, for users."""
-
-
-NodeEvent = (
-    NodeJoined
-    | NodeLost
-    | NodeDraining
-    | NodePaused
-    | NodeReadmitted
-    | UpdateReceived
-    | UpdateRejected
-    | ShardHandedBack
-)
+NodeEvent = MembershipEvent | UpdateReceived | UpdateRejected | ShardHandedBack
 """What nodes do, and what is done to them."""
 
 ControlEvent = (

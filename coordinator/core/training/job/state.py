@@ -10,8 +10,10 @@ import msgspec
 
 from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
-from coordinator.core.work.standing import Standing
-from hypergpu.ids import Digest, JobId, NodeId, Slot, TokenId
+from coordinator.core.work.leases import LeasedWork, WorkState
+from coordinator.core.work.members import JobMember, LeasedJob
+from coordinator.core.work.pairs import partner
+from hypergpu.ids import Digest, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.phases import PhaseDurations
 from hypergpu.statements import BlobRef, Delta, Prefetch, SampleRange, Terms
@@ -94,25 +96,6 @@ class AcceptedUpdate(msgspec.Struct, frozen=True):
     """How many samples of its own the sender says it has; 0: the job's data are everybody's."""
 
 
-class WorkState(Enum):
-    """Where one participant is within its round."""
-
-    PENDING = "pending"
-    ON_TRIAL = "on trial"  # its update counts; the round waits for it only while it has patience
-    LATE = "late"  # its update counts as long as the round waits for others
-    PASSED_OVER = "passed over"  # the round closed without it, or its shard is somebody else's
-    RECEIVED = "received"
-    LOST = "lost"
-    HANDED_BACK = "handed back"
-    CUT = "cut by the deadline"
-    UNREADABLE = "update damaged on disk"
-    UNDER_WAY = "under way over several rounds"  # no round waits for it
-
-
-OPEN_WORK = frozenset({WorkState.PENDING, WorkState.ON_TRIAL, WorkState.LATE, WorkState.UNDER_WAY})
-"""Where an update may still come in."""
-
-
 class LeaseBase(msgspec.Struct, frozen=True):
     """What a lease over several rounds was given out with: later rounds change nothing of it."""
 
@@ -141,22 +124,14 @@ class EarlierDuplicate(msgspec.Struct, frozen=True):
     update: AcceptedUpdate
 
 
-class Participant(msgspec.Struct, frozen=True):
+class Participant(LeasedWork, frozen=True):
     """A node assigned in this round."""
 
-    slot: Slot
-    lease: int
     shard: Shard
     plan: NodePlan
-    assigned_at_ms: Milliseconds
     prefetched: Prefetch | None = None
     """First steps of its shard that it could take in the round before."""
-    work: WorkState = WorkState.PENDING
     update: AcceptedUpdate | None = None
-    took_ms: Milliseconds = Milliseconds(0)
-    """From its assignment until its update was in, pauses left out; 0: it is not."""
-    reason: str = ""
-    """Reason for which it handed its shard back; empty: it has not."""
     seed_slot: Slot | None = None
     """Slot that its seed follows from, where its shard is another's; None: its own."""
     base: LeaseBase | None = None
@@ -164,11 +139,6 @@ class Participant(msgspec.Struct, frozen=True):
     repeats: NodeId | None = None
     """The node whose shard, under a lease over several rounds, it does in secret; None: nobody."""
     duplicate: EarlierDuplicate | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its update would be accepted."""
-        return self.work in OPEN_WORK
 
     @property
     def inner_steps(self) -> int:
@@ -230,13 +200,12 @@ class Round(msgspec.Struct, frozen=True):
 
     def partner(self, node: NodeId) -> NodeId | None:
         """Who else has the node's shard; None: nobody."""
-        pairs = {**self.duplicates, **{other: own for own, other in self.duplicates.items()}}
-        return pairs.get(node)
+        return partner(self.duplicates, node)
 
     def is_covered(self, node: NodeId) -> bool:
         """Whether another update of the node's shard is in."""
-        partner = self.partner(node)
-        return partner is not None and self.participants[partner].work is WorkState.RECEIVED
+        other = self.partner(node)
+        return other is not None and self.participants[other].work is WorkState.RECEIVED
 
     @property
     def pending(self) -> dict[NodeId, Participant]:
@@ -258,12 +227,9 @@ class Round(msgspec.Struct, frozen=True):
         return sorted(received, key=lambda each: each[1].slot)
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A node that has ever joined the job. It keeps its slot when it comes back."""
+class Member(JobMember, frozen=True):
+    """A member of a training, with what its updates have taught of it."""
 
-    slot: Slot
-    is_present: bool = True
-    is_leaving: bool = False
     last_accepted: Digest | None = None
     accepted_lease: int = 0
     """The lease of ``last_accepted``: two updates may have the same bytes, never the same lease."""
@@ -271,22 +237,12 @@ class Member(msgspec.Struct, frozen=True):
     """First steps of the next round: they become the beginning of its shard or go back into the
     stream.
     """
-    standing: Standing = Standing()
-    token: str = ""
-    """Id of the join token that it came by; empty where it is not known."""
     useless: int = 0
     """Updates of it in a row that spoke clearly against it."""
-    ban: str = ""
-    """Why it gets no work in this job any more; empty: it does."""
     memory_bytes: Bytes = Bytes(0)
     """Its device's, as it says; 0: not known."""
     fit: MemoryFit = MemoryFit()
     """What running out of memory has taught of its device."""
-
-    @property
-    def can_work(self) -> bool:
-        """Whether the node may take work."""
-        return self.is_present and not self.is_leaving and not self.exclusion
 
     @property
     def exclusion(self) -> str:
@@ -319,15 +275,6 @@ class ModelScore(msgspec.Struct, frozen=True):
     """Held-out samples that were measured; 0: not told."""
 
 
-class Funding(msgspec.Struct, frozen=True):
-    """How much of the job's work its escrow covers, as payments stated last."""
-
-    funded_samples: int | None
-    """Accepted samples since the job's beginning at full quality; None: no limit is known."""
-    reason: str = ""
-    """Why it is no more, for users."""
-
-
 class InitialWeights(msgspec.Struct, frozen=True):
     """Weights that a job begins with, in place of those that its workload draws."""
 
@@ -336,22 +283,17 @@ class InitialWeights(msgspec.Struct, frozen=True):
     """Layout of the model that the blob is; empty: it is a safetensors file."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(LeasedJob, frozen=True, kw_only=True):
     """One training run."""
 
-    job_id: JobId
     spec: JobSpec
     manifest: BlobRef | None = None
     weights: InitialWeights | None = None
     """Weights it begins with; None: its workload draws them."""
     terms: Terms = Terms()
     """For whom and on which ledger its work is signed."""
-    owner: TokenId = TokenId("")
-    """Token that created it."""
     phase: Phase = Phase.PREPARING
     reason: str = "the initial model is being made"
-    at_ms: Milliseconds = Milliseconds(0)
-    """When the last event happened, in job time."""
     next_spec: JobSpec | None = None
     """Changed settings that the next round takes over."""
     resume_to: Phase | None = None
@@ -389,9 +331,6 @@ class Job(msgspec.Struct, frozen=True):
     """
     members: Mapping[NodeId, Member] = {}
     streams: tuple[Stream, ...] = ()
-    next_lease: int = 1
-    funding: Funding | None = None
-    """None: nothing limits the job's work."""
     plan_memory: PlanMemory | None = None
     """Memory of the newest plan that a round was opened with; the next one is made from it."""
     patience_ms: Milliseconds | None = None

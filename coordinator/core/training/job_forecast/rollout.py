@@ -24,6 +24,7 @@ from coordinator.core.training.job_forecast.node_course import (
 )
 from coordinator.core.training.lifecycle import outstanding
 from coordinator.core.training.transition import rejection, transition
+from coordinator.core.work import work_events
 from hypergpu.crypto import digest_of
 from hypergpu.ids import Digest, JobId, NodeId
 from hypergpu.jobfile.spec import JobSpec
@@ -111,7 +112,7 @@ class JobRollout:
         self._job, todo = transition(None, created)
         for node in self._beliefs:
             if node in self._present:
-                self._apply(events.NodeJoined(at_ms=_NOW, node=node))
+                self._apply(work_events.NodeJoined(at_ms=_NOW, node=node))
         for command in todo:
             self._perform(command)
 
@@ -277,14 +278,14 @@ class JobRollout:
         self._after(away_ms, lambda: self._come_back(node, moments))
         if away_ms > self._basis.lost_after_ms:
             self._finishes_ms.pop(node, None)
-            lost = events.NodeLost(at_ms=_NOW, node=node, reason=_LOST)
+            lost = work_events.NodeLost(at_ms=_NOW, node=node, reason=_LOST)
             self._apply_after(self._basis.lost_after_ms, lost)
 
     def _come_back(self, node: NodeId, moments: Absences) -> None:
         self._present.add(node)
         member = self.job.members.get(node)
         if member is None or not member.is_present:
-            self._apply(events.NodeJoined(at_ms=_NOW, node=node))
+            self._apply(work_events.NodeJoined(at_ms=_NOW, node=node))
         else:
             self._take_up(node)
         self._plan_absence(node, moments)

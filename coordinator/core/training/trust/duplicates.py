@@ -29,9 +29,10 @@ from msgspec.structs import replace
 
 from coordinator.core.plan.common_work import is_lesser, is_timed, is_too_slow, is_work_equal
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.training.job.state import Participant, Round, WorkState
+from coordinator.core.training.job.state import Participant, Round
 from coordinator.core.training.job.trust_memory import DuplicateMemory, Weighing
 from coordinator.core.training.trust.weights import WHOLE
+from coordinator.core.work.leases import WorkState
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

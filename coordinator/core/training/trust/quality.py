@@ -18,17 +18,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.training.job.commands import Command, WriteRecord
+from coordinator.core.training.job.commands import Command
 from coordinator.core.training.job.events import (
     AggregateReady,
     Event,
-    JobEnded,
     MeasuredUpdate,
     RoundMeasured,
 )
 from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Participant, Round
 from coordinator.core.training.job.trust_memory import Weighing
 from coordinator.core.training.trust.weights import WHOLE, known_votes
+from coordinator.core.work.work_commands import WriteRecord
+from coordinator.core.work.work_events import JobEnded
 from hypergpu.ids import Digest, NodeId
 from hypergpu.statements import WHOLE_BPS, Contribution, Terms, shard_digest
 from hypergpu.units import BasisPoints, Milliseconds, Samples
