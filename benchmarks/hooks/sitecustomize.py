@@ -9,8 +9,3 @@ if os.environ.get("HYPERGPU_BENCH_WARM"):
     from benchmarks.hooks import warm_client
 
     warm_client.hand_over(os.environ["HYPERGPU_BENCH_WARM"])
-
-if os.environ.get("HYPERGPU_BENCH_TRACE"):
-    from benchmarks.hooks import call_trace
-
-    call_trace.install(os.environ["HYPERGPU_BENCH_TRACE"])

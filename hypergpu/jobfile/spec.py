@@ -219,6 +219,11 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     those that the file writes.
     """
 
+    @property
+    def exchanges_each_step(self) -> bool:
+        """Whether every node takes one step a round, whatever is measured."""
+        return self.inner_steps_max == 1
+
     def takes_as_stated(self, key: str) -> bool:
         """Whether plans take this key of `PLANNED` as the job states it."""
         return key in self.stated_keys

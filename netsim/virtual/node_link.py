@@ -38,7 +38,7 @@ from coordinator.core.network.transfer_forecast import (
 )
 from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.training.job.commands import EvaluateModel
 from coordinator.core.training.job.events import EvaluationReady
 from coordinator.core.training.job.state import Job

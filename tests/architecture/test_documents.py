@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.house.tree import ROOT, files, one_per_line
 from benchmarks.ours.table import read_rows
 from hypergpu.cli.main import app
+from tests.architecture.tree import ROOT, files, one_per_line
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ANVIL = "node_modules/.installed"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.__main__ import ROOT, Fault, planted_faults
+from tests.faults.__main__ import ROOT, PlantedFault, planted_faults
 
 
 @pytest.mark.parametrize("fault", [*planted_faults()], ids=lambda fault: fault.name)
-def test_a_planted_fault_can_be_applied_and_its_tests_exist(fault: Fault) -> None:
+def test_a_planted_fault_can_be_applied_and_its_tests_exist(fault: PlantedFault) -> None:
     checked = subprocess.run(
         ["git", "apply", "--check", str(fault.patch)],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """Rules of the code: sizes, names, imports, forbidden constructs.
 
-``python -m benchmarks.house --offenders PATH`` lists breaches.
+``python -m tests.architecture --offenders PATH`` lists breaches.
 """
 
 import ast
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house.offenders import RULES
-from benchmarks.house.tree import ROOT, Nodes, handwritten_files, modules, one_per_line
+from tests.architecture.offenders import RULES
+from tests.architecture.tree import ROOT, Nodes, handwritten_files, modules, one_per_line
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -20,7 +20,7 @@ _FAILED = "FAILED "
 """Beginning of the line in which pytest names a test that failed."""
 
 
-class Fault(NamedTuple):
+class PlantedFault(NamedTuple):
     """A patch of the product."""
 
     name: str
@@ -29,11 +29,11 @@ class Fault(NamedTuple):
     """Paths below the root."""
 
 
-def planted_faults() -> Iterator[Fault]:
+def planted_faults() -> Iterator[PlantedFault]:
     """Every fault of this folder, in the order of their names."""
     for patch in sorted(FOLDER.glob("*.patch")):
         line = next(text for text in patch.read_text().splitlines() if text.startswith("Tests: "))
-        yield Fault(patch.stem, patch, tuple(line.removeprefix("Tests: ").split()))
+        yield PlantedFault(patch.stem, patch, tuple(line.removeprefix("Tests: ").split()))
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
     return 1 if missed or not faults else 0
 
 
-def _is_found(fault: Fault, workers: str) -> bool:
+def _is_found(fault: PlantedFault, workers: str) -> bool:
     started_at_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.network.reading import Estimate, NodeReading
+from coordinator.core.network.reading import Estimate, NodeReading, median_reading
 from coordinator.core.plan.codecs import CodecFamily, byte_budget, node_codec
+from coordinator.core.plan.connections import connection_count
 from coordinator.core.plan.decision import (
     BatchGrowth,
     NodeMemory,
@@ -20,9 +21,10 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.node_work import StepBounds, own_steps
+from coordinator.core.plan.inner_steps import own_steps
+from coordinator.core.plan.node_speed import NodeSpeed, stated_speed
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import NodeSpeed, node_speeds
+from coordinator.core.plan.step_limits import StepBounds
 from hypergpu.crypto import digest_of
 from hypergpu.dataset import Sharding, partition_indices, permutation, stream_indices
 from hypergpu.ids import NodeId, Slot
@@ -356,9 +358,10 @@ def test_equal_requests_have_equal_plans(
 
 
 def _speed_of(truth: Truth) -> NodeSpeed:
-    node = NodeId("n0")
-    reading = {node: reading_of(truth)}
-    return node_speeds([node], reading, size_bytes=SIZES.update_bytes["int4"], held={})[node]
+    reading = reading_of(truth)
+    typical = median_reading([reading])
+    connections = connection_count(reading, typical, SIZES.update_bytes["int4"], 0)
+    return stated_speed(reading, typical, connections, needs_line=True)
 
 
 @given(steady, st.floats(1, 50), st.floats(1e4, 1e7), st.sampled_from([0.5, 0.85, 0.95]))
@@ -390,7 +393,7 @@ def test_a_slower_line_has_no_more_steps_of_the_same_round_with_the_same_codec(
         mine = _speed_of(one)
         moving_us = mine.moving_us(up, down)
         steps.append(
-            own_steps(mine.step_us, moving_us, span_us, bounds_=limits, memory=NodeMemory(""))
+            own_steps(mine.step_us, moving_us, span_us, bounds=limits, memory=NodeMemory(""))
         )
     assert steps[0] >= steps[1]
 

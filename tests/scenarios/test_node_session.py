@@ -40,6 +40,7 @@ from gpu_node.core.state import (
     NodeSession,
     OpenLink,
     SendUpdate,
+    SessionStep,
     SetTimer,
     StartTraining,
     StartWorker,
@@ -194,6 +195,19 @@ def test_a_shard_that_finishes_after_its_cancel_is_forgotten() -> None:
     step = after(reach(*CONNECT, ASSIGN, FETCH), (cancel, TRAIN))
     assert step.session.memory.rounds(SESSION_JOB) == ()
     assert step.session.worker.busy is None
+
+
+def test_inputs_of_an_earlier_lease_start_no_training_under_the_newer_one() -> None:
+    newer = ShardAssigned(at_ms=at(15), assignment=assignment(ROUND_4))
+    fetching = reach(*CONNECT, ASSIGN, newer)
+    step = transition(fetching, InputsFetched(at_ms=at(20), lease=ROUND_3))
+    assert step == SessionStep(fetching)
+
+
+def test_the_answer_to_an_earlier_lease_ends_no_upload_of_the_newer_one() -> None:
+    uploading = after(AFTER_3, train(ROUND_4, sent_as(ROUND_3))).session
+    step = transition(uploading, UploadLate(at_ms=at(80), lease=ROUND_3, reason="closed"))
+    assert step.session.work == uploading.work
 
 
 def test_another_job_waits_its_turn() -> None:

@@ -71,6 +71,20 @@ def test_the_connections_that_a_job_states_are_those_of_every_node() -> None:
     assert [given.connections for _, given in assignments(step.commands)] == [4, 4]
 
 
+def test_a_shard_without_its_node_counts_for_the_quorum() -> None:
+    three = replace(SPEC, training=replace(SPEC.training, nodes=3))
+    job = after(
+        training(three),
+        work_events.NodeJoined(at_ms=at(30), node=CAROL),
+        work_events.NodeLost(at_ms=at(40), node=ALICE, reason="gone"),
+        update_event(BOB, round_=0, lease=2),
+        events.DeadlineReached(at_ms=at(1030), round=0),
+    )
+    assert job.phase is Phase.TRAINING
+    job = after(job, update_event(CAROL, round_=0, lease=3, at_ms=1040))
+    assert job.phase is Phase.AGGREGATING
+
+
 def test_updates_are_folded_in_slot_order_whatever_their_order_of_arrival() -> None:
     first = transition(
         after(training(), update_event(BOB, round_=0, lease=2)),

@@ -14,7 +14,7 @@ from coordinator.core.plan.common_work import (
     lesser_work,
 )
 from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.median_node import node_reason
+from coordinator.core.plan.reasons import node_reason
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.duplicates import (
     ComparedPair,

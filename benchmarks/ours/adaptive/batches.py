@@ -14,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 from benchmarks.ours.table import PartFigures
-from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.agreement import update_agreement
 from coordinator.core.plan.batches import BatchBounds, batch_rate, growth_for_round
 from coordinator.core.plan.decision import (
     BatchGrowth,
@@ -189,7 +189,7 @@ def train_job(kind: TrainedKind, shares: Sequence[float], seed: int, rate: str) 
                 _update(bench, spec, before, (node, size), _Place(seed, number, slot))
                 for slot, (node, size) in enumerate(zip(nodes, sizes, strict=True))
             ]
-            share = noise_share(_request(bench, spec, memory, payloads, sizes))
+            share = update_agreement(_request(bench, spec, memory, payloads, sizes)).noise_share
             memory = replace(memory, noise_share=share)
             files = _take_outer_step(bench, spec, files, payloads, number)
         model = Flat.view(bench.layout, np.fromfile(files[0].path, np.uint8))

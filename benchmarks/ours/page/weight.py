@@ -6,7 +6,6 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.house.tree import ROOT
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.page.browser import chromium, open_page
 from benchmarks.ours.page.scripted import JOB
@@ -19,6 +18,7 @@ from dashboard_api.shell.page import PAGE_FOLDER
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext
 
+ROOT = Path(__file__).parents[3]
 NODES = 5
 KILOBYTE = 1000
 GZIP_KB = 60

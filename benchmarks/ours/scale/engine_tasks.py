@@ -4,9 +4,9 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.house.tree import ROOT
 from benchmarks.ours.cluster import BenchmarkError
 from benchmarks.ours.metering.host import JobPlan
 from benchmarks.ours.table import PartFigures
@@ -22,7 +22,7 @@ from netsim.run.world_task import inputs_of, simulate
 from payments.core.verify import ReceiptFile, receipt_faults
 from payments.shell.receipt_tasks import check_receipts
 
-_WORLD = ROOT / "examples" / "worlds" / "five-homes.toml"
+_WORLD = Path(__file__).parents[3] / "examples" / "worlds" / "five-homes.toml"
 _TURNS = 2
 _Answer = TypeVar("_Answer")
 

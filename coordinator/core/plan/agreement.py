@@ -10,6 +10,7 @@ samples each, the noise scale is ``B = H b (1 - c) / c`` samples, and batches of
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
+from typing import NamedTuple
 
 from coordinator.core.plan.decision import PlanRequest
 
@@ -37,30 +38,43 @@ def cosine(agreement: float, inner_steps: Sequence[int]) -> float:
     return (agreement - 1) / (count - 1)
 
 
-def update_cosine(request: PlanRequest) -> float | None:
-    """The cosine between two updates of the round before; None where it says nothing, as sparse
-    updates hardly overlap.
+class UpdateAgreement(NamedTuple):
+    """Agreement of the updates of the round before."""
+
+    cosine: float | None
+    """Cosine between two of them, on average; None where it says nothing."""
+    noise_share: float
+    """Largest batch, over the job's, that costs next to no progress a sample: a mean over rounds,
+    at least 1.
+    """
+
+
+def update_agreement(request: PlanRequest) -> UpdateAgreement:
+    """Agreement of the updates of the round before, and the batch that it allows."""
+    before = request.previous.noise_share if request.previous is not None else 1.0
+    update_cosine, stated_batch = _update_cosine(request), request.spec.training.batch_size
+    if update_cosine is None:
+        return UpdateAgreement(None, before)
+    steps = median(
+        result.plan.inner_steps * result.plan.batch(stated_batch) / stated_batch
+        for result in request.results.values()
+        if result.took_ms > 0
+    )
+    share = (
+        _SHARE_MOST
+        if update_cosine <= 0
+        else 1 + _COST * (1 + steps * (1 - update_cosine) / update_cosine)
+    )
+    share = min(_SHARE_MOST, max(1.0, share))
+    return UpdateAgreement(update_cosine, before + _GAIN * (share - before))
+
+
+def _update_cosine(request: PlanRequest) -> float | None:
+    """Cosine between two updates of the round before; None after a sparse round, as sparse updates
+    hardly overlap, and after a round of one or two updates.
     """
     steps = [each.plan.inner_steps for each in request.results.values() if each.took_ms > 0]
     is_sparse = request.previous is None or request.previous.is_sparse
     if request.agreement is None or is_sparse or len(steps) < _NODES_LEAST:
         return None
     return cosine(request.agreement, steps)
-
-
-def noise_share(request: PlanRequest) -> float:
-    """The largest batch, over the job's, that costs next to no progress a sample: a mean over
-    rounds, at least 1.
-    """
-    before = request.previous.noise_share if request.previous is not None else 1.0
-    agreed, stated = update_cosine(request), request.spec.training.batch_size
-    if agreed is None:
-        return before
-    steps = median(
-        each.plan.inner_steps * each.plan.batch(stated) / stated
-        for each in request.results.values()
-        if each.took_ms > 0
-    )
-    share = _SHARE_MOST if agreed <= 0 else 1 + _COST * (1 + steps * (1 - agreed) / agreed)
-    share = min(_SHARE_MOST, max(1.0, share))
-    return before + _GAIN * (share - before)

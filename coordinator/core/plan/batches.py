@@ -12,26 +12,31 @@ tries nothing. And it grows only as far as noise leads in updates (`agreement`):
 steps are less progress by the sample.
 """
 
-from collections.abc import Sequence
 from math import ceil, sqrt
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import BatchGrowth, MemoryFit, NodeMemory, NodeResult
+from coordinator.core.plan.decision import (
+    BatchGrowth,
+    MemoryFit,
+    NodeMemory,
+    NodeResult,
+    PlanRequest,
+)
+from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 
 LEAST_SHARE, MOST_SHARE = 1 / 8, 4
 """Smallest and largest part of the job's batch. Below the first a step is mostly noise; above the
 second too few steps are left.
 """
-_BALANCED_SHARE = 2
+BALANCED_SHARE = 2
 """The largest where every step is exchanged."""
 LEAST_SAMPLES = 4
 """Fewest samples of a batch, unless the job states fewer."""
 _HOLD_BATCH = 1.1
 """A batch is kept until the round asks for this much more or less: noise is no reason."""
-_HALVINGS = 60
 _TRIES = 2
 """Updates that a larger batch is tried with, and those with the batch before that it is held
 against.
@@ -53,9 +58,12 @@ _REST, _REST_MOST = 32, 256
 
 
 class Batch(NamedTuple):
-    """Samples of each of a node's inner steps."""
+    """Batch of each of a node's inner steps."""
 
     size: int
+    """Samples."""
+    learning_rate: float = 0.0
+    """Peak of the node's steps, see `batch_rate`; 0: as the job states."""
     reason: str = ""
     """``batch 16 of 32: a full one takes ...``; empty for the job's own batch."""
 
@@ -67,34 +75,34 @@ class BatchBounds(NamedTuple):
     most: int
 
 
-def exchanges_each_step(spec: JobSpec) -> bool:
-    """Whether every node takes one step a round, whatever is measured."""
-    return spec.aware.inner_steps_max == 1
-
-
 def most_samples(spec: JobSpec) -> int:
     """Samples of the largest batch that any node may be given. Where nodes hold samples that others
     do not, updates count by their steps, and no batch grows.
     """
-    stated = spec.training.batch_size
-    if exchanges_each_step(spec):
-        return _BALANCED_SHARE * stated
-    return MOST_SHARE * stated if spec.data.is_common else stated
+    stated_batch = spec.training.batch_size
+    if spec.aware.exchanges_each_step:
+        return BALANCED_SHARE * stated_batch
+    return MOST_SHARE * stated_batch if spec.data.is_common else stated_batch
 
 
 def batch_bounds(spec: JobSpec, fit: MemoryFit) -> BatchBounds:
     """The bounds of a node whose memory takes so many samples at once."""
-    stated, most = spec.training.batch_size, most_samples(spec)
-    least = min(stated, max(ceil(LEAST_SHARE * stated), LEAST_SAMPLES))
+    stated_batch, most = spec.training.batch_size, most_samples(spec)
+    least = min(stated_batch, max(ceil(LEAST_SHARE * stated_batch), LEAST_SAMPLES))
     at_once = [size for size in (fit.micro_batch, spec.inner.micro_batch) if size]
-    return BatchBounds(least, max(stated, min(most, *at_once)) if at_once else most)
+    return BatchBounds(least, max(stated_batch, min(most, *at_once)) if at_once else most)
+
+
+def node_bounds(request: PlanRequest, node: NodeId) -> BatchBounds:
+    """The bounds of a candidate."""
+    return batch_bounds(request.spec, request.fits.get(node, MemoryFit()))
 
 
 def held_batch(spec: JobSpec, memory: NodeMemory) -> Batch:
     """The batch that the node was given last, as far as the job still allows it."""
-    stated = spec.training.batch_size
-    size = min(memory.batch_size or stated, most_samples(spec))
-    return explain_batch(size, stated, "as before")
+    stated_batch = spec.training.batch_size
+    size = min(memory.batch_size or stated_batch, most_samples(spec))
+    return explain_batch(spec, size, "as before")
 
 
 def own_batch(
@@ -117,45 +125,28 @@ def own_batch(
         fewest_us: Time of the fewest inner steps with the job's own batch.
         room_us: The round's span less the time for which the node moves bytes.
     """
-    stated = spec.training.batch_size
+    stated_batch = spec.training.batch_size
     share = room_us / fewest_us / (1 << min(memory.cut_rounds, 16))
-    fits = float(bounds.most) if share > 0 else float(stated)
+    fits = float(bounds.most) if share > 0 else float(stated_batch)
     if share > 0:
-        fits = min(bounds.most, max(bounds.least, share * stated))
-    held = held_batch(spec, memory).size
-    if fits < bounds.most and held / _HOLD_BATCH <= fits <= held * _HOLD_BATCH:
-        fits = min(held, bounds.most)
+        fits = min(bounds.most, max(bounds.least, share * stated_batch))
+    before = held_batch(spec, memory).size
+    if fits < bounds.most and before / _HOLD_BATCH <= fits <= before * _HOLD_BATCH:
+        fits = min(before, bounds.most)
     size = max(1, round(fits))
-    if size > stated and not exchanges_each_step(spec):
-        return explain_batch(size, stated, growth_reason(memory.growth, size))
+    if size > stated_batch and not spec.aware.exchanges_each_step:
+        return explain_batch(spec, size, growth_reason(memory.growth, size))
     why = f"a full one takes {1 / share:.1f} times the time there is" if share > 0 else ""
-    return explain_batch(size, stated, why)
+    return explain_batch(spec, size, why)
 
 
-def balanced_span_us(steps_us: Sequence[float], moving_us: Sequence[float]) -> float:
-    """The span in which the batches of all nodes come to as many samples as the job's own.
-
-    Args:
-        steps_us: Time of one step of each node, with the job's own batch.
-        moving_us: Time for which each node moves bytes.
-    """
-    nodes = tuple(zip(steps_us, moving_us, strict=True))
-    low, high = 0.0, max(moved_us + _BALANCED_SHARE * step_us for step_us, moved_us in nodes)
-    for _ in range(_HALVINGS):
-        span_us = (low + high) / 2
-        together = sum(
-            min(_BALANCED_SHARE, max(LEAST_SHARE, (span_us - moved_us) / step_us))
-            for step_us, moved_us in nodes
-        )
-        low, high = (span_us, high) if together < len(nodes) else (low, span_us)
-    return high
-
-
-def explain_batch(size: int, stated: int, why: str) -> Batch:
-    """A batch with its reason; the job's own needs none."""
-    if size == stated:
+def explain_batch(spec: JobSpec, size: int, why: str) -> Batch:
+    """A batch with its learning rate and its reason; the job's own needs neither."""
+    stated_batch = spec.training.batch_size
+    if size == stated_batch:
         return Batch(size)
-    return Batch(size, f"batch {size} of {stated}" + (f": {why}" if why else ""))
+    reason = f"batch {size} of {stated_batch}" + (f": {why}" if why else "")
+    return Batch(size, batch_rate(spec, size), reason)
 
 
 def growth_reason(growth: BatchGrowth, size: int) -> str:
@@ -231,16 +222,34 @@ def growth_for_round(
         noise_share: Largest batch over the job's that costs next to no progress a sample.
     """
     size = growth.size or stated_batch
-    held = min(bounds.most, int(_HOLD_NOISE * noise_share * stated_batch))
-    if size > max(stated_batch, held):
+    most = min(bounds.most, int(_HOLD_NOISE * noise_share * stated_batch))
+    if size > max(stated_batch, most):
         growth, size = BatchGrowth(next_round=growth.next_round), stated_batch
     if growth.trial:
-        return growth if growth.trial <= held else _after_failure(growth, number)
+        return growth if growth.trial <= most else _after_failure(growth, number)
     larger = min(2 * size, bounds.most)
-    is_known = growth.updates >= _TRIES and number >= growth.next_round
-    if not is_known or steps < _STEPS_LEAST or not size < larger <= noise_share * stated_batch:
+    can_try = growth.updates >= _TRIES and number >= growth.next_round
+    if not can_try or steps < _STEPS_LEAST or not size < larger <= noise_share * stated_batch:
         return growth
     return replace(growth, trial=larger, tries_us=())
+
+
+def node_growth(
+    request: PlanRequest, node: NodeId, memory: NodeMemory, *, steps: float, noise_share: float
+) -> BatchGrowth:
+    """Larger batches that a candidate keeps or tries in the round; other arguments as of
+    `growth_for_round`.
+    """
+    if request.spec.aware.exchanges_each_step:
+        return memory.growth
+    return growth_for_round(
+        memory.growth,
+        node_bounds(request, node),
+        request.spec.training.batch_size,
+        number=request.round,
+        steps=0.0 if memory.cut_rounds or node in request.on_trial else steps,
+        noise_share=noise_share,
+    )
 
 
 def batch_rate(spec: JobSpec, size: int) -> float:
@@ -249,8 +258,8 @@ def batch_rate(spec: JobSpec, size: int) -> float:
     The square root of the batch's share for AdamW, whose steps are as long whatever the gradient,
     and the share itself for SGD.
     """
-    stated = spec.training.batch_size
-    if size == stated or spec.aware.batch_rate == "stated" or exchanges_each_step(spec):
+    stated_batch = spec.training.batch_size
+    if size == stated_batch or spec.aware.batch_rate == "stated" or spec.aware.exchanges_each_step:
         return 0.0
-    share = size / stated
+    share = size / stated_batch
     return spec.inner.learning_rate * (share if spec.inner.optimizer == "sgd" else sqrt(share))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from coordinator.core.plan.decision import NodeMemory
-from coordinator.core.plan.speeds import NodeSpeed
+from coordinator.core.plan.node_speed import NodeSpeed
 from hypergpu.ids import NodeId
 
 _MOST_TIMES = 8
@@ -16,28 +16,28 @@ _MOST_TIMES = 8
 
 
 def capacities(
-    known: Mapping[NodeId, NodeSpeed],
+    speeds: Mapping[NodeId, NodeSpeed],
     moving_us: Mapping[NodeId, float],
     memories: Mapping[NodeId, NodeMemory],
     inner_steps: int,
 ) -> dict[NodeId, float]:
     """Steps of the job's own batch that each node does in a microsecond, bytes included: as its
-    newest update showed, and before there is one, as is said of it.
+    newest update showed; before the first update, by its readings.
 
-    What a node claims of its speed so moves nothing for longer than until its first update.
+    So a node's claim about its speed has no effect once its first update is in.
 
     Args:
-        known: Speed of each node, at least one.
+        speeds: Speed of each node, at least one.
         moving_us: Time for which each moves bytes in a round.
         memories: Of each of them.
         inner_steps: Of the round, at least 1.
     """
-    shown = {
-        node: 1 / (memories[node].proven_step_us or mine.step_us + moving_us[node] / inner_steps)
-        for node, mine in known.items()
+    paces = {
+        node: 1 / (memories[node].proven_step_us or speed.step_us + moving_us[node] / inner_steps)
+        for node, speed in speeds.items()
     }
-    most = _MOST_TIMES * median(shown.values())
-    return {node: min(most, each) for node, each in shown.items()} if len(shown) > 2 else shown
+    most = _MOST_TIMES * median(paces.values())
+    return {node: min(most, pace) for node, pace in paces.items()} if len(paces) > 2 else paces
 
 
 def weighted_median(values: Mapping[NodeId, float], weights: Mapping[NodeId, float]) -> float:
@@ -51,17 +51,17 @@ def weighted_median(values: Mapping[NodeId, float], weights: Mapping[NodeId, flo
         values: At least one, all more than 0.
         weights: Of each of them, more than 0.
     """
-    ordered = sorted(values, key=lambda node: (values[node], node))
-    whole = sum(weights[node] for node in ordered)
-    passed, before = 0.0, ordered[0]
+    nodes = sorted(values, key=lambda node: (values[node], node))
+    whole = sum(weights[node] for node in nodes)
+    weight_below, before = 0.0, nodes[0]
     middle_before = 0.0
-    for node in ordered:
-        middle = (passed + weights[node] / 2) / whole
+    for node in nodes:
+        middle = (weight_below + weights[node] / 2) / whole
         if middle >= 0.5:
-            if node == ordered[0]:
+            if node == nodes[0]:
                 return values[node]
             share = (0.5 - middle_before) / (middle - middle_before)
             return 1 / ((1 - share) / values[before] + share / values[node])
-        passed += weights[node]
+        weight_below += weights[node]
         before, middle_before = node, middle
-    return values[ordered[-1]]
+    return values[nodes[-1]]

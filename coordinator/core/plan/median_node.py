@@ -1,21 +1,18 @@
 """How many inner steps the median node takes (H): enough that moving bytes is a small share of a
 round, no more than the job can divide its work by, and slow to change.
-
-Also the sentences in which plans explain themselves.
 """
 
-from collections.abc import Mapping
 from math import ceil
 
 import msgspec
 
-from coordinator.core.plan.agreement import update_cosine
-from coordinator.core.plan.decision import NodePlan, PlanMemory, PlanRequest
-from coordinator.core.plan.node_work import prefetch_limit, step_bounds, work_share
-from coordinator.core.plan.speeds import NodeSpeed
-from hypergpu.ids import NodeId
+from coordinator.core.plan.decision import PlanMemory, PlanRequest
+from coordinator.core.plan.node_speed import NodeSpeed
+from coordinator.core.plan.prefetch import prefetch_limit
+from coordinator.core.plan.speeds import RoundSpeeds
+from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
-from hypergpu.units import several
+from hypergpu.units import Bytes
 
 _SHORT_US = 250_000
 """Opening and closing a round takes as long, however little there is to do."""
@@ -66,33 +63,20 @@ class MedianNode(msgspec.Struct, frozen=True):
         return self.computing_us + self.moving_us - self.hidden_us
 
 
-def most_inner_steps(
-    request: PlanRequest, known: Mapping[NodeId, NodeSpeed], step_us: float
-) -> int:
-    """The largest H of the median node: within the user's limit, and in at least so many rounds.
-
-    Whoever states fewer rounds than that finds those enough. A node counts by the steps that it
-    would be given: one that says it is a thousand times faster has no thousand times as many.
+def node_computing_us(spec: JobSpec, speed: NodeSpeed, moving_us: float, up_bytes: Bytes) -> float:
+    """How long a node has to compute, for one update of so many bytes.
 
     Args:
-        request: What is planned.
-        known: Speeds of the candidates.
-        step_us: Step of the middle one.
+        spec: The job's.
+        speed: Of the node.
+        moving_us: Time for which it moves bytes in a round.
+        up_bytes: Of its update.
     """
-    aware, is_common = request.spec.aware, request.spec.data.is_common
-    rounds = max(1, min(aware.rounds_min, request.spec.training.rounds))
-    shares = [work_share(mine.step_us, step_us, is_common=is_common) for mine in known.values()]
-    per_round = request.samples_total / rounds / request.spec.training.batch_size
-
-    def together(steps: int) -> float:
-        limits = step_bounds(steps, aware.inner_steps_max, is_common=is_common)
-        return sum(min(limits.most, max(limits.least, steps * share)) for share in shares)
-
-    least, most = 1, aware.inner_steps_max
-    while least < most:
-        steps = (least + most + 1) // 2
-        least, most = (steps, most) if together(steps) <= per_round else (least, steps - 1)
-    return least
+    if spec.round.overlap == "eager":
+        return computing_beside(moving_us, spec.aware.utilisation)
+    # The line may be as bad as in one case of four.
+    uploading_us = up_bytes * 8e6 / speed.cautious_up_bits_per_s
+    return computing_for(moving_us, uploading_us, spec.aware.utilisation)
 
 
 def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> float:
@@ -100,8 +84,8 @@ def computing_for(moving_us: float, uploading_us: float, utilisation: float) -> 
     for its upload to stay within its byte budget.
     """
     idle = max(1e-3, 1 - utilisation)
-    aimed = max(1e-3, idle * (1 - _WAITING))
-    return max((1 - aimed) / aimed * moving_us, uploading_us / idle)
+    moving_share = max(1e-3, idle * (1 - _WAITING))
+    return max((1 - moving_share) / moving_share * moving_us, uploading_us / idle)
 
 
 def computing_beside(moving_us: float, utilisation: float) -> float:
@@ -125,27 +109,29 @@ def decay_steps(request: PlanRequest) -> int:
     return int(base / share**2)
 
 
-def drift(request: PlanRequest, moving_share: float) -> Drift:
-    """Half of H when updates were nearly orthogonal for three rounds; a quarter more when they
-    agree and a fifth of the round moves bytes. What was halved grows back by quarters as soon as
-    they are orthogonal no more, whatever bytes take.
+def drift(request: PlanRequest, update_cosine: float | None, moving_share: float) -> Drift:
+    """The factor of H: half when updates were nearly orthogonal for three rounds; a quarter more
+    when they agree and a fifth of the round moves bytes. A factor below 1 grows back by quarters as
+    soon as updates are orthogonal no more, whatever bytes take.
 
-    Sparse updates hardly overlap and two or fewer say little: neither counts.
+    Args:
+        request: What is planned.
+        update_cosine: Cosine between two updates of the round before; None: it says nothing.
+        moving_share: Part of the round for which the median node moves bytes.
     """
     previous = request.previous
     if previous is None:
         return Drift()
     before = Drift(previous.drift, previous.crowded_rounds)
-    agreed = update_cosine(request)
-    if agreed is None:
+    if update_cosine is None:
         return before
-    if agreed < _CROWD:
-        crowded = before.crowded_rounds + 1
-        if crowded < _CROWDED_ROUNDS:
-            return Drift(before.factor, crowded)
+    if update_cosine < _CROWD:
+        crowded_rounds = before.crowded_rounds + 1
+        if crowded_rounds < _CROWDED_ROUNDS:
+            return Drift(before.factor, crowded_rounds)
         return Drift(max(_DRIFT_LEAST, before.factor / 2))
-    most = 1.0 if agreed > _UNCROWDED else 0.0
-    if agreed > _AGREED and moving_share > 0.2:
+    most = 1.0 if update_cosine > _UNCROWDED else 0.0
+    if update_cosine > _AGREED and moving_share > 0.2:
         most = _DRIFT_MOST
     can_rise = request.round - previous.changed_at_round >= _PATIENCE
     if can_rise and before.factor < most:
@@ -166,58 +152,59 @@ def wanted_steps(
         short: The H of a round so short that opening and closing it takes as long.
     """
     least = min(max(_LEAST, short), request.spec.training.inner_steps)
-    decayed = decay_steps(request)
-    wanted, why = max(
-        (network, "the network"), (decayed, "the decayed learning rate"), (least, "the least")
+    decay = decay_steps(request)
+    steps, why = max(
+        (network, "the network"), (decay, "the decayed learning rate"), (least, "the least")
     )
     if drift_.factor != 1:
         # Less than what the job can be divided by, or it would be no less.
-        wanted = min(wanted, most) if drift_.factor < 1 else wanted
-        wanted, why = round(wanted * drift_.factor), f"{why} and the agreement of updates"
-    if wanted > most:
-        wanted, why = most, f"the most, where {why} asks for {wanted}"
-    return max(1, wanted), why
+        steps = min(steps, most) if drift_.factor < 1 else steps
+        steps, why = round(steps * drift_.factor), f"{why} and the agreement of updates"
+    if steps > most:
+        steps, why = most, f"the most, where {why} asks for {steps}"
+    return max(1, steps), why
 
 
 def plan_median_node(
-    request: PlanRequest,
+    speeds: RoundSpeeds,
     *,
     step_us: float,
-    moving: float,
-    dense: float,
+    moving_us: float,
+    dense_us: float,
     computing_us: float,
     most: int,
 ) -> MedianNode:
     """The median node's H: at most every five rounds another one, and not for a small change.
 
     Args:
-        request: What is planned.
+        speeds: Of the candidates.
         step_us: A step of the middle node.
-        moving: Time for which it moves bytes, in microseconds like all of these.
-        dense: What that would be if nothing were sparse: it changes with the network alone.
-        computing_us: What it has to compute for.
+        moving_us: Time for which it moves bytes.
+        dense_us: The same if nothing were sparse: it changes with the network alone.
+        computing_us: Time that it has to compute.
         most: The largest H of the median node.
     """
-    previous = request.previous
+    request, previous = speeds.request, speeds.request.previous
 
     def hidden_us(steps: int) -> float:
-        return min(moving, prefetch_limit(request.spec, steps) * step_us)
+        return min(moving_us, prefetch_limit(request.spec, steps) * step_us)
 
-    held_us, shown_us = computing_us, moving - hidden_us(int(computing_us / step_us))
+    before_us, shown_us = computing_us, moving_us - hidden_us(int(computing_us / step_us))
     if previous is not None and previous.span_ms:
-        held_us = previous.inner_steps * step_us
-        shown_us = moving - hidden_us(previous.inner_steps)
-    drift_ = drift(request, shown_us / max(1.0, shown_us + held_us))
+        before_us = previous.inner_steps * step_us
+        shown_us = moving_us - hidden_us(previous.inner_steps)
+    moving_share = shown_us / max(1.0, shown_us + before_us)
+    drift_ = drift(request, speeds.agreement.cosine, moving_share)
     network = ceil(computing_us / step_us)
     short = int(_SHORT_US / step_us)
     steps, why = wanted_steps(request, network, most, drift_, short)
-    changed_at, at_change_us = request.round, dense
-    if previous is not None and not _changes(request, previous, steps, dense, drift_, most):
+    changed_at, at_change_us = request.round, dense_us
+    if previous is not None and not _changes(request, previous, steps, dense_us, drift_, most):
         steps, why = previous.inner_steps, "as before"
         changed_at = previous.changed_at_round
         at_change_us = previous.dense_ms * 1000
     return MedianNode(
-        steps, changed_at, steps * step_us, moving, at_change_us, drift_, why, hidden_us(steps)
+        steps, changed_at, steps * step_us, moving_us, at_change_us, drift_, why, hidden_us(steps)
     )
 
 
@@ -232,8 +219,8 @@ def _changes(
     """Whether the median node's H becomes ``steps``."""
     if not previous.span_ms:
         return True
-    held = previous.inner_steps
-    if not (steps >= held * (1 + _CHANGE) or steps * (1 + _CHANGE) <= held):
+    before = previous.inner_steps
+    if not (steps >= before * (1 + _CHANGE) or steps * (1 + _CHANGE) <= before):
         return False
     at_change_us = max(1.0, previous.dense_ms * 1000)
     ratio = max(dense_us, 1.0) / at_change_us
@@ -241,71 +228,5 @@ def _changes(
         request.round - previous.changed_at_round >= _PATIENCE
         or not 1 / _NETWORK_CHANGE < ratio < _NETWORK_CHANGE
         or drift_.factor < previous.drift
-        or held > most * (1 + _CHANGE)
-    )
-
-
-def seconds(time_ms: float) -> str:
-    """A time: ``0.42 s``, ``7.5 s``, ``42 s``."""
-    time_s = time_ms / 1000
-    if time_s < 0.995:
-        return f"{time_s:.2f} s"
-    return f"{time_s:.1f} s" if time_s < 9.95 else f"{time_s:.0f} s"
-
-
-def rate(bits_per_s: float) -> str:
-    """A rate: ``850 kbit/s``, ``6 Mbit/s``, ``1.2 Gbit/s``."""
-    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bits_per_s >= 0.9995 * scale or unit == "kbit/s":
-            return f"{bits_per_s / scale:.3g} {unit}"
-    raise AssertionError("every rate has a unit")
-
-
-def node_reason(plan: NodePlan, *, up_bits_per_s: float, deadline_ms: int, why: str = "") -> str:
-    """``H=80, int4, uplink 6 Mbit/s, forecast 31 s, deadline 42 s (WHY)``. What the plan's
-    reason says already goes before the rest of why.
-    """
-    why = "; ".join(filter(None, (plan.reason, why)))
-    said = [f"H={plan.inner_steps}", plan.codec]
-    if up_bits_per_s:
-        said.append(f"uplink {rate(up_bits_per_s)}")
-    said.append(f"forecast {seconds(plan.forecast_ms)}" if plan.forecast_ms else "not yet measured")
-    if plan.rounds > 1:
-        said.append(f"within {several(plan.rounds, 'round')}")
-    elif deadline_ms:
-        said.append(f"deadline {seconds(deadline_ms)}")
-    if plan.connections > 1:
-        said.append(f"{plan.connections} connections")
-    if plan.prefetch_steps:
-        said.append(f"{plan.prefetch_steps} of the next ahead")
-    if plan.upload_after_ms:
-        said.append(f"uploads {seconds(plan.upload_after_ms)} later")
-    return ", ".join(said) + (f" ({why})" if why else "")
-
-
-def unmeasured_reason(inner_steps: int, codec: str, deadline_ms: int) -> str:
-    """Reason of a plan that is made before any node was measured."""
-    closes = _closing_reason(deadline_ms)
-    return f"H={inner_steps} and {codec} until nodes are measured; {closes}"
-
-
-def _closing_reason(deadline_ms: int) -> str:
-    after = seconds(deadline_ms) if deadline_ms else "twice what its quorum takes"
-    return f"closes after {after}"
-
-
-def round_reason(
-    middle: MedianNode, *, codecs: list[str], down: str, deadline_ms: int, resting: int
-) -> str:
-    """What holds for all nodes of a round."""
-    computes = f"computes {seconds(middle.computing_us / 1000)}"
-    moves = f"moves bytes {seconds(middle.moving_us / 1000)}"
-    if middle.hidden_us:
-        moves += f", {seconds(middle.hidden_us / 1000)} of it while it begins the next"
-    until = _closing_reason(deadline_ms)
-    rests = f"; {resting} {'node rests' if resting == 1 else 'nodes rest'}" if resting else ""
-    up = "/".join(codecs)
-    return (
-        f"H={middle.inner_steps} ({middle.why}); the median node {computes} and {moves}; "
-        f"{up} up, {down} down; {until}{rests}"
+        or before > most * (1 + _CHANGE)
     )

@@ -40,26 +40,24 @@ def tighter_fit(plan: NodePlan, spec: JobSpec, *, can_checkpoint: bool) -> Memor
     return MemoryFit(1, checkpoints, shortage=shortage)
 
 
-def least_use(
-    known: MemoryUse | None, measured: MemoryUse, plan: NodePlan, spec: JobSpec
-) -> MemoryUse:
+def least_use(least: MemoryUse | None, use: MemoryUse, plan: NodePlan, spec: JobSpec) -> MemoryUse:
     """The least that any step was measured to take: a node that exaggerates slows nobody, and one
     that tells too little costs others a try.
 
     Args:
-        known: By earlier steps.
-        measured: Bytes before a step under the plan, and in ``sample_bytes`` those at its peak.
+        least: By earlier steps.
+        use: Bytes before a step under the plan, and in ``sample_bytes`` those at its peak.
         plan: Of the node.
         spec: The settings of its round.
     """
     batch, micro_batch = plan.batch(spec.training.batch_size), fitted_rule(plan, spec).micro_batch
-    taken = (measured.sample_bytes - measured.before_bytes) // pass_sizes(batch, micro_batch)[0]
-    if plan.checkpoints_activations or taken <= 0 or measured.before_bytes <= 0:
-        return known or MemoryUse(Bytes(0), Bytes(0))
-    if known is None or not known.sample_bytes:
-        return MemoryUse(measured.before_bytes, Bytes(taken))
+    sample_bytes = (use.sample_bytes - use.before_bytes) // pass_sizes(batch, micro_batch)[0]
+    if plan.checkpoints_activations or sample_bytes <= 0 or use.before_bytes <= 0:
+        return least or MemoryUse(Bytes(0), Bytes(0))
+    if least is None or not least.sample_bytes:
+        return MemoryUse(use.before_bytes, Bytes(sample_bytes))
     return MemoryUse(
-        min(known.before_bytes, measured.before_bytes), Bytes(min(known.sample_bytes, taken))
+        min(least.before_bytes, use.before_bytes), Bytes(min(least.sample_bytes, sample_bytes))
     )
 
 

@@ -4,26 +4,23 @@ A job's first round is sparse where the job allows it. That is little to move ov
 has measured, enough to measure them by, and no worse to begin with: see docs/log.md.
 """
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
-from coordinator.core.network.reading import NodeReading, median_reading
-from coordinator.core.plan.batches import batch_rate, held_batch
-from coordinator.core.plan.codecs import FINEST, allowed_codecs
+from coordinator.core.plan.batches import held_batch
+from coordinator.core.plan.codecs import allowed_codecs
 from coordinator.core.plan.decision import (
+    FINEST,
     ModelSizes,
     NodePlan,
     PlanMemory,
-    PlanRequest,
     RoundPlan,
     opening_quorum,
 )
-from coordinator.core.plan.median_node import node_reason, unmeasured_reason
-from coordinator.core.plan.node_work import fit_steps, prefetch_limit
-from coordinator.core.plan.participation import absentees, candidate_memories, still_resting
-from coordinator.core.plan.speeds import connection_count, stated_connections
-from hypergpu.ids import NodeId
+from coordinator.core.plan.inner_steps import fit_steps
+from coordinator.core.plan.participation import still_resting
+from coordinator.core.plan.prefetch import prefetch_limit
+from coordinator.core.plan.reasons import node_reason, unmeasured_reason
+from coordinator.core.plan.speeds import RoundSpeeds
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
 
@@ -31,47 +28,44 @@ _FIRST_STEPS = 1
 """Steps of a round before which nothing is known: a node may be 64 times slower than another."""
 
 
-def unmeasured_plan(
-    request: PlanRequest, readings: Mapping[NodeId, NodeReading], sizes: ModelSizes
-) -> RoundPlan:
-    """The user's own H for all, or what was planned last. Arguments as of `plan_round`."""
-    previous = request.previous
-    most, deadline_ms = request.spec.aware.inner_steps_max, request.spec.round.deadline_ms
-    steps = min(most, request.spec.training.inner_steps)
+def unmeasured_plan(speeds: RoundSpeeds) -> RoundPlan:
+    """The user's own H for all, or the last plan's."""
+    request, spec, sizes = speeds.request, speeds.request.spec, speeds.sizes
+    previous, most, deadline_ms = (
+        request.previous,
+        spec.aware.inner_steps_max,
+        spec.round.deadline_ms,
+    )
+    steps = min(most, spec.training.inner_steps)
     if previous is None:
         steps = min(steps, _FIRST_STEPS)
-    if previous is None or request.spec.aware.takes_as_stated("codec.up"):
-        codec = _first_codec(request.spec, sizes)
+    if previous is None or spec.aware.takes_as_stated("codec.up"):
+        codec = _first_codec(spec, sizes)
     else:
-        codec = request.spec.aware.sparsest if previous.is_sparse else FINEST
+        codec = spec.aware.sparsest if previous.is_sparse else FINEST
     if previous is None:
         is_sparse = codec in SPARSE_CODECS
-        down = (
-            request.spec.codec.down if request.spec.aware.takes_as_stated("codec.down") else codec
-        )
+        down = spec.codec.down if spec.aware.takes_as_stated("codec.down") else codec
         previous = PlanMemory(steps, request.round, is_sparse=is_sparse, down=down)
-    memories = candidate_memories(request)
-    resting = still_resting(request, memories, readings)
-    working = {node: memory for node, memory in memories.items() if node not in resting}
-    asked = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
-    stated = request.spec.training.batch_size
-    batches = {node: held_batch(request.spec, memory) for node, memory in working.items()}
-    sizes_ = {node: batch.size for node, batch in batches.items()}
-    given = fit_steps(asked, sizes_, request.samples_total - request.samples_done)
-    usual = median_reading(readings[node] for node in request.candidates if node in readings)
+    memories = speeds.memories
+    resting = still_resting(request, memories, speeds.readings)
+    working = {n: memory for n, memory in memories.candidates.items() if n not in resting}
+    full_steps = {node: min(most, memory.inner_steps or steps) for node, memory in working.items()}
+    batches = {node: held_batch(spec, memory) for node, memory in working.items()}
+    batch_sizes = {node: batch.size for node, batch in batches.items()}
+    fitted_steps = fit_steps(full_steps, batch_sizes, request.samples_total - request.samples_done)
     nodes = {}
     for node, memory in working.items():
-        reading = readings.get(node, NodeReading())
+        batch = batches[node]
         is_of_family = (memory.codec in SPARSE_CODECS) == previous.is_sparse
         plan = NodePlan(
-            inner_steps=given[node],
+            inner_steps=fitted_steps[node],
             codec=memory.codec if memory.codec and is_of_family else codec,
-            reason=batches[node].reason,
-            connections=stated_connections(request.spec)
-            or connection_count(reading, usual, sizes.update_bytes[FINEST], memory.connections),
-            batch_size=batches[node].size if batches[node].size != stated else 0,
-            learning_rate=batch_rate(request.spec, batches[node].size),
-            prefetch_steps=prefetch_limit(request.spec, given[node]),
+            reason=batch.reason,
+            connections=speeds.connections[node],
+            batch_size=batch.size if batch.size != spec.training.batch_size else 0,
+            learning_rate=batch.learning_rate,
+            prefetch_steps=prefetch_limit(spec, fitted_steps[node]),
         )
         reason = node_reason(plan, up_bits_per_s=0, deadline_ms=deadline_ms)
         nodes[node] = replace(plan, reason=reason)
@@ -82,7 +76,7 @@ def unmeasured_plan(
         deadline_ms=Milliseconds(deadline_ms),
         down=previous.down or FINEST,
         is_sparse=previous.is_sparse,
-        memory=replace(previous, nodes={**absentees(request), **memories}),
+        memory=replace(previous, nodes={**memories.absentees, **memories.candidates}),
         reason=unmeasured_reason(min(most, previous.inner_steps), codec, deadline_ms),
         updates_needed=opening_quorum(request, nodes),
     )
@@ -90,5 +84,5 @@ def unmeasured_plan(
 
 def _first_codec(spec: JobSpec, sizes: ModelSizes) -> str:
     """Codec of a job's first round: the finest of the sparse ones, or the one that it states."""
-    allowed = allowed_codecs(spec, sizes)
-    return next((level for level in allowed if level in SPARSE_CODECS), allowed[0])
+    codecs = allowed_codecs(spec, sizes)
+    return next((level for level in codecs if level in SPARSE_CODECS), codecs[0])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.plan.memory_fit import fit_plan
-from coordinator.core.plan.node_work import prefetch_limit
+from coordinator.core.plan.prefetch import prefetch_limit
 from coordinator.core.training.assignment import (
     JobStep,
     assignment,

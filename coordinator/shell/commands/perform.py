@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from coordinator.config import Settings
 from coordinator.core.plan.decision import ModelSizes, PlanRequest
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.commands import (
     Aggregate,

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from msgspec.structs import replace
 
 from coordinator.core.hub.evaluator_turns import EvaluatorJob
-from coordinator.core.plan.speeds import payload_bits_per_s
+from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.training.job.state import ENDED, Job
 from coordinator.core.training.job_forecast.basis import ForecastBasis, ForecastRange, JobForecast
 from coordinator.core.training.job_forecast.forecast import forecast_job

@@ -1,8 +1,7 @@
-"""Parts, tables, estimates and house rules of benchmarks; no benchmark is run."""
+"""Parts, tables and estimates of benchmarks; no benchmark is run."""
 
 import asyncio
 import io
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -11,10 +10,6 @@ import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import choose
-from benchmarks.house import lines_before
-from benchmarks.house.offenders import is_bare_participle
-from benchmarks.house.tree import ROOT, both_way_pairs, circular_modules, code_lines, count_lines
-from benchmarks.house.walk import Walk, plan_walk, walk_of
 from benchmarks.metering import LEAST, IntervalEstimate, median_of
 from benchmarks.netsim_fidelity import (
     LOSSY,
@@ -39,7 +34,6 @@ from benchmarks.ours.table import (
     write_rows,
 )
 from hypergpu.client.history import RoundPoint
-from hypergpu.jobfile.spec import RoundRule
 from hypergpu.units import Milliseconds
 from netsim.measure.lateness import ALWAYS_VALID
 from netsim.network.world_file import parse_world
@@ -229,95 +223,3 @@ def test_measuring_again_has_an_end_and_the_row_says_that_it_does_not_count() ->
 @pytest.mark.parametrize("world", [*WORLDS, LOSSY], ids=lambda world: world.name)
 def test_the_worlds_that_are_compared_have_eight_nodes(world: ComparedWorld) -> None:
     assert len(parse_world(world.text.replace("ROUNDS", "8"), source=world.name).nodes) == 8
-
-
-SOURCE = '''"""What a module says."""
-
-import os  # a comment
-
-HELD = """
-text that is code
-"""
-"""What a constant says,
-in two lines."""
-
-
-def held(
-    path: str,
-) -> None:
-    """A docstring."""
-    os.remove(path)
-'''
-
-
-def make_tree(root: Path, **sources: str) -> Path:
-    for name, source in sources.items():
-        path = root / "hypergpu" / f"{name.replace('_in_', '/')}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source, encoding="utf-8")
-    return root
-
-
-def test_only_lines_with_code_count() -> None:
-    assert code_lines(SOURCE) == 1 + 3 + 4
-
-
-def test_an_empty_module_has_no_lines() -> None:
-    assert code_lines("") == 0
-
-
-def test_a_bare_participle_is_recognised() -> None:
-    assert all(map(is_bare_participle, ("held", "_told", "asked", "unsettled")))
-    assert not any(map(is_bare_participle, ("hold", "speed", "need", "held_job", "bound", "embed")))
-
-
-def test_folders_that_import_each_other_are_found(tmp_path: Path) -> None:
-    root = make_tree(
-        tmp_path,
-        first_in_a="import hypergpu.second.b",
-        second_in_b="from hypergpu.first import c",
-        first_in_c="",
-    )
-    assert [(pair.one, pair.other) for pair in both_way_pairs(root)] == [
-        ("hypergpu/first", "hypergpu/second")
-    ]
-    assert circular_modules(root) == []
-
-
-def test_an_import_circle_is_found(tmp_path: Path) -> None:
-    root = make_tree(
-        tmp_path,
-        a="from hypergpu import b",
-        b="from hypergpu.c import x",
-        c="import hypergpu.a\nimport hypergpu.d",
-        d="",
-    )
-    assert circular_modules(root) == ["hypergpu/a.py", "hypergpu/b.py", "hypergpu/c.py"]
-
-
-def git(*words: str) -> bytes:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True).stdout
-
-
-def test_a_part_of_the_tree_before_counts_as_stored(tmp_path: Path) -> None:
-    """A shallow clone lacks the commit; there is nothing to count again then."""
-    before = lines_before()
-    has_commit = subprocess.run(
-        ["git", "cat-file", "-e", before.commit], cwd=ROOT, check=False, capture_output=True
-    )
-    if has_commit.returncode == 0:
-        archive = git("archive", before.commit, "gpu_node")
-        subprocess.run(["tar", "x", "-C", tmp_path], check=True, input=archive)
-        names = git("ls-tree", "-r", "--name-only", before.commit, "gpu_node").decode().split()
-        assert (
-            count_lines(tmp_path, names).packages["gpu_node"] == (before.lines.packages["gpu_node"])
-        )
-
-
-def test_a_walk_counts_how_often_it_leads_back_to_a_module() -> None:
-    alone = walk_of(lambda: RoundRule().updates_needed(3), "hypergpu/jobfile")
-    assert alone.stops == ("hypergpu/jobfile/spec.py",)
-    assert Walk(("a", "b", "a", "c", "b")).returns == 2
-    walk = plan_walk()
-    assert walk.stops[0] == "coordinator/core/plan/planning.py"
-    assert walk.rooms > 10

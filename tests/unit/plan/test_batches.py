@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.agreement import noise_share
+from coordinator.core.plan.agreement import update_agreement
 from coordinator.core.plan.batches import (
     batch_bounds,
     batch_rate,
@@ -74,11 +74,11 @@ def _request(agreement: float | None, steps: int, before: float = 1.0) -> PlanRe
 def test_the_share_follows_the_noise_scale_of_updates() -> None:
     """A cosine of a half over 100 steps: batches of 100 times the job's are half noise."""
     measured = 1 + 0.02 * (1 + 100)
-    assert noise_share(_request(2.0, 100, measured)) == pytest.approx(measured)
-    assert noise_share(_request(2.0, 100)) == pytest.approx(1 + (measured - 1) / 4)
-    assert noise_share(_request(None, 100, 3.0)) == 3.0
-    assert noise_share(_request(0.9, 100, 8.0)) == 8.0
-    assert noise_share(_request(3.0, 1)) >= 1.0
+    assert update_agreement(_request(2.0, 100, measured)).noise_share == pytest.approx(measured)
+    assert update_agreement(_request(2.0, 100)).noise_share == pytest.approx(1 + (measured - 1) / 4)
+    assert update_agreement(_request(None, 100, 3.0)).noise_share == 3.0
+    assert update_agreement(_request(0.9, 100, 8.0)).noise_share == 8.0
+    assert update_agreement(_request(3.0, 1)).noise_share >= 1.0
 
 
 def test_a_batch_that_is_no_faster_is_tried_twice_and_given_up() -> None:

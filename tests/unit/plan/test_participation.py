@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.network.reading import Estimate, NodeReading
-from coordinator.core.plan.agreement import cosine
+from coordinator.core.plan.agreement import cosine, update_agreement
 from coordinator.core.plan.decision import (
     NodeMemory,
     NodePlan,
@@ -17,6 +17,7 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     PlanRequest,
 )
+from coordinator.core.plan.inner_steps import fit_steps
 from coordinator.core.plan.median_node import (
     Drift,
     computing_for,
@@ -24,12 +25,10 @@ from coordinator.core.plan.median_node import (
     drift,
     wanted_steps,
 )
-from coordinator.core.plan.node_work import fit_steps
+from coordinator.core.plan.memories import node_memories
 from coordinator.core.plan.participation import (
     Participation,
     PartOfMiddle,
-    absentees,
-    candidate_memories,
     participations,
 )
 from coordinator.core.plan.planning import plan_round
@@ -83,7 +82,7 @@ def _part(
     }
     request = _request({SLOW: memory}, results, quorum=quorum)
     works = EQUAL | {SLOW: work}
-    return participations(request, candidate_memories(request), works, {})[SLOW]
+    return participations(request, node_memories(request), works, {})[SLOW]
 
 
 def share(of_middle: float, computing: float = 1.0, *, is_measured: bool = True) -> PartOfMiddle:
@@ -127,7 +126,7 @@ def test_nobody_waits_for_a_node_of_which_nothing_is_known() -> None:
 def test_somebody_is_waited_for_however_slow_all_are() -> None:
     request = _request({}, {})
     works = dict.fromkeys(NODES, share(0.1)) | {NODES[3]: share(0.15)}
-    parts = participations(request, candidate_memories(request), works, {})
+    parts = participations(request, node_memories(request), works, {})
     assert [node for node, part in parts.items() if part.is_awaited] == [NODES[3]]
 
 
@@ -181,7 +180,7 @@ def _absent(memory: NodeMemory, rounds: int) -> dict[NodeId, NodeMemory]:
             _request(memories, {}, number=number),
             candidates={node: Slot(slot) for slot, node in enumerate(NODES) if node != SLOW},
         )
-        memories = absentees(request)
+        memories = dict(node_memories(request).absentees)
     return memories
 
 
@@ -194,7 +193,7 @@ def test_a_node_that_is_away_for_long_is_forgotten() -> None:
 
 def test_absence_is_counted_anew_each_time() -> None:
     away = NodeMemory("int4", retries=3, away_rounds=60)
-    assert candidate_memories(_request({SLOW: away}, {}))[SLOW].away_rounds == 0
+    assert node_memories(_request({SLOW: away}, {})).candidates[SLOW].away_rounds == 0
 
 
 def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_again() -> None:
@@ -203,9 +202,9 @@ def test_a_node_that_is_lost_in_each_of_its_rounds_is_excluded_when_it_is_back_a
     for number in (10, 20, 30):
         request = _request(memories, lost, number=number)
         gone = {node: slot for node, slot in request.candidates.items() if node != SLOW}
-        memories = absentees(replace(request, candidates=gone))
+        memories = dict(node_memories(replace(request, candidates=gone)).absentees)
     back = _request(memories, {}, number=40)
-    part = participations(back, candidate_memories(back), EQUAL, {})[SLOW]
+    part = participations(back, node_memories(back), EQUAL, {})[SLOW]
     assert part.reason == "excluded: no update in time, 3 in a row; tries again in round 42"
 
 
@@ -293,17 +292,17 @@ def test_a_daemon_that_crashes_each_time_is_excluded_in_the_end() -> None:
     for _ in range(3):
         # It takes part, vanishes, and rests while its worker starts again.
         request = _request({SLOW: memory}, _result(0))
-        part = participations(request, candidate_memories(request), EQUAL, {SLOW: STARTING})
+        part = participations(request, node_memories(request), EQUAL, {SLOW: STARTING})
         memory = part[SLOW].memory
         assert part[SLOW].reason == "its worker is starting"
     request = _request({SLOW: memory}, {})
-    part = participations(request, candidate_memories(request), EQUAL, {})
+    part = participations(request, node_memories(request), EQUAL, {})
     assert part[SLOW].reason.startswith("excluded: no update in time, 3 in a row")
 
 
 def test_a_node_that_is_away_is_not_excluded_meanwhile() -> None:
     request = _request({SLOW: NodeMemory("int4", retries=1)}, _result(0))
-    memories = candidate_memories(request)
+    memories = node_memories(request)
     part = participations(request, memories, EQUAL, {SLOW: AWAY})[SLOW]
     assert part.memory == NodeMemory("int4", retries=1, cut_rounds=1)
     assert part.reason == "not connected"
@@ -315,7 +314,7 @@ def test_for_the_quorum_those_are_asked_back_first_who_are_there_and_the_away_la
 
     def reasons(quorum: float) -> list[str]:
         request = _request(missing, {}, quorum=quorum)
-        parts = participations(request, candidate_memories(request), EQUAL, readings)
+        parts = participations(request, node_memories(request), EQUAL, readings)
         return [part.reason for part in parts.values() if part.is_taking_part and part.reason]
 
     assert reasons(0.4) == []
@@ -393,27 +392,31 @@ def test_the_cosine_between_updates_is_made_out_however_many_there_are(
         assert cosine(_agreement(updates), steps) == pytest.approx(truth, abs=0.03)
 
 
+def _drift(request: PlanRequest, moving_share: float) -> Drift:
+    return drift(request, update_agreement(request).cosine, moving_share)
+
+
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_three_rounds_of_updates_that_do_not_agree_halve_the_steps(nodes: int) -> None:
     crowded, fair = (1 + share * (nodes - 1) for share in (0.03, 0.06))
-    assert drift(_request_of_median(crowded, nodes=nodes, crowded=1), 0.1).factor == 1
-    assert drift(_request_of_median(crowded, nodes=nodes, crowded=2), 0.1).factor == 0.5
-    assert drift(_request_of_median(fair, nodes=nodes, crowded=2), 0.1) == Drift()
+    assert _drift(_request_of_median(crowded, nodes=nodes, crowded=1), 0.1).factor == 1
+    assert _drift(_request_of_median(crowded, nodes=nodes, crowded=2), 0.1).factor == 0.5
+    assert _drift(_request_of_median(fair, nodes=nodes, crowded=2), 0.1) == Drift()
 
 
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_updates_that_agree_earn_more_steps_where_bytes_take_a_fifth(nodes: int) -> None:
     agreed = 1 + 0.3 * (nodes - 1)
-    assert drift(_request_of_median(agreed, nodes=nodes), 0.3).factor == 1.25
-    assert drift(_request_of_median(agreed, nodes=nodes), 0.1).factor == 1
+    assert _drift(_request_of_median(agreed, nodes=nodes), 0.3).factor == 1.25
+    assert _drift(_request_of_median(agreed, nodes=nodes), 0.1).factor == 1
 
 
 @pytest.mark.parametrize("nodes", FLEETS)
 def test_steps_that_were_halved_grow_back_when_updates_are_orthogonal_no_more(nodes: int) -> None:
     uncrowded, fair = (1 + share * (nodes - 1) for share in (0.1, 0.06))
-    assert drift(_request_of_median(uncrowded, nodes=nodes, factor=0.5), 0.01).factor == 0.625
-    assert drift(_request_of_median(uncrowded, nodes=nodes, factor=0.9), 0.01).factor == 1
-    assert drift(_request_of_median(fair, nodes=nodes, factor=0.5), 0.01).factor == 0.5
+    assert _drift(_request_of_median(uncrowded, nodes=nodes, factor=0.5), 0.01).factor == 0.625
+    assert _drift(_request_of_median(uncrowded, nodes=nodes, factor=0.9), 0.01).factor == 1
+    assert _drift(_request_of_median(fair, nodes=nodes, factor=0.5), 0.01).factor == 0.5
 
 
 def test_updates_that_do_not_agree_take_steps_off_what_the_job_can_be_divided_by() -> None:
@@ -422,7 +425,7 @@ def test_updates_that_do_not_agree_take_steps_off_what_the_job_can_be_divided_by
 
 
 def test_sparse_updates_always_look_as_if_they_did_not_agree() -> None:
-    assert drift(_request_of_median(1.0, is_sparse=True, crowded=2), 0.1).factor == 1
+    assert _drift(_request_of_median(1.0, is_sparse=True, crowded=2), 0.1).factor == 1
 
 
 def test_steps_grow_as_the_learning_rate_decays() -> None:

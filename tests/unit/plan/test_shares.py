@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from coordinator.core.network.reading import Conditions, Estimate, NodeReading
 from coordinator.core.plan.batches import (
     BatchBounds,
-    balanced_span_us,
     batch_bounds,
     own_batch,
 )
+from coordinator.core.plan.connections import connection_count
+from coordinator.core.plan.deadline import UpdateArrival, deadline
 from coordinator.core.plan.decision import (
     MemoryFit,
     ModelSizes,
@@ -22,9 +23,9 @@ from coordinator.core.plan.decision import (
     PlanMemory,
     RoundPlan,
 )
-from coordinator.core.plan.participation import UpdateArrival, deadline
 from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.speeds import PlannedUpload, connection_count, upload_delays
+from coordinator.core.plan.span import balanced_span_us
+from coordinator.core.plan.uploads import PlannedUpload, upload_delays
 from coordinator.core.training.job.state import AcceptedUpdate
 from coordinator.core.training.sample_weights import update_weights
 from hypergpu.ids import NodeId
@@ -100,7 +101,7 @@ STATED = BatchBounds(4, 32)
 
 def test_a_node_whose_line_fills_the_round_keeps_its_batch() -> None:
     batch = own_batch(spec(nodes=3), NodeMemory(""), STATED, fewest_us=1e6, room_us=-1.0)
-    assert batch == (32, "")
+    assert (batch.size, batch.reason) == (32, "")
 
 
 def test_noise_changes_no_batch() -> None:

@@ -1,121 +1,24 @@
 """The weighing of a closed round: updates on disk, held against a gradient that is known."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.training.job.commands import Aggregate, FoldedUpdate
-from coordinator.core.training.job.events import AggregateReady, Event
-from coordinator.core.training.job.state import Job, Model
+from coordinator.core.training.job.events import AggregateReady
+from coordinator.core.training.job.state import Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
 from coordinator.core.training.trust.weights import ROLLBACKS_MOST, WHOLE, known_votes
 from coordinator.core.work.work_events import JobPaused
 from coordinator.shell.aggregation.fold_files import BaseDamagedError
-from coordinator.shell.aggregation.measurements import HeldOutGradient
-from coordinator.shell.aggregation.sketch import SketchKey, sketch_vector
 from coordinator.shell.commands.aggregation import aggregate, counted_updates
-from coordinator.shell.commands.weighing import WeighedRound, prepare_sketch, weigh_round
-from coordinator.shell.runtime.driver import Driver, JobRuntime
-from coordinator.shell.runtime.services import Services
-from hypergpu.ids import JobId, NodeId, Slot
-from hypergpu.jobfile.spec import Outer, Trust
-from hypergpu.statements import BlobRef
-from hypergpu.tensors.codec import encode_update
-from hypergpu.tensors.layout import Flat, Float32s
-from tests.journals import FolderJournal
+from coordinator.shell.commands.weighing import prepare_sketch
+from hypergpu.jobfile.spec import Trust
 from tests.unit.aggregation.fold_files import LAYOUT, random_flat
-from tests.unit.shell.whole_shell import JOB, SPEC, NoEvaluators, services_in
-
-NAMES = tuple(NodeId(f"node-{number}") for number in range(6))
-SLOPE: Float32s = random_flat(99).parameters
-"""Gradient of the held-out loss."""
-
-
-class CollectingDriver(Driver):
-    """Accepts every event, and keeps it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(FolderJournal(folder))
-        self.reported: list[Event] = []
-
-    async def insist(self, job_id: JobId, event: Event) -> str:
-        self.reported.append(event)
-        return ""
-
-
-def honest(seed: int) -> Float32s:
-    """The update of a node that went down the slope, and elsewhere by chance."""
-    vector: Float32s = SLOPE + 2 * random_flat(seed).parameters
-    return vector
-
-
-class WeighedJob:
-    """A job whose round has closed with some updates."""
-
-    def __init__(self, folder: Path, *vectors: Float32s, codec: str = "fp32") -> None:
-        self.driver = CollectingDriver(folder / "driver")
-        self.services: Services = services_in(folder)._replace(driver=self.driver)
-        base = self.put(random_flat(0))
-        self.runtime = JobRuntime(Job(job_id=JOB, spec=SPEC, model=Model(4, base)), 0)
-        self.runtime.layout = LAYOUT
-        self.command = Aggregate(
-            round=4,
-            base=Model(4, base),
-            updates=self.updates(vectors, codec),
-            spec=SPEC,
-            down="fp32",
-            outer=Outer(),
-            outer_reason="",
-            trust=TrustMemory(rounds=4),
-            weighing=None,
-            manifest=None,
-        )
-
-    def put(self, flat: Flat) -> BlobRef:
-        return self.services.blobs.put(b"".join(part.tobytes() for part in flat), keep_s=-1)
-
-    def updates(self, vectors: Sequence[Float32s], codec: str = "fp32") -> tuple[FoldedUpdate, ...]:
-        still = random_flat(0)
-        payloads = [
-            encode_update(LAYOUT, codec, Flat(vector, still.statistics, still.integers)).payload
-            for vector in vectors
-        ]
-        blobs = [self.services.blobs.put(each.tobytes(), keep_s=-1) for each in payloads]
-        return tuple(
-            FoldedUpdate(node, Slot(slot), blob, 10, codec, inner_steps=8)
-            for slot, (node, blob) in enumerate(zip(NAMES, blobs, strict=False))
-        )
-
-    def with_gradient(self, loss: float | None = 1.0, model: BlobRef | None = None) -> None:
-        """The evaluator has differentiated the loss at a model; None: at the base."""
-        secret = blake3(JOB.encode(), key=self.services.sketch_secret).digest()
-        sketch = sketch_vector(SketchKey(secret), LAYOUT, SLOPE)
-        digest = (model or self.command.base.blob).digest
-        self._know(HeldOutGradient(digest, loss, sketch))
-
-    def without_gradient(self) -> None:
-        """The evaluator could not do it."""
-        self._know(None)
-
-    def _know(self, found: HeldOutGradient | None) -> None:
-        known: asyncio.Future[HeldOutGradient | None] = asyncio.get_running_loop().create_future()
-        known.set_result(found)
-        task = asyncio.ensure_future(_result_of(known))
-        self.runtime.measurements.gradients[self.command.base.blob.digest] = task
-
-    async def weigh(self) -> WeighedRound:
-        return await weigh_round(self.services, self.runtime, self.command)
-
-
-async def _result_of(
-    known: "asyncio.Future[HeldOutGradient | None]",
-) -> HeldOutGradient | None:
-    return await known
+from tests.unit.shell.weighed_job import NAMES, WeighedJob, honest_update
+from tests.unit.shell.whole_shell import SPEC, NoEvaluators
 
 
 # Four with a cosine of a fifth between them; sparse ones hardly overlap.
@@ -123,8 +26,8 @@ async def _result_of(
 async def test_updates_against_the_held_out_gradient_do_not_count(
     codec: str, agreement: float, tmp_path: Path
 ) -> None:
-    liar = -3 * honest(5)
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), liar, codec=codec)
+    liar = -3 * honest_update(5)
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), liar, codec=codec)
     job.with_gradient()
     weighed = await job.weigh()
     assert weighed.weighing.votes[NAMES[4]] == 0
@@ -136,7 +39,7 @@ async def test_updates_against_the_held_out_gradient_do_not_count(
 
 
 async def test_a_long_update_is_clipped_to_the_length_of_the_others(tmp_path: Path) -> None:
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), 3 * honest(5))
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), 3 * honest_update(5))
     job.with_gradient()
     weighed = await job.weigh()
     clip = weighed.weighing.clips[NAMES[4]]
@@ -145,8 +48,8 @@ async def test_a_long_update_is_clipped_to_the_length_of_the_others(tmp_path: Pa
 
 
 async def test_without_a_gradient_copies_still_share_one_vote(tmp_path: Path) -> None:
-    first = honest(1)
-    job = WeighedJob(tmp_path, first, first, *(honest(seed) for seed in range(2, 6)))
+    first = honest_update(1)
+    job = WeighedJob(tmp_path, first, first, *(honest_update(seed) for seed in range(2, 6)))
     job.without_gradient()
     votes = (await job.weigh()).weighing.votes
     assert votes[NAMES[0]] == votes[NAMES[1]] < votes[NAMES[2]]
@@ -155,7 +58,7 @@ async def test_without_a_gradient_copies_still_share_one_vote(tmp_path: Path) ->
 async def test_a_round_without_a_gradient_says_so_and_leaves_each_weight_as_it_was(
     tmp_path: Path,
 ) -> None:
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 4)))
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 4)))
     weights = {NAMES[0]: WHOLE // 2, NAMES[1]: WHOLE // 4, NAMES[2]: WHOLE}
     job.command = replace(job.command, trust=TrustMemory(rounds=4, weights=weights))
     job.runtime.measurements.gradient_failure = "the gradient of its held-out loss took too long"
@@ -167,7 +70,7 @@ async def test_a_round_without_a_gradient_says_so_and_leaves_each_weight_as_it_w
 
 
 async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_path: Path) -> None:
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)))
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)))
     job.with_gradient()
     job.services.blobs.path(job.command.updates[1].blob.digest).unlink()
     weighed = await job.weigh()
@@ -180,7 +83,7 @@ async def test_an_update_that_is_gone_is_named_and_the_others_are_weighed(tmp_pa
 async def test_no_update_is_to_blame_where_the_model_is_gone_and_made_again(
     tmp_path: Path,
 ) -> None:
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)))
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)))
     job.with_gradient()
     job.services.blobs.path(job.command.base.blob.digest).unlink()
     for update in job.command.updates:
@@ -193,7 +96,7 @@ async def test_no_update_is_to_blame_where_the_model_is_gone_and_made_again(
 
 
 async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path) -> None:
-    job = WeighedJob(tmp_path, *(honest(seed) for seed in range(1, 5)), -honest(5))
+    job = WeighedJob(tmp_path, *(honest_update(seed) for seed in range(1, 5)), -honest_update(5))
     job.command = replace(job.command, spec=replace(SPEC, trust=Trust(rule="mean")))
     job.runtime.job = replace(job.runtime.job, spec=job.command.spec)
     weighed = await job.weigh()
@@ -206,8 +109,8 @@ async def test_a_plain_mean_asks_for_no_gradient_and_counts_liars(tmp_path: Path
 
 def exploded_job(folder: Path, rollbacks: int = 0) -> WeighedJob:
     """A job whose newest model is far worse than the one before, by the update of one liar."""
-    job = WeighedJob(folder, *(honest(seed) for seed in range(1, 5)))
-    makers = job.updates([honest(1), honest(2), -honest(3)])
+    job = WeighedJob(folder, *(honest_update(seed) for seed in range(1, 5)))
+    makers = job.updates([honest_update(1), honest_update(2), -honest_update(3)])
     memory = TrustMemory(rounds=4, loss=1.0, rollbacks=rollbacks)
     fallback = Model(3, job.put(random_flat(1)), job.put(random_flat(2)))
     job.command = replace(job.command, trust=memory, fallback=fallback, makers=makers)

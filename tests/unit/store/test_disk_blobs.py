@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from benchmarks.house.tree import ROOT, handwritten_files
 from coordinator.shell.blobs.spares import SPARE_BYTES_MIN
 from coordinator.shell.blobs.store import BlobStore, open_locked
 from coordinator.shell.blobs.upload_store import QUARANTINE, UploadStore, upload_name
@@ -27,6 +26,7 @@ from hypergpu.part_file import PartFile
 from hypergpu.statements import BlobRef
 from hypergpu.streams import SHARED, fill_durably, write_durably
 from hypergpu.units import Bytes
+from tests.architecture.tree import ROOT, handwritten_files
 
 CONTENT = bytes(range(256)) * 100
 BLOB = BlobRef(digest_of(CONTENT), Bytes(len(CONTENT)))

@@ -9,9 +9,9 @@ import io
 import subprocess
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -64,7 +64,6 @@ def modules() -> tuple[tuple[Path, Nodes], ...]:
     return found
 
 
-STUBS = "hypergpu/v1/*"
 _LAYOUT = {
     tokenize.COMMENT,
     tokenize.DEDENT,
@@ -74,33 +73,6 @@ _LAYOUT = {
     tokenize.NEWLINE,
     tokenize.NL,
 }
-PAY = (
-    # Quality is measured for trust too, but its rule was counted as pay before. All of
-    # the statements count, assignments too; the plugin's start and the wire's receipts do not.
-    "contracts/*",
-    "coordinator/core/training/trust/quality.py",
-    "gpu_node/shell/receipts.py",
-    "hypergpu/statements.py",
-    "payments/*",
-)
-"""Files of pay; keys that sign are identity. Those of the tree before are in ``before.json``."""
-
-
-class LineCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Code lines of a tree."""
-
-    packages: dict[str, int]
-    """Per top-level folder."""
-    pay: int
-
-    @property
-    def tests(self) -> int:
-        return self.packages.get("tests", 0)
-
-    @property
-    def product(self) -> int:
-        """Everything but the tests."""
-        return sum(self.packages.values()) - self.tests
 
 
 def code_lines(source: str) -> int:
@@ -120,32 +92,13 @@ def code_lines(source: str) -> int:
     return len(lines - prose)
 
 
-def count_lines(root: Path, paths: Iterable[str]) -> LineCounts:
-    """Count a tree.
-
-    Args:
-        root: Its folder.
-        paths: Its tracked files, relative to the root.
-    """
-    packages: Counter[str] = Counter()
-    pay = 0
-    for name in paths:
-        path = PurePosixPath(name)
-        if path.suffix != ".py" or path.match(STUBS):
-            continue
-        count = code_lines((root / name).read_text(encoding="utf-8"))
-        packages[path.parts[0]] += count
-        pay += count if is_pay(path) else 0
-    return LineCounts(packages=dict(sorted(packages.items())), pay=pay)
-
-
-def is_pay(path: PurePosixPath) -> bool:
-    """Whether a file lies in a folder of `PAY`, at any depth, or is named there."""
-    name = str(path)
-    return any(
-        name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-        for pattern in PAY
-    )
+def package_lines() -> dict[str, int]:
+    """Count the code lines of each top-level folder."""
+    counts: Counter[str] = Counter()
+    for path in handwritten_files():
+        if path.suffix == ".py":
+            counts[path.parts[0]] += code_lines((ROOT / path).read_text(encoding="utf-8"))
+    return dict(sorted(counts.items()))
 
 
 Graph = dict[str, set[str]]

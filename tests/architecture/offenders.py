@@ -7,7 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.house.tree import ROOT, both_way_pairs, circular_modules, handwritten_files, modules
+from tests.architecture.tree import (
+    ROOT,
+    both_way_pairs,
+    circular_modules,
+    handwritten_files,
+    modules,
+)
 
 NO_PARTICIPLES = frozenset({
     "bed", "bleed", "breed", "creed", "deed", "embed", "exceed", "feed", "greed", "heed",

@@ -1,0 +1,47 @@
+"""A plan and a round's fold can be read from top to bottom, and the document says by which way."""
+
+import re
+
+import pytest
+
+from tests.architecture.tree import ROOT
+from tests.architecture.walk import Walk, plan_walk
+
+PLAN_RETURNS_MOST = 10
+DOCUMENT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+STAGES = ("round_speeds", "round_shape", "node_shares", "close_plan")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Walk:
+    return plan_walk()
+
+
+def document_walk(title: str) -> list[tuple[str, str]]:
+    """Return the module and the name of each function of a walk in the document."""
+    section = re.search(rf"^## {title}$(.*?)^## ", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/architecture.md has no section {title!r}"
+    lines = re.findall(r"^\d+\. `(\w+)` \(`([\w/.]+)`\): ", section[1], re.MULTILINE)
+    return [(path, name) for name, path in lines]
+
+
+def positions(walk: Walk, functions: list[tuple[str, str]]) -> list[int]:
+    missing = [function for function in functions if function not in walk.functions]
+    assert not missing, f"not called: {missing}"
+    return [walk.functions.index(function) for function in functions]
+
+
+def test_the_walk_of_a_plan_leads_back_to_few_modules(plan: Walk) -> None:
+    assert plan.returns <= PLAN_RETURNS_MOST, "\n".join(plan.stops)
+
+
+def test_the_stages_of_a_plan_are_entered_one_after_another(plan: Walk) -> None:
+    names = [name for _, name in plan.functions]
+    stages = [names.index(stage) for stage in STAGES]
+    assert stages == sorted(stages)
+
+
+def test_the_documented_walk_of_a_plan_is_the_one_that_it_takes(plan: Walk) -> None:
+    functions = document_walk("Walk of one plan")
+    assert len(functions) == 10
+    assert positions(plan, functions) == sorted(positions(plan, functions))

@@ -1,0 +1,113 @@
+"""The way of a reader through a function: every function that one call of it enters, each once, in
+the order of calls, and how often that leads back to a module already left.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from tests.architecture.tree import ROOT
+
+
+class Walk(NamedTuple):
+    """Stops are changes of module."""
+
+    stops: tuple[str, ...]
+    """Modules in the order of reading, as paths below the root; no two neighbours are equal."""
+    functions: tuple[tuple[str, str], ...] = ()
+    """Each function in the order of first calls, as its module and its qualified name."""
+
+    @property
+    def rooms(self) -> int:
+        """Different modules."""
+        return len(set(self.stops))
+
+    @property
+    def returns(self) -> int:
+        """Stops at a module that was already left."""
+        return len(self.stops) - self.rooms
+
+
+def walk_of(call: Callable[[], Any], *below: str) -> Walk:
+    """Walk through a call, in all threads that begin meanwhile.
+
+    Args:
+        call: Called once; it may not change what is traced itself.
+        below: Folders whose functions are read, such as ``coordinator/core/plan``.
+    """
+    folders = tuple(f"{ROOT / folder}/" for folder in below)
+    seen, functions = set[tuple[str, int]](), list[tuple[str, str]]()
+
+    def enter(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        place = code.co_filename, code.co_firstlineno
+        is_function = code.co_flags & 0x2 and not code.co_name.startswith("<")
+        if event != "call" or not is_function or place in seen:
+            return
+        if not code.co_filename.startswith(folders):
+            return
+        seen.add(place)
+        functions.append((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname))
+
+    threading.setprofile(enter)
+    sys.setprofile(enter)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    stops = tuple(module for module, _ in groupby(module for module, _ in functions))
+    return Walk(stops, tuple(functions))
+
+
+def plan_walk() -> Walk:
+    """The walk of a plan in which a node whose speed is known works under a lease over several
+    rounds.
+    """
+    # They import the coordinator, which the rules do not need.
+    from benchmarks.ours.adaptive.fleets import AddedNode, job_spec, run_fleet
+    from coordinator.core.plan.planning import plan_round as plan
+    from netsim.virtual import node_link
+
+    calls = list[tuple[Any, ...]]()
+
+    def plan_and_keep(*arguments: Any) -> Any:
+        made = plan(*arguments)
+        if any(part.rounds > 1 and part.step_us for part in made.nodes.values()):
+            calls.append(arguments)
+        return made
+
+    vars(node_link)["plan_round"] = plan_and_keep
+    try:
+        run_fleet(job_spec(inner_steps=20, nodes=4, rounds=10), seed=1, added=(AddedNode(16),))
+    finally:
+        vars(node_link)["plan_round"] = plan
+    return walk_of(lambda: plan(*calls[-1]), "coordinator/core/plan")
+
+
+AGGREGATION = ("coordinator/shell/commands", "coordinator/shell/aggregation")
+
+
+def aggregate_walk(folder: Path) -> Walk:
+    """The walk of the command `Aggregate` for a round with four updates, which are weighed.
+
+    Args:
+        folder: Empty; blobs lie in it.
+    """
+    from coordinator.shell.commands.aggregation import aggregate
+    from tests.unit.shell.weighed_job import WeighedJob, honest_update
+
+    job = WeighedJob(folder, *map(honest_update, range(4)), codec="int4")
+
+    async def measure_gradient() -> None:
+        job.with_gradient()
+
+    with asyncio.Runner() as runner:
+        runner.run(measure_gradient())
+        command = aggregate(job.services, job.runtime, job.command)
+        return walk_of(lambda: runner.run(command), *AGGREGATION)
