@@ -20,10 +20,10 @@ from coordinator.core.network.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.plan.decision import MemoryUse
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.events import AggregateReady
 from coordinator.core.training.job.state import Job, ModelScore, Participant
+from coordinator.core.training.plan.decision import MemoryUse
 from coordinator.core.work.leases import WorkState
 from coordinator.core.work.node_fit import NodeFeatures
 from coordinator.shell.journal.records import Entry, TokenRecord

@@ -212,7 +212,7 @@ class Aware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lightest codec that a plan may choose."""
     batch_rate: str = "scaled"
     """Learning rate of a node whose batch is not the stated one: ``scaled`` by the rule of
-    `coordinator.core.plan.batches.batch_rate`, or as ``stated``.
+    `coordinator.core.training.plan.batches.batch_rate`, or as ``stated``.
     """
     stated_keys: tuple[str, ...] = ()
     """Keys of `PLANNED` that plans take as the job states them. A job file's reader lists here

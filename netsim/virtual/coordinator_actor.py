@@ -7,7 +7,6 @@ import msgspec
 from blake3 import blake3
 
 from coordinator.core.network.reading import NodeReading, Observation, Presence
-from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.training.available import nodes_needed
 from coordinator.core.training.billing import billing_epoch
 from coordinator.core.training.job import commands, events
@@ -16,6 +15,7 @@ from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import ENDED, AcceptedUpdate, Job, Model, Phase
 from coordinator.core.training.job_forecast.basis import CoordinatorTimes
 from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_commands, work_events
 from coordinator.core.work.allocation import Lend, plan_allocation

@@ -36,12 +36,12 @@ from coordinator.core.network.transfer_forecast import (
     round_path,
     stall_us,
 )
-from coordinator.core.plan.decision import ModelSizes, PlanRequest, RoundPlan
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.training.job.commands import EvaluateModel
 from coordinator.core.training.job.events import EvaluationReady
 from coordinator.core.training.job.state import Job
+from coordinator.core.training.plan.decision import ModelSizes, PlanRequest, RoundPlan
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.uploads import payload_bits_per_s
 from hypergpu import streams
 from hypergpu.ids import NodeId
 from hypergpu.units import Bytes, Microseconds, Milliseconds

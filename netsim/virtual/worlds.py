@@ -8,9 +8,9 @@ import random
 import msgspec
 from msgspec.structs import replace
 
-from coordinator.core.plan import decision
 from coordinator.core.training.job.chain import extend_chain
 from coordinator.core.training.job.state import Model
+from coordinator.core.training.plan import decision
 from hypergpu.ids import Digest, NodeId
 from hypergpu.jobfile.spec import (
     CODECS,

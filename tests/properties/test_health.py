@@ -30,8 +30,8 @@ from coordinator.core.hub.health import (
     level_of,
     relative_score,
 )
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job.state import Job, Participant, Shard
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.work.leases import WorkState
 from coordinator.core.work.work_events import NodeLost
 from hypergpu.ids import JobId, NodeId, Slot

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.billing import billing_epoch, later_epoch
 from coordinator.core.training.job import events
 from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
 from coordinator.core.work.work_commands import WriteRecord

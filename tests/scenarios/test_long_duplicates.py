@@ -3,12 +3,12 @@
 import numpy as np
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job import events
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.commands import Aggregate, DuplicatedShards, FoldedUpdate
 from coordinator.core.training.job.state import Job, Phase
 from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.streams import shard_samples
 from coordinator.core.training.transition import transition
 from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplicates

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
-from coordinator.core.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
 from coordinator.core.training.assignment import newest_plan_reason, plan_reason
 from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import Aggregate, AssignShard
 from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import MemoryFit, MemoryUse, NodePlan
+from coordinator.core.training.plan.memory_fit import fit_plan, fitted_rule, tighter_fit
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState

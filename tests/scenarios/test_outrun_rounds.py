@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job.commands import Aggregate
 from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from coordinator.core.work.leases import WorkState

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.core.network.reading import StepTime, TransferDirection, TransferTime
-from coordinator.core.plan.decision import PlanRequest, RoundPlan
 from coordinator.core.training.job.state import Phase
+from coordinator.core.training.plan.decision import PlanRequest, RoundPlan
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import Aware, JobSpec, OuterSettings, TrainingSettings, Trust

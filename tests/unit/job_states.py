@@ -2,11 +2,11 @@
 
 from typing import TypeVar
 
-from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.training.job import events
 from coordinator.core.training.job.commands import Command
 from coordinator.core.training.job.events import Event
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Model, Phase
+from coordinator.core.training.plan.decision import NodePlan, PlanMemory, RoundPlan
 from coordinator.core.training.transition import transition
 from coordinator.core.work import work_events
 from hypergpu.ids import Digest, JobId, NodeId

@@ -6,16 +6,16 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.common_work import (
+from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.plan.common_work import (
     is_lesser,
     is_timed,
     is_too_slow,
     is_work_equal,
     lesser_work,
 )
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.reasons import node_reason
-from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.plan.reasons import node_reason
 from coordinator.core.training.trust.duplicates import (
     ComparedPair,
     RoundWorker,

@@ -13,7 +13,6 @@ from coordinator.core.network.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.plan.decision import ModelSizes
 from coordinator.core.training.job_forecast.basis import (
     CoordinatorTimes,
     ForecastBasis,
@@ -21,6 +20,7 @@ from coordinator.core.training.job_forecast.basis import (
 )
 from coordinator.core.training.job_forecast.forecast import forecast_job
 from coordinator.core.training.job_forecast.node_course import absence_rates, expected_nodes
+from coordinator.core.training.plan.decision import ModelSizes
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.rules import with_strategy
 from hypergpu.jobfile.spec import JobSpec, TrainingSettings

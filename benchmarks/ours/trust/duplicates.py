@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from coordinator.core.plan.common_work import is_timed, lesser_work
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job.trust_memory import DuplicateMemory, TrustMemory, Weighing
+from coordinator.core.training.plan.common_work import is_timed, lesser_work
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.trust.duplicates import (
     ComparedPair,
     RoundWorker,

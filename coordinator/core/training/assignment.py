@@ -12,14 +12,6 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
-from coordinator.core.plan.decision import (
-    MemoryFit,
-    NodePlan,
-    NodeResult,
-    PlanRequest,
-    RoundPlan,
-)
-from coordinator.core.plan.memory_fit import fit_plan, fitted_rule
 from coordinator.core.training.available import available_nodes, fit_of
 from coordinator.core.training.job.chain import initial_of
 from coordinator.core.training.job.commands import AssignShard, CancelShard, Command, SetDeadline
@@ -33,6 +25,14 @@ from coordinator.core.training.job.state import (
     Shard,
     Stream,
 )
+from coordinator.core.training.plan.decision import (
+    MemoryFit,
+    NodePlan,
+    NodeResult,
+    PlanRequest,
+    RoundPlan,
+)
+from coordinator.core.training.plan.memory_fit import fit_plan, fitted_rule
 from coordinator.core.training.streams import return_samples, shard_samples, take_samples
 from coordinator.core.training.waiting import (
     is_awaited,

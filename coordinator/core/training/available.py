@@ -3,10 +3,10 @@
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import count_where
-from coordinator.core.plan.batches import most_samples
-from coordinator.core.plan.decision import MemoryFit, NodePlan
-from coordinator.core.plan.memory_fit import estimated_fit, least_use
 from coordinator.core.training.job.state import AcceptedUpdate, Job, Member
+from coordinator.core.training.plan.batches import most_samples
+from coordinator.core.training.plan.decision import MemoryFit, NodePlan
+from coordinator.core.training.plan.memory_fit import estimated_fit, least_use
 from coordinator.core.work.members import free_nodes
 from hypergpu.ids import NodeId
 

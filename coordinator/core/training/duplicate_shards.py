@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.common_work import lesser_work
-from coordinator.core.plan.decision import RoundPlan
 from coordinator.core.training.assignment import due_prefetch
 from coordinator.core.training.job.state import Job
+from coordinator.core.training.plan.common_work import lesser_work
+from coordinator.core.training.plan.decision import RoundPlan
 from coordinator.core.training.trust.duplicates import RoundWorker, draw_duplicates
 from hypergpu.ids import NodeId
 

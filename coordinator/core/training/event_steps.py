@@ -6,7 +6,6 @@ Whether an event is legal was asked before (`transition`).
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
-from coordinator.core.plan.memory_fit import tighter_fit
 from coordinator.core.training.assignment import (
     JobStep,
     assignment,
@@ -36,6 +35,7 @@ from coordinator.core.training.lifecycle import (
 )
 from coordinator.core.training.long_leases import void_leases, with_long_lease
 from coordinator.core.training.own_data import counted_streams, first_streams, with_own_streams
+from coordinator.core.training.plan.memory_fit import tighter_fit
 from coordinator.core.training.streams import return_samples, shard_samples
 from coordinator.core.training.trust.duplicates import with_due, without_doubts
 from coordinator.core.training.trust.weights import ban_reason, without_trust

@@ -5,11 +5,11 @@ in memory at once; a job in which everybody handed back pauses.
 from msgspec.structs import replace
 
 from coordinator.core.persistent_map import replace_items
-from coordinator.core.plan.memory_fit import fit_plan, tighter_fit
 from coordinator.core.training.assignment import JobStep, assignment, replace_participants
 from coordinator.core.training.available import available_nodes, left_out
 from coordinator.core.training.job.events import MemoryFitted
 from coordinator.core.training.job.state import Job, Phase
+from coordinator.core.training.plan.memory_fit import fit_plan, tighter_fit
 from coordinator.core.work.hand_back import hand_back_reasons
 from coordinator.core.work.work_commands import WriteRecord
 from hypergpu.ids import NodeId

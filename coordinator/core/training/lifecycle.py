@@ -7,10 +7,6 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodePlan, PlanMemory, RoundPlan
-from coordinator.core.plan.long_work import ROUNDS_MOST
-from coordinator.core.plan.memory_fit import fit_plan
-from coordinator.core.plan.prefetch import prefetch_limit
 from coordinator.core.training.assignment import (
     JobStep,
     assignment,
@@ -54,6 +50,10 @@ from coordinator.core.training.long_leases import (
     within_quota,
 )
 from coordinator.core.training.outrun import outrun_reason
+from coordinator.core.training.plan.decision import NodePlan, PlanMemory, RoundPlan
+from coordinator.core.training.plan.long_work import ROUNDS_MOST
+from coordinator.core.training.plan.memory_fit import fit_plan
+from coordinator.core.training.plan.prefetch import prefetch_limit
 from coordinator.core.training.streams import return_samples
 from coordinator.core.training.trust.duplicates import (
     slow_nodes,

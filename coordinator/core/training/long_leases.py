@@ -16,8 +16,6 @@ from math import sqrt
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import RoundPlan
-from coordinator.core.plan.long_work import ROUNDS_MOST
 from coordinator.core.training.job.commands import CancelShard
 from coordinator.core.training.job.state import (
     EarlierDuplicate,
@@ -27,6 +25,8 @@ from coordinator.core.training.job.state import (
     Round,
     Stream,
 )
+from coordinator.core.training.plan.decision import RoundPlan
+from coordinator.core.training.plan.long_work import ROUNDS_MOST
 from coordinator.core.training.streams import return_samples, shard_samples
 from coordinator.core.work.leases import WorkState
 from hypergpu.ids import NodeId

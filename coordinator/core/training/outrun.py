@@ -6,9 +6,9 @@ Once its update has shown that the round would have been planned for it, and wou
 none of the others, the round closes with what is in; their leases go on.
 """
 
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job.state import Job, Participant, Phase
 from coordinator.core.training.long_leases import is_base_free
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.streams import shard_samples
 from coordinator.core.training.waiting import waits_for_all
 from hypergpu.ids import NodeId

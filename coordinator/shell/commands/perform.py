@@ -10,9 +10,6 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.config import Settings
-from coordinator.core.plan.decision import ModelSizes, PlanRequest
-from coordinator.core.plan.planning import plan_round
-from coordinator.core.plan.uploads import payload_bits_per_s
 from coordinator.core.training.job.blobs import live_blobs
 from coordinator.core.training.job.commands import (
     Aggregate,
@@ -27,6 +24,9 @@ from coordinator.core.training.job.commands import (
 from coordinator.core.training.job.events import DeadlineReached, RoundPlanned
 from coordinator.core.training.job.state import ENDED, Job, Phase
 from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.plan.decision import ModelSizes, PlanRequest
+from coordinator.core.training.plan.planning import plan_round
+from coordinator.core.training.plan.uploads import payload_bits_per_s
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
 from coordinator.core.work.work_events import CoordinatorChanged, JobPaused
 from coordinator.shell import translate

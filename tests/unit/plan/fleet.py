@@ -15,7 +15,7 @@ from coordinator.core.network.observations import add_observation
 from coordinator.core.network.reading import NodeReading, TransferDirection
 from coordinator.core.network.tcp import CongestionControl, NetworkPath
 from coordinator.core.network.transfer_forecast import draw_transfer
-from coordinator.core.plan.decision import (
+from coordinator.core.training.plan.decision import (
     ModelSizes,
     NodePlan,
     NodeResult,
@@ -23,7 +23,7 @@ from coordinator.core.plan.decision import (
     PlanRequest,
     RoundPlan,
 )
-from coordinator.core.plan.planning import plan_round
+from coordinator.core.training.plan.planning import plan_round
 from hypergpu.ids import NodeId, Slot
 from hypergpu.jobfile.spec import Aware, Data, JobSpec, RoundRule, TrainingSettings
 from hypergpu.units import Bytes, Microseconds, Milliseconds, Samples

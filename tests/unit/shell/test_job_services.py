@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodeMemory, PlanMemory
 from coordinator.core.training.job.events import (
     AggregateReady,
     MeasuredUpdate,
     RoundMeasured,
     RoundPlanned,
 )
+from coordinator.core.training.plan.decision import NodeMemory, PlanMemory
 from coordinator.core.work.work_events import JobStopped, NodeJoined
 from coordinator.shell.blobs.store import BlobStore
 from coordinator.shell.blobs.writing import Space

@@ -19,7 +19,7 @@ from coordinator.core.network.reading import (
     TransferDirection,
     TransferTime,
 )
-from coordinator.core.plan.decision import PlanRequest
+from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.shell.bulk.messages import BytesReceived
 from coordinator.shell.commands.perform import with_line
 from coordinator.shell.probe_echo import LIFE_MS, RENEWAL_MS, ProbeTokens

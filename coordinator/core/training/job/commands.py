@@ -2,9 +2,9 @@
 
 import msgspec
 
-from coordinator.core.plan.decision import PlanRequest
 from coordinator.core.training.job.state import InitialWeights, Model
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.plan.decision import PlanRequest
 from coordinator.core.work.work_commands import ReleaseNode, WriteRecord
 from hypergpu.ids import JobId, NodeId, Slot
 from hypergpu.jobfile.spec import JobSpec, Outer

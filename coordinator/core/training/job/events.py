@@ -2,9 +2,9 @@
 
 import msgspec
 
-from coordinator.core.plan.decision import RoundPlan
 from coordinator.core.training.job.state import AcceptedUpdate, InitialWeights, Model
 from coordinator.core.training.job.trust_memory import Weighing
+from coordinator.core.training.plan.decision import RoundPlan
 from coordinator.core.work.funding import Funding
 from coordinator.core.work.work_events import (
     CoordinatorChanged,

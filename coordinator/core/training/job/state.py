@@ -8,8 +8,8 @@ from enum import Enum
 
 import msgspec
 
-from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
 from coordinator.core.training.job.trust_memory import TrustMemory, Weighing
+from coordinator.core.training.plan.decision import MemoryFit, MemoryUse, NodePlan, PlanMemory
 from coordinator.core.work.leases import LeasedWork, WorkState
 from coordinator.core.work.members import JobMember, LeasedJob
 from coordinator.core.work.pairs import partner

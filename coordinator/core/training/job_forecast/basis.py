@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.core.network.reading import NodeReading
-from coordinator.core.plan.decision import ModelSizes
+from coordinator.core.training.plan.decision import ModelSizes
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes, Milliseconds, Samples

@@ -8,8 +8,6 @@ from itertools import count
 from msgspec.structs import replace
 
 from coordinator.core.network.work_forecast import RoundWork
-from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.plan.planning import plan_round
 from coordinator.core.training.job import commands, events
 from coordinator.core.training.job.chain import extend_chain
 from coordinator.core.training.job.commands import Command
@@ -23,6 +21,8 @@ from coordinator.core.training.job_forecast.node_course import (
     node_courses,
 )
 from coordinator.core.training.lifecycle import outstanding
+from coordinator.core.training.plan.decision import PlanRequest
+from coordinator.core.training.plan.planning import plan_round
 from coordinator.core.training.transition import rejection, transition
 from coordinator.core.work import work_events
 from hypergpu.crypto import digest_of

@@ -4,7 +4,7 @@ Theory of operation. A draw that follows from a secret of the coordinator is jou
 model; the next round opens by it, so that a replay opens it the same. Each node is checked at a
 rate by what is known of it: another is drawn for it, and it gets that one's shard. Where their work
 differs both do the lesser one, and a node that says it is fast has to be in sooner
-(`coordinator.core.plan.common_work`). Otherwise an assignment looks the same with and without: both
+(`plan.common_work`). Otherwise an assignment looks the same with and without: both
 nodes keep their inner state, as a fresh start would tell them.
 
 Two honest updates of one shard are far more alike than two of different shards; how much differs
@@ -27,10 +27,15 @@ from typing import NamedTuple
 from blake3 import blake3
 from msgspec.structs import replace
 
-from coordinator.core.plan.common_work import is_lesser, is_timed, is_too_slow, is_work_equal
-from coordinator.core.plan.decision import NodePlan
 from coordinator.core.training.job.state import Participant, Round
 from coordinator.core.training.job.trust_memory import DuplicateMemory, Weighing
+from coordinator.core.training.plan.common_work import (
+    is_lesser,
+    is_timed,
+    is_too_slow,
+    is_work_equal,
+)
+from coordinator.core.training.plan.decision import NodePlan
 from coordinator.core.training.trust.weights import WHOLE
 from coordinator.core.work.leases import WorkState
 from hypergpu.ids import NodeId

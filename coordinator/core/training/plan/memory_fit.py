@@ -8,7 +8,7 @@ for memory: with one sample at a time a smaller one would need no less.
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import MemoryFit, MemoryUse, NodePlan
+from coordinator.core.training.plan.decision import MemoryFit, MemoryUse, NodePlan
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import OptimizerRule, pass_sizes
 from hypergpu.units import Bytes

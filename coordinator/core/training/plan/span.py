@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from coordinator.core.plan.batches import BALANCED_SHARE, LEAST_SHARE
-from coordinator.core.plan.decision import PlanRequest
+from coordinator.core.training.plan.batches import BALANCED_SHARE, LEAST_SHARE
+from coordinator.core.training.plan.decision import PlanRequest
 
 _CHANGE = 1.15
 """The span before is kept where the new one is within this factor of it."""

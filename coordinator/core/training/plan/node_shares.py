@@ -5,19 +5,23 @@ part, and for whom the round waits.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from coordinator.core.plan.codecs import node_codecs
-from coordinator.core.plan.inner_steps import (
+from coordinator.core.training.plan.codecs import node_codecs
+from coordinator.core.training.plan.inner_steps import (
     filling_steps,
     round_pace,
     rounds_left,
     steps_in_job,
     stretched_span_us,
 )
-from coordinator.core.plan.long_work import with_long_work
-from coordinator.core.plan.node_work import NodeWork, node_work
-from coordinator.core.plan.participation import Participation, part_of_middle, participations
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.long_work import with_long_work
+from coordinator.core.training.plan.node_work import NodeWork, node_work
+from coordinator.core.training.plan.participation import (
+    Participation,
+    part_of_middle,
+    participations,
+)
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.ids import NodeId
 
 _JOB_ENDS = "the job ends before its work would"

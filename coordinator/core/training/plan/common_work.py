@@ -9,8 +9,8 @@ coordinator's clock. One that does fewer to be in time sends another update than
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.reasons import seconds
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.plan.reasons import seconds
 from hypergpu.jobfile.spec import CODECS
 from hypergpu.units import Milliseconds
 

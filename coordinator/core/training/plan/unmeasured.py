@@ -6,9 +6,9 @@ has measured, enough to measure them by, and no worse to begin with: see docs/lo
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.batches import held_batch
-from coordinator.core.plan.codecs import allowed_codecs
-from coordinator.core.plan.decision import (
+from coordinator.core.training.plan.batches import held_batch
+from coordinator.core.training.plan.codecs import allowed_codecs
+from coordinator.core.training.plan.decision import (
     FINEST,
     ModelSizes,
     NodePlan,
@@ -16,11 +16,11 @@ from coordinator.core.plan.decision import (
     RoundPlan,
     opening_quorum,
 )
-from coordinator.core.plan.inner_steps import fit_steps
-from coordinator.core.plan.participation import still_resting
-from coordinator.core.plan.prefetch import prefetch_limit
-from coordinator.core.plan.reasons import node_reason, unmeasured_reason
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.inner_steps import fit_steps
+from coordinator.core.training.plan.participation import still_resting
+from coordinator.core.training.plan.prefetch import prefetch_limit
+from coordinator.core.training.plan.reasons import node_reason, unmeasured_reason
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.jobfile.spec import SPARSE_CODECS, JobSpec
 from hypergpu.units import Milliseconds
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from coordinator.core.network.reading import NodeReading, median_reading
-from coordinator.core.plan.agreement import UpdateAgreement, update_agreement
-from coordinator.core.plan.connections import SMALL_BYTES, node_connections
-from coordinator.core.plan.decision import FINEST, ModelSizes, PlanRequest
-from coordinator.core.plan.memories import NodeMemories, node_memories
-from coordinator.core.plan.node_speed import NodeSpeed, believed_speed, stated_speed
+from coordinator.core.training.plan.agreement import UpdateAgreement, update_agreement
+from coordinator.core.training.plan.connections import SMALL_BYTES, node_connections
+from coordinator.core.training.plan.decision import FINEST, ModelSizes, PlanRequest
+from coordinator.core.training.plan.memories import NodeMemories, node_memories
+from coordinator.core.training.plan.node_speed import NodeSpeed, believed_speed, stated_speed
 from hypergpu.ids import NodeId
 
 

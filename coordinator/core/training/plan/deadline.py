@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from coordinator.core.network.work_forecast import FinishForecast
-from coordinator.core.plan.decision import NodePlan, PlanRequest
-from coordinator.core.plan.node_shares import NodeShares
+from coordinator.core.training.plan.decision import NodePlan, PlanRequest
+from coordinator.core.training.plan.node_shares import NodeShares
+from coordinator.core.work.waiting import LEAST_MS
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds, Samples
 
@@ -13,10 +14,6 @@ _LEAST_SPREAD = 0.04
 """No finish is known better than to a twenty-fifth."""
 _LEAST_SPREAD_MS = 40
 """A busy machine's scheduler is worth that much."""
-LEAST_MS = 1_000
-"""No round closes without somebody sooner, however little there is to do: an update that is as good
-as immediate is hardly ever later than this, on a busy machine too.
-"""
 _GRACE = 0.25
 _MOMENTS = 64
 """Moments that are compared at most."""

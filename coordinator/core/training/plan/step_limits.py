@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
-from coordinator.core.plan.decision import PlanRequest
-from coordinator.core.plan.node_speed import NodeSpeed
+from coordinator.core.training.plan.decision import PlanRequest
+from coordinator.core.training.plan.node_speed import NodeSpeed
 from hypergpu.ids import NodeId
 
 

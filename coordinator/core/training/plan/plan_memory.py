@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import NodeMemory, NodePlan, PlanMemory
-from coordinator.core.plan.inner_steps import HOLD_US, STRAYED_MOST
-from coordinator.core.plan.node_shares import NodeShares
-from coordinator.core.plan.node_work import NodeWork
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.decision import NodeMemory, NodePlan, PlanMemory
+from coordinator.core.training.plan.inner_steps import HOLD_US, STRAYED_MOST
+from coordinator.core.training.plan.node_shares import NodeShares
+from coordinator.core.training.plan.node_work import NodeWork
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

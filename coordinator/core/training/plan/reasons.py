@@ -1,7 +1,7 @@
 """The sentences in which plans explain themselves."""
 
-from coordinator.core.plan.decision import NodePlan
-from coordinator.core.plan.median_node import MedianNode
+from coordinator.core.training.plan.decision import NodePlan
+from coordinator.core.training.plan.median_node import MedianNode
 from hypergpu.units import several
 
 

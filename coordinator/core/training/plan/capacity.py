@@ -7,8 +7,8 @@ among two it would make every round last half of its own time.
 from collections.abc import Mapping
 from statistics import median
 
-from coordinator.core.plan.decision import NodeMemory
-from coordinator.core.plan.node_speed import NodeSpeed
+from coordinator.core.training.plan.decision import NodeMemory
+from coordinator.core.training.plan.node_speed import NodeSpeed
 from hypergpu.ids import NodeId
 
 _MOST_TIMES = 8

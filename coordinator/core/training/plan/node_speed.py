@@ -15,7 +15,7 @@ from coordinator.core.network.work_forecast import (
     finish_forecast,
     transfer_forecast,
 )
-from coordinator.core.plan.decision import FINEST, ModelSizes, NodeMemory, PlanRequest
+from coordinator.core.training.plan.decision import FINEST, ModelSizes, NodeMemory, PlanRequest
 from hypergpu.units import Bytes
 
 UNPROVEN_TIMES = 8

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.decision import (
+from coordinator.core.training.plan.decision import (
     BatchGrowth,
     MemoryFit,
     NodeMemory,

@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.batches import (
+from coordinator.core.training.plan.batches import (
     Batch,
     held_batch,
     node_bounds,
     node_growth,
     own_batch,
 )
-from coordinator.core.plan.decision import BatchGrowth
-from coordinator.core.plan.node_speed import NodeSpeed
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
-from coordinator.core.plan.step_limits import StepBounds
+from coordinator.core.training.plan.decision import BatchGrowth
+from coordinator.core.training.plan.node_speed import NodeSpeed
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.step_limits import StepBounds
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from coordinator.core.network.reading import NodeReading
-from coordinator.core.plan.closing import close_plan
-from coordinator.core.plan.decision import MemoryFit, ModelSizes, PlanRequest, RoundPlan
-from coordinator.core.plan.memory_fit import fit_plan
-from coordinator.core.plan.node_shares import node_shares
-from coordinator.core.plan.round_shape import round_shape
-from coordinator.core.plan.speeds import round_speeds
-from coordinator.core.plan.unmeasured import unmeasured_plan
+from coordinator.core.training.plan.closing import close_plan
+from coordinator.core.training.plan.decision import MemoryFit, ModelSizes, PlanRequest, RoundPlan
+from coordinator.core.training.plan.memory_fit import fit_plan
+from coordinator.core.training.plan.node_shares import node_shares
+from coordinator.core.training.plan.round_shape import round_shape
+from coordinator.core.training.plan.speeds import round_speeds
+from coordinator.core.training.plan.unmeasured import unmeasured_plan
 from hypergpu.ids import NodeId
 
 

@@ -5,13 +5,17 @@ steps, and with them the span that the round is made for.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from coordinator.core.plan.capacity import capacities, weighted_median
-from coordinator.core.plan.codecs import RoundCodecs, round_codecs
-from coordinator.core.plan.decision import FINEST
-from coordinator.core.plan.median_node import MedianNode, node_computing_us, plan_median_node
-from coordinator.core.plan.span import balanced_span_us, round_span_us
-from coordinator.core.plan.speeds import RoundSpeeds
-from coordinator.core.plan.step_limits import StepBounds, most_inner_steps, step_bounds
+from coordinator.core.training.plan.capacity import capacities, weighted_median
+from coordinator.core.training.plan.codecs import RoundCodecs, round_codecs
+from coordinator.core.training.plan.decision import FINEST
+from coordinator.core.training.plan.median_node import (
+    MedianNode,
+    node_computing_us,
+    plan_median_node,
+)
+from coordinator.core.training.plan.span import balanced_span_us, round_span_us
+from coordinator.core.training.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.step_limits import StepBounds, most_inner_steps, step_bounds
 from hypergpu.ids import NodeId
 
 

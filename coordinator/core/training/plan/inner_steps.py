@@ -14,13 +14,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.network.work_forecast import FinishForecast
-from coordinator.core.plan.decision import NodeMemory
-from coordinator.core.plan.node_work import NodeWork
-from coordinator.core.plan.participation import Participation
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.span import steady_span_us
-from coordinator.core.plan.speeds import RoundSpeeds
-from coordinator.core.plan.step_limits import StepBounds
+from coordinator.core.training.plan.decision import NodeMemory
+from coordinator.core.training.plan.node_work import NodeWork
+from coordinator.core.training.plan.participation import Participation
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.span import steady_span_us
+from coordinator.core.training.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.step_limits import StepBounds
 from hypergpu.ids import NodeId
 
 HOLD_US = 50_000

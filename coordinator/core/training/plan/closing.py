@@ -5,16 +5,16 @@ plan with its reason, and what the next plan is to remember.
 from msgspec.structs import replace
 
 from coordinator.core.network.work_forecast import FinishForecast
-from coordinator.core.plan.deadline import round_deadline_ms
-from coordinator.core.plan.decision import NodePlan, RoundPlan, opening_quorum
-from coordinator.core.plan.inner_steps import finish
-from coordinator.core.plan.node_shares import NodeShares
-from coordinator.core.plan.plan_memory import plan_memory
-from coordinator.core.plan.prefetch import planned_prefetch
-from coordinator.core.plan.reasons import node_reason, round_reason
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
-from coordinator.core.plan.uploads import PlannedUpload, upload_delays
+from coordinator.core.training.plan.deadline import round_deadline_ms
+from coordinator.core.training.plan.decision import NodePlan, RoundPlan, opening_quorum
+from coordinator.core.training.plan.inner_steps import finish
+from coordinator.core.training.plan.node_shares import NodeShares
+from coordinator.core.training.plan.plan_memory import plan_memory
+from coordinator.core.training.plan.prefetch import planned_prefetch
+from coordinator.core.training.plan.reasons import node_reason, round_reason
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.uploads import PlannedUpload, upload_delays
 from hypergpu.ids import NodeId
 from hypergpu.units import Milliseconds
 

@@ -12,7 +12,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from coordinator.core.plan.decision import PlanRequest
+from coordinator.core.training.plan.decision import PlanRequest
 
 _COST = 0.02
 """Samples that a larger batch may cost, a part of all: less than rounds differ by chance."""

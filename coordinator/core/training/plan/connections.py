@@ -17,7 +17,7 @@ from coordinator.core.network.line import (
 from coordinator.core.network.reading import NodeReading, TransferDirection
 from coordinator.core.network.tcp import CongestionControl
 from coordinator.core.network.work_forecast import transfer_forecast
-from coordinator.core.plan.decision import NodeMemory
+from coordinator.core.training.plan.decision import NodeMemory
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.units import Bytes

@@ -6,10 +6,10 @@ from math import ceil
 
 import msgspec
 
-from coordinator.core.plan.decision import PlanMemory, PlanRequest
-from coordinator.core.plan.node_speed import NodeSpeed
-from coordinator.core.plan.prefetch import prefetch_limit
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.decision import PlanMemory, PlanRequest
+from coordinator.core.training.plan.node_speed import NodeSpeed
+from coordinator.core.training.plan.prefetch import prefetch_limit
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.jobfile.spec import JobSpec
 from hypergpu.optimizer import schedule_share
 from hypergpu.units import Bytes

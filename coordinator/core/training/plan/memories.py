@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.batches import growth_after
-from coordinator.core.plan.decision import NodeMemory, PlanRequest
+from coordinator.core.training.plan.batches import growth_after
+from coordinator.core.training.plan.decision import NodeMemory, PlanRequest
 from hypergpu.ids import NodeId
 
 EXCLUDING_CUTS = 3

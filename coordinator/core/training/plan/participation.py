@@ -10,12 +10,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from coordinator.core.network.reading import NodeReading
-from coordinator.core.plan.decision import NodeMemory, PlanRequest
-from coordinator.core.plan.memories import EXCLUDING_CUTS, NodeMemories
-from coordinator.core.plan.node_work import NodeWork
-from coordinator.core.plan.prefetch import prefetch_limit
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.decision import NodeMemory, PlanRequest
+from coordinator.core.training.plan.memories import EXCLUDING_CUTS, NodeMemories
+from coordinator.core.training.plan.node_work import NodeWork
+from coordinator.core.training.plan.prefetch import prefetch_limit
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.ids import NodeId
 
 _LEAST_SPAN_US = 250_000

@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from coordinator.core.plan.batches import (
+from coordinator.core.training.plan.batches import (
     BatchBounds,
     explain_batch,
     growth_reason,
     node_bounds,
     node_growth,
 )
-from coordinator.core.plan.decision import BatchGrowth, NodeMemory
-from coordinator.core.plan.inner_steps import RoundPace
-from coordinator.core.plan.node_work import LongWork, NodeWork
-from coordinator.core.plan.round_shape import RoundShape
-from coordinator.core.plan.speeds import RoundSpeeds
-from coordinator.core.plan.step_limits import StepBounds
+from coordinator.core.training.plan.decision import BatchGrowth, NodeMemory
+from coordinator.core.training.plan.inner_steps import RoundPace
+from coordinator.core.training.plan.node_work import LongWork, NodeWork
+from coordinator.core.training.plan.round_shape import RoundShape
+from coordinator.core.training.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.step_limits import StepBounds
 from hypergpu.ids import NodeId
 from hypergpu.statements import LEASE_ROUNDS_MOST
 from hypergpu.units import Bytes

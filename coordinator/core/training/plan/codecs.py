@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.core.plan.decision import FINEST, ModelSizes, NodeMemory, PlanMemory
-from coordinator.core.plan.node_speed import NodeSpeed
-from coordinator.core.plan.speeds import RoundSpeeds
+from coordinator.core.training.plan.decision import FINEST, ModelSizes, NodeMemory, PlanMemory
+from coordinator.core.training.plan.node_speed import NodeSpeed
+from coordinator.core.training.plan.speeds import RoundSpeeds
 from hypergpu.ids import NodeId
 from hypergpu.jobfile.spec import CODECS, SPARSE_CODECS, JobSpec
 from hypergpu.units import Bytes
