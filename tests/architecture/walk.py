@@ -38,7 +38,7 @@ def walk_of(call: Callable[[], Any], *below: str) -> Walk:
 
     Args:
         call: Called once; it may not change what is traced itself.
-        below: Folders whose functions are read, such as ``coordinator/core/plan``.
+        below: Folders whose functions are read, such as ``coordinator/core/training/plan``.
     """
     folders = tuple(f"{ROOT / folder}/" for folder in below)
     seen, functions = set[tuple[str, int]](), list[tuple[str, str]]()
@@ -71,7 +71,7 @@ def plan_walk() -> Walk:
     """
     # They import the coordinator, which the rules do not need.
     from benchmarks.ours.adaptive.fleets import AddedNode, job_spec, run_fleet
-    from coordinator.core.plan.planning import plan_round as plan
+    from coordinator.core.training.plan.planning import plan_round as plan
     from netsim.virtual import node_link
 
     calls = list[tuple[Any, ...]]()
@@ -87,7 +87,7 @@ def plan_walk() -> Walk:
         run_fleet(job_spec(inner_steps=20, nodes=4, rounds=10), seed=1, added=(AddedNode(16),))
     finally:
         vars(node_link)["plan_round"] = plan
-    return walk_of(lambda: plan(*calls[-1]), "coordinator/core/plan")
+    return walk_of(lambda: plan(*calls[-1]), "coordinator/core/training/plan")
 
 
 def aggregate_walk(folder: Path) -> Walk:
@@ -118,8 +118,8 @@ def update_walk(folder: Path) -> Walk:
     Args:
         folder: Empty; the coordinator's data lie in it.
     """
-    from coordinator.core.job.commands import Aggregate
-    from coordinator.core.round.outstanding import outstanding
+    from coordinator.core.training.job.commands import Aggregate
+    from coordinator.core.training.outstanding import outstanding
     from coordinator.shell.commands.aggregation import aggregate
     from coordinator.shell.servicers.node import commit_update, offer_update
     from tests.unit.shell.offered_update import UpdateOffer

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from coordinator.core.job import events
-from coordinator.core.job.state import AcceptedUpdate, Model
-from coordinator.core.quality import offered_contribution
+from coordinator.core.training.job import events
+from coordinator.core.training.job.state import AcceptedUpdate, Model
+from coordinator.core.training.trust.quality import offered_contribution
+from coordinator.core.work import work_events
 from coordinator.shell.blobs.upload_store import QUARANTINE
 from coordinator.shell.runtime.services import Services
 from hypergpu.blobs import BlobRef
@@ -49,7 +50,7 @@ class UpdateOffer(NamedTuple):
         for event in (
             events.JobCreated(at_ms=_NOW, job_id=JOB, spec=SPEC, terms=TERMS),
             events.ModelInitialised(at_ms=_NOW, model=first, partition_sizes=(Samples(10_000),)),
-            events.NodeJoined(at_ms=_NOW, node=key.node_id),
+            work_events.NodeJoined(at_ms=_NOW, node=key.node_id),
         ):
             assert await services.driver.submit(JOB, event) == ""
         runtime = services.driver.runtimes[JOB]
